@@ -1,0 +1,16 @@
+// regrow._core: a table of contents. Each bind_ function is in the file of that name; the stub that describes
+// all of it to a reader and a type checker is src/regrow/_core.pyi.
+#include <nanobind/nanobind.h>
+
+namespace regrow::bindings {
+void bind_system(nanobind::module_& m);  // instruction set, threads, memory, checksum
+void bind_shard(nanobind::module_& m);   // Shard, shard_bytes, merge_pushes: a server's side
+void bind_router(nanobind::module_& m);  // Router, Plan: a worker's side
+}  // namespace regrow::bindings
+
+NB_MODULE(_core, m) {
+  using namespace regrow::bindings;
+  bind_system(m);
+  bind_shard(m);
+  bind_router(m);
+}

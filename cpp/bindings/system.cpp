@@ -1,0 +1,60 @@
+#include <malloc.h>
+#include <nanobind/stl/string.h>
+
+#include "arrays.hpp"
+#include "regrow/crc32c.hpp"
+#include "regrow/dispatch.hpp"
+#include "regrow/thread_pool.hpp"
+
+namespace regrow::bindings {
+namespace {
+
+using namespace nb::literals;
+
+// Holds a buffer (bytes, bytearray, memoryview, any contiguous array) while it is read.
+class HeldBuffer {
+ public:
+  explicit HeldBuffer(nb::handle object) {
+    if (PyObject_GetBuffer(object.ptr(), &view_, PyBUF_SIMPLE) != 0) throw nb::python_error();
+  }
+  HeldBuffer(const HeldBuffer&) = delete;
+  HeldBuffer& operator=(const HeldBuffer&) = delete;
+  ~HeldBuffer() { PyBuffer_Release(&view_); }
+  std::span<const uint8_t> bytes() const {
+    return {static_cast<const uint8_t*>(view_.buf), static_cast<size_t>(view_.len)};
+  }
+
+ private:
+  Py_buffer view_;
+};
+
+uint32_t crc32c_of(nb::handle data, uint32_t seed) {
+  const HeldBuffer held(data);
+  nb::gil_scoped_release release;
+  return crc32c(held.bytes(), seed);
+}
+
+// glibc returns large blocks to the system at once and takes them anew, zeroed page by page, at the next step.
+// Keeping them costs the memory of one step and saves its page faults.
+void tune_malloc() {
+#if defined(__GLIBC__)
+  constexpr int keep_bytes = 1 << 30;
+  mallopt(M_MMAP_THRESHOLD, keep_bytes);
+  mallopt(M_TRIM_THRESHOLD, keep_bytes);
+#endif
+}
+
+}  // namespace
+
+void bind_system(nb::module_& m) {
+  m.def("simd_level", [] { return std::string(kernels().name); }, "The instruction set the kernels use now.");
+  m.def("set_simd", [](const std::string& level) { set_simd(level); }, "level"_a,
+        "Chooses 'avx2' or 'portable'; both give the same bits.");
+  m.def("get_threads", [] { return ThreadPool::shared().size(); }, "Threads that share the loops over rows.");
+  m.def("set_threads", [](int n) { ThreadPool::shared().resize(n); }, "n"_a, nb::call_guard<nb::gil_scoped_release>(),
+        "Sets how many threads (the caller included) share the loops over rows.");
+  m.def("crc32c", &crc32c_of, "data"_a, "seed"_a = 0, "CRC-32C of a buffer; seed is the checksum of what came before.");
+  m.def("tune_malloc", &tune_malloc, "Lets the process keep its large buffers from step to step.");
+}
+
+}  // namespace regrow::bindings

@@ -1,0 +1,39 @@
+// A block of zeroed memory for the records of one table, on huge pages where the system has them: a random row
+// then costs one TLB entry per 2 MB instead of one per 4 kB.
+#pragma once
+
+#include <cstddef>
+#include <new>
+#include <string>
+
+namespace regrow {
+
+// Becomes MemoryError, with a text that says how much was asked for.
+class OutOfMemory : public std::bad_alloc {
+ public:
+  explicit OutOfMemory(std::string message) : message_(std::move(message)) {}
+  const char* what() const noexcept override { return message_.c_str(); }
+
+ private:
+  std::string message_;
+};
+
+class Arena {
+ public:
+  static size_t rounded(size_t bytes);  // what a request really takes
+
+  explicit Arena(size_t bytes);
+  Arena(Arena&& other) noexcept;
+  Arena(const Arena&) = delete;
+  Arena& operator=(const Arena&) = delete;
+  ~Arena();
+
+  std::byte* data() const { return data_; }
+  size_t bytes() const { return bytes_; }
+
+ private:
+  std::byte* data_;
+  size_t bytes_;
+};
+
+}  // namespace regrow

@@ -1,0 +1,49 @@
+#include "regrow/arena.hpp"
+
+#include <sys/mman.h>
+
+#include <cstdint>
+#include <utility>
+
+namespace regrow {
+namespace {
+
+constexpr size_t small_page = size_t{1} << 12;
+constexpr size_t huge_page = size_t{1} << 21;
+
+}  // namespace
+
+size_t Arena::rounded(size_t bytes) {
+  const size_t page = bytes >= huge_page ? huge_page : small_page;
+  if (bytes > SIZE_MAX - 2 * huge_page) throw OutOfMemory("a table cannot have " + std::to_string(bytes) + " bytes");
+  return (bytes + page - 1) / page * page;
+}
+
+Arena::Arena(size_t bytes) : data_(nullptr), bytes_(rounded(bytes ? bytes : 1)) {
+  const bool huge = bytes_ >= huge_page;
+  const size_t asked = huge ? bytes_ + huge_page : bytes_;  // room to begin on a huge page
+  void* got = mmap(nullptr, asked, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (got == MAP_FAILED)
+    throw OutOfMemory("the system refused " + std::to_string(bytes_) +
+                      " bytes for the rows of a table; use more servers, a smaller table or a smaller dim");
+  auto* start = static_cast<std::byte*>(got);
+  if (huge) {
+    const size_t skip = (huge_page - reinterpret_cast<uintptr_t>(start) % huge_page) % huge_page;
+    if (skip) munmap(start, skip);
+    if (skip < huge_page) munmap(start + skip + bytes_, huge_page - skip);
+    start += skip;
+#if defined(MADV_HUGEPAGE)
+    madvise(start, bytes_, MADV_HUGEPAGE);  // where refused, small pages serve
+#endif
+  }
+  data_ = start;
+}
+
+Arena::Arena(Arena&& other) noexcept
+    : data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
+
+Arena::~Arena() {
+  if (data_) munmap(data_, bytes_);
+}
+
+}  // namespace regrow

@@ -1,0 +1,379 @@
+"""The peer: FBGEMM's table-batched embeddings (what TorchRec trains with) on one CPU, at their best.
+
+Two things live here: `PeerTables`, which the kernel benchmark times, and a whole single-process training run around it,
+started as `python -m regrow.bench.peer` with its settings as JSON on stdin and its figures as JSON on stdout. FBGEMM
+is optional; nothing outside the benchmarks imports it.
+
+Which of FBGEMM's own paths is fastest depends on machine and build, so there is a choice of layouts, all with
+the same numbers, and the benchmarks take the fastest:
+
+- "split": one FBGEMM table per feature. The update is a kernel FBGEMM generates at run time.
+- "merged": all tables one FBGEMM table, shared by the features, ids shifted. The update is its compiled loop.
+- "...-threads": the features in halves (or more), each a module of its own in a Python thread of its own. Published
+  CPU builds do not thread their kernels, whatever `torch.set_num_threads` says; this way two cores are used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib.util
+import io
+import json
+import logging
+import os
+import queue
+import resource
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as functional
+from numpy.typing import NDArray
+from torch import Tensor
+
+from regrow.bench import common
+
+LAYOUTS = ("split", "merged", "split-threads", "merged-threads")
+PACKAGE = "fbgemm-gpu-cpu==1.8.0"
+DATA_AHEAD_BATCHES = 4  # too few: the trainer waits for data; too many: memory
+TRIAL_STEPS = 12
+Prepared = list[tuple[Tensor, Tensor]]
+
+
+def missing_reason() -> str | None:
+    """Why the peer cannot be measured here, and what to do about it; None when it can."""
+    if importlib.util.find_spec("fbgemm_gpu") is None:
+        return (
+            "FBGEMM is not installed, so there is no peer to compare with.\n"
+            f"Install it beside the torch at hand with: pip install --no-deps {PACKAGE}"
+        )
+    try:
+        _import_fbgemm()
+    except Exception as error:  # a build for another torch fails in its own ways
+        return (
+            f"FBGEMM is installed but cannot be loaded ({str(error).splitlines()[0]}).\n"
+            f"It must be built for torch {torch.__version__}: pip install --no-deps {PACKAGE}"
+        )
+    return None
+
+
+def _import_fbgemm() -> Any:
+    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+        warnings.simplefilter("ignore")
+        from fbgemm_gpu import split_table_batched_embeddings_ops_training as training
+    for name in list(logging.root.manager.loggerDict):
+        if "fbgemm" in name or name.startswith(("tbe", "split_table")):
+            logging.getLogger(name).setLevel(logging.ERROR)
+    return training
+
+
+class PeerTables:
+    """Embedding tables of one width, one per feature, with fused row-wise Adagrad; bags of one id."""
+
+    def __init__(
+        self,
+        rows: Sequence[int],
+        dim: int,
+        *,
+        layout: str = "merged",
+        threads: int = 1,
+        learning_rate: float = 0.02,
+        eps: float = 1e-8,
+    ) -> None:
+        if layout not in LAYOUTS:
+            raise ValueError(f"unknown layout {layout!r}; choose one of {', '.join(LAYOUTS)}")
+        self.rows, self.dim, self.layout = list(rows), dim, layout
+        parts = min(threads, len(rows)) if layout.endswith("-threads") else 1
+        self.merged = layout.startswith("merged")
+        bounds = np.linspace(0, len(rows), parts + 1).astype(int)
+        self.spans = [slice(int(a), int(b)) for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
+        self.modules = [self._module(self.rows[span], learning_rate, eps) for span in self.spans]
+        self.shifts = [np.cumsum([0, *self.rows[span][:-1]], dtype=np.int64)[:, None] for span in self.spans]
+        self._offsets: dict[int, list[Tensor]] = {}
+        self._pool = ThreadPoolExecutor(parts - 1) if parts > 1 else None
+
+    def _module(self, rows: list[int], learning_rate: float, eps: float) -> Any:
+        training = _import_fbgemm()
+        common_ops = sys.modules["fbgemm_gpu.split_table_batched_embeddings_ops_common"]
+        configs = sys.modules["fbgemm_gpu.split_embedding_configs"]
+        sizes = [sum(rows)] if self.merged else rows
+        host, cpu = common_ops.EmbeddingLocation.HOST, training.ComputeDevice.CPU
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            return training.SplitTableBatchedEmbeddingBagsCodegen(
+                [(size, self.dim, host, cpu) for size in sizes],
+                feature_table_map=[0] * len(rows) if self.merged else None,
+                optimizer=configs.EmbOptimType.EXACT_ROWWISE_ADAGRAD,
+                learning_rate=learning_rate,
+                eps=eps,
+                pooling_mode=common_ops.PoolingMode.SUM,
+                # FBGEMM's kernels check bounds themselves; the separate pass in front of them is spared.
+                bounds_check_mode=common_ops.BoundsCheckMode.NONE,
+                output_dtype=configs.SparseType.FP32,
+            )
+
+    def prepare(self, values: NDArray[np.int64], batch: int) -> Prepared:
+        """Ids, feature-major, in the form the modules take."""
+        ids = values.reshape(len(self.rows), batch)
+        offsets = self._offsets.get(batch)
+        if offsets is None:
+            offsets = [torch.arange((span.stop - span.start) * batch + 1) for span in self.spans]
+            self._offsets[batch] = offsets
+        prepared = []
+        for span, shift, offset in zip(self.spans, self.shifts, offsets, strict=True):
+            part = ids[span] + shift if self.merged else ids[span]
+            prepared.append((torch.from_numpy(np.ascontiguousarray(part).reshape(-1)), offset))
+        return prepared
+
+    def forward(self, prepared: Prepared) -> list[Tensor]:
+        """The rows looked up: per part [batch, features * dim]."""
+        return self._each(lambda part: self.modules[part](*prepared[part]))
+
+    def backward(self, outputs: list[Tensor], gradients: Sequence[Tensor]) -> None:
+        """Groups equal ids, sums their gradients and updates the rows."""
+        self._each(lambda part: outputs[part].backward(gradients[part]))
+
+    def split_columns(self, matrix: Tensor) -> list[Tensor]:
+        """[batch, all features * dim] as one contiguous piece per part."""
+        if len(self.spans) == 1:
+            return [matrix]
+        return [matrix[:, span.start * self.dim : span.stop * self.dim].contiguous() for span in self.spans]
+
+    def weights(self, table: int) -> Tensor:
+        """A view of one table's rows."""
+        for span, module in zip(self.spans, self.modules, strict=True):
+            if span.start <= table < span.stop:
+                split = module.split_embedding_weights()
+                if not self.merged:
+                    return split[table - span.start]
+                first = sum(self.rows[span.start : table])
+                return split[0][first : first + self.rows[table]]
+        raise IndexError(f"table {table} of {len(self.rows)}")
+
+    def fill_uniform(self) -> None:
+        for table, count in enumerate(self.rows):
+            bound = (1.0 / count) ** 0.5
+            self.weights(table).data.uniform_(-bound, bound)
+
+    def use_huge_pages(self) -> None:
+        """The same pages our own arenas ask for. Call when the tables are filled."""
+        for module in self.modules:
+            tensors = [*module.parameters(), *module.buffers()]
+            tensors += [value for value in vars(module).values() if isinstance(value, Tensor)]
+            for tensor in tensors:
+                common.collapse_pages(tensor.data_ptr(), tensor.numel() * tensor.element_size())
+
+    def _each(self, action: Any) -> list[Any]:
+        if self._pool is None:
+            return [action(0)]
+        others = [self._pool.submit(action, part) for part in range(1, len(self.modules))]
+        first = action(0)
+        return [first, *(other.result() for other in others)]
+
+    def close(self) -> None:
+        if self._pool is not None:
+            self._pool.shutdown()
+        self.modules.clear()
+        gc.collect()
+
+
+# -- a whole training run ------------------------------------------------------------------------------------
+
+
+class Timer:
+    """Seconds per named part of a step."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def start(self) -> None:
+        self._last = time.perf_counter()
+
+    def lap(self, name: str) -> None:
+        now = time.perf_counter()
+        self.seconds[name] = self.seconds.get(name, 0.0) + now - self._last
+        self._last = now
+
+
+class PeerTrainer:
+    """A DLRM and its tables in one process."""
+
+    def __init__(self, settings: dict[str, Any], layout: str) -> None:
+        from regrow.data.synthetic import table_rows
+        from regrow.nn.dlrm import DLRM
+        from regrow.nn.presets import MODELS
+
+        shape = MODELS[settings["model"]]
+        self.batch = int(settings["batch"])
+        self.rows = table_rows(settings["model"], settings["rows_max"])
+        self.tables = PeerTables(
+            self.rows,
+            shape.dim,
+            layout=layout,
+            threads=settings["threads"],
+            learning_rate=settings["learning_rate"],
+        )
+        self.tables.fill_uniform()
+        self.tables.use_huge_pages()
+        self.model = DLRM.from_config(shape, seed=settings["seed"])
+        self.optimizer = dense_optimizer(
+            settings["dense_optimizer"], list(self.model.parameters()), settings["dense_learning_rate"]
+        )
+        self.timer = Timer()
+
+    def step(self, batch: Any, prepared: Prepared) -> float:
+        timer = self.timer
+        timer.lap("data")
+        outputs = self.tables.forward(prepared)
+        rows = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
+        leaf = rows.detach().requires_grad_()
+        timer.lap("embedding forward")
+        logits = self.model(torch.from_numpy(batch.dense), leaf)
+        loss = functional.binary_cross_entropy_with_logits(logits, torch.from_numpy(batch.labels))
+        timer.lap("dense forward")
+        loss.backward()
+        timer.lap("dense backward")
+        assert leaf.grad is not None
+        self.tables.backward(outputs, self.tables.split_columns(leaf.grad))
+        timer.lap("embedding backward and update")
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        timer.lap("dense update")
+        return loss.item()
+
+
+def dense_optimizer(kind: str, parameters: list[Any], learning_rate: float) -> torch.optim.Optimizer:
+    """Torch's own, with the formulas of ours; fused is the fastest of its variants on CPU."""
+    if kind == "sgd":
+        return torch.optim.SGD(parameters, lr=learning_rate, fused=True)
+    if kind == "momentum":
+        return torch.optim.SGD(parameters, lr=learning_rate, momentum=0.9, fused=True)
+    if kind == "adagrad":
+        return torch.optim.Adagrad(parameters, lr=learning_rate, eps=1e-8, fused=True)
+    if kind == "adam":
+        return torch.optim.Adam(parameters, lr=learning_rate, fused=True)
+    raise ValueError(f"unknown dense optimizer {kind!r}")
+
+
+def batches_ahead(dataset: Any, batch: int, tables: PeerTables) -> Iterator[tuple[Any, Prepared]]:
+    """Batches made in a thread of their own, ready when they are wanted."""
+    ready: queue.Queue[Any] = queue.Queue(maxsize=DATA_AHEAD_BATCHES)
+    wanted = threading.Event()
+    wanted.set()
+
+    def make() -> None:
+        for data in dataset.train_batches(batch=batch, worker=0, workers=1):
+            item = (data, tables.prepare(data.values, len(data)))
+            while wanted.is_set():
+                with contextlib.suppress(queue.Full):
+                    ready.put(item, timeout=0.1)
+                    break
+            else:
+                return
+
+    maker = threading.Thread(target=make, daemon=True)
+    maker.start()
+    try:
+        while True:
+            yield ready.get(timeout=60)
+    finally:
+        wanted.clear()
+        maker.join()
+
+
+def train(settings: dict[str, Any]) -> dict[str, Any]:
+    """Trains with each layout asked for, briefly, then with the fastest until the time is over."""
+    from regrow.data.synthetic import SyntheticDataset, table_rows
+
+    common.keep_memory()
+    torch.set_num_threads(settings["threads"])
+    rows = table_rows(settings["model"], settings["rows_max"])
+    dataset = SyntheticDataset(rows=rows, seed=settings["seed"])
+    layouts = list(settings["layouts"])
+    trials: dict[str, float] = {}
+    if len(layouts) > 1:
+        for layout in layouts:
+            trainer = PeerTrainer(settings, layout)
+            trials[layout] = _rate(trainer, dataset, warmup_steps=6, steps=TRIAL_STEPS)["samples_per_second"]
+            trainer.tables.close()
+            del trainer
+            gc.collect()
+        layouts.sort(key=lambda layout: -trials[layout])
+    trainer = PeerTrainer(settings, layouts[0])
+    figures = _rate(
+        trainer,
+        dataset,
+        warmup_steps=settings["warmup_steps"],
+        steps=settings["steps"],
+        seconds_max=settings.get("seconds_max"),
+    )
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return {
+        **figures,
+        "layout": layouts[0],
+        "trials": {layout: round(rate) for layout, rate in trials.items()},
+        "rows": sum(rows),
+        "threads": settings["threads"],
+        "peak_rss_bytes": usage.ru_maxrss * 1024,
+    }
+
+
+def _rate(
+    trainer: PeerTrainer, dataset: Any, *, warmup_steps: int, steps: int, seconds_max: float | None = None
+) -> dict[str, Any]:
+    batches = batches_ahead(dataset, trainer.batch, trainer.tables)
+    done, losses, samples = 0, 0.0, 0
+    wall = cpu = 0.0
+    try:
+        for batch, prepared in batches:
+            if done == warmup_steps:
+                trainer.timer = Timer()
+                wall, cpu = time.perf_counter(), time.process_time()
+                losses, samples = 0.0, 0
+            elif done == 0:
+                trainer.timer.start()
+            losses += trainer.step(batch, prepared) * len(batch)
+            samples += len(batch)
+            done += 1
+            measured = done - warmup_steps
+            late = seconds_max is not None and measured > 0 and time.perf_counter() - wall > seconds_max
+            if measured >= steps or late:
+                break
+        seconds, cpu_seconds = time.perf_counter() - wall, time.process_time() - cpu
+    finally:
+        batches.close()  # type: ignore[attr-defined]
+    parts = trainer.timer.seconds
+    return {
+        "samples_per_second": samples / seconds,
+        "cpu_seconds_per_1000_samples": cpu_seconds * 1000 / samples,
+        "samples": samples,
+        "steps": done - warmup_steps,
+        "seconds": seconds,
+        "loss": losses / samples,
+        "step_milliseconds": {name: value * 1000 / (done - warmup_steps) for name, value in parts.items()},
+    }
+
+
+def main() -> int:
+    """One JSON object in, one out. Whatever a library prints goes to stderr."""
+    answer = os.dup(1)
+    os.dup2(2, 1)
+    settings = json.load(sys.stdin)
+    reason = missing_reason()
+    result = {"error": reason} if reason else train(settings)
+    with os.fdopen(answer, "w", encoding="utf-8") as stream:
+        json.dump(result, stream)
+        stream.write("\n")
+    return 1 if reason else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,433 @@
+"""What a training run is asked to do: one frozen dataclass, validated once, when it is made.
+
+Every process of a run gets the same `TrainConfig` (as JSON, through its stdin). After construction nothing
+is left open: defaults that depend on another option or on the machine are filled in, so that a stored config
+repeats the run it came from. Nothing here imports torch or reads an environment variable.
+
+To add a knob: a field with a comment that says what too small and too large do, a line in `_check`, and a
+line in the option table of `cli.py` (a test compares the two).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import json
+import os
+import re
+import sys
+import tomllib
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from regrow.errors import ConfigError, UserError
+
+if TYPE_CHECKING:
+    from regrow.nn.presets import ModelConfig
+
+MODES = ("async", "sync")
+OPTIMIZERS = ("rowwise_adagrad", "adagrad", "sgd", "momentum", "adam", "partial_rowwise_adam")
+DENSE_OPTIMIZERS = ("sgd", "momentum", "adagrad", "adam")
+TRANSPORTS = ("unix", "tcp")
+PROTECTIONS = ("none",)
+
+# Learning rates that train a DLRM on click data without tuning, at batches of a few hundred to a few
+# thousand.
+LEARNING_RATES = {
+    "rowwise_adagrad": 0.02,
+    "adagrad": 0.02,
+    "sgd": 0.1,
+    "momentum": 0.01,
+    "adam": 0.001,
+    "partial_rowwise_adam": 0.001,
+}
+
+SERVERS_MAX = 1024
+WORKERS_MAX = 1024
+PREFETCH_MAX = 64
+STEPS_DEFAULT = 300  # of a synthetic run, which has no end of its own
+THREADS_PER_WORKER_DEFAULT_MAX = 8  # past this the small matrices of a DLRM do not get faster
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+
+# A field that `__post_init__` fills in: never None for a reader, so its type does not say so.
+_DERIVED = cast(Any, None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """One training run. See the comments for what each knob does at its ends."""
+
+    # -- what is trained on what -------------------------------------------------------------------------
+
+    # "synthetic" (Criteo-like, made as it is read) or "criteo:PATH" (Criteo TSV, plain or .gz).
+    data: str = "synthetic"
+    # A preset of `regrow.nn.presets`, or a FILE.toml with the same fields (dim, bottom, top, rows_max, ...).
+    model: str = "kaggle"
+    # Rows per table at most; larger ids are folded into it. Too small: different ids share a row and
+    # accuracy drops. Too large (or None, the model's own): rows nobody looks up still take memory and
+    # start-up time.
+    rows_max: int | None = None
+    # Rows to train on, from the front. Too small: nothing to learn. None: all there are (synthetic: no
+    # end).
+    train_rows: int | None = None
+    # Rows to judge on. Too small: the AUC is noise (20,000 rows give a standard error near 0.004). Too
+    # large: evaluation takes longer than training. None: what the data set calls its test rows.
+    test_rows: int | None = None
+    # False: the first malformed line stops the run and is named. True: such lines are counted and left
+    # out, which hides a file in the wrong format.
+    skip_bad_lines: bool = False
+
+    # -- how it is trained -------------------------------------------------------------------------------
+
+    # async: every push is applied at once. sync: all workers' pushes of a step together; same bits in
+    # every run.
+    mode: str = "async"
+    # Of embedding rows. Adam keeps two floats of state per weight and trebles the memory; row-wise
+    # Adagrad one per row.
+    optimizer: str = "rowwise_adagrad"
+    # Of the dense network, whose parameters live on the servers too.
+    dense_optimizer: str = "sgd"
+    # Too small: the loss hardly falls. Too large: it jumps or becomes NaN. Default: by optimizer.
+    learning_rate: float = _DERIVED
+    dense_learning_rate: float = _DERIVED
+    # Samples per worker and step. Too small: messages cost more than arithmetic. Too large: fewer updates
+    # for the same samples, larger messages, and asynchronous gradients that are older in samples.
+    batch: int = 2048
+    # Steps per worker, or passes over the training rows: one of the two, never both.
+    # Default: one epoch of a file, 300 steps of synthetic data.
+    steps: int | None = None
+    epochs: int | None = None
+    # Decides initial values, synthetic data and the order of batches.
+    seed: int = 1
+    # Batches a worker pulls ahead (async). 0: it waits for every pull. Too large: rows are stale by as
+    # many steps, and as many batches of rows are held in memory. In sync mode always 0: a pull is the
+    # commit of the step before.
+    prefetch: int = _DERIVED
+
+    # -- where it runs -----------------------------------------------------------------------------------
+
+    # Parameter servers. Too few: one holds too many rows and does all the work. Too many: every batch is
+    # cut into messages too small to be worth sending, and processes compete for cores.
+    servers: int = 5
+    # Too few: servers idle. Too many: in async mode gradients are older, in sync mode the slowest sets
+    # the pace.
+    workers: int = 2
+    # Where a worker computes: "cpu", "cuda" or "cuda:1".
+    device: str = "cpu"
+    # Threads of torch in each worker. Too small: the dense network is slow. Too large: workers fight for
+    # cores.
+    threads_per_worker: int = _DERIVED
+    # Threads of the row kernels in each server. Too small: large batches wait. Too large: same fight,
+    # with the workers.
+    threads_per_server: int = 1
+    # unix: sockets in a private directory. tcp: loopback ports, for systems without Unix sockets.
+    transport: str = _DERIVED
+    # Bytes of pushes a worker may have unacknowledged; one push is always allowed, however large. Too
+    # small: the worker waits for every push. Too large: memory, and a long resend after a failure.
+    redo_bytes_max: int = 64 * MIB
+    # The largest message accepted from a connection. Too small: a worker's batch is refused. Too large: a
+    # broken or hostile peer can make a process take that much memory.
+    frame_bytes_max: int = 256 * MIB
+    # What keeps rows when a server dies. "none": losing a server ends the run.
+    protection: str = "none"
+
+    # -- what is left afterwards -------------------------------------------------------------------------
+
+    # The run directory. None: runs/DATE-TIME-MODEL.
+    out: str | None = None
+    # Compute model_sha256 over every row at the end: two runs are equal if it is. Reads the whole model
+    # once.
+    digest: bool = True
+
+    def __post_init__(self) -> None:
+        for name, value in _derived_values(self).items():
+            object.__setattr__(self, name, value)
+        _check_types(self)
+        _check(self)
+
+    # -- the same, from elsewhere ------------------------------------------------------------------------
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-able; `from_dict` gives an equal config back on any machine."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, options: Mapping[str, Any]) -> TrainConfig:
+        """Unknown names are refused, with the nearest known one."""
+        known = [field.name for field in dataclasses.fields(cls)]
+        for name in options:
+            if name not in known:
+                raise UserError(f"unknown option {name!r}", hint=_nearest(name, known))
+        return cls(**options)
+
+    @classmethod
+    def from_toml(cls, path: str | Path, overrides: Mapping[str, Any] | None = None) -> TrainConfig:
+        """Reads a file of `option = value` lines; `overrides` (the command line) win over it."""
+        options = _read_toml(Path(path))
+        overrides = overrides or {}
+        # Asking for epochs on the command line withdraws the file's steps, and the other way round.
+        for given, withdrawn in (("steps", "epochs"), ("epochs", "steps")):
+            if overrides.get(given) is not None:
+                options.pop(withdrawn, None)
+        try:
+            return cls.from_dict({**options, **overrides})
+        except UserError as error:
+            if isinstance(error, ConfigError) and error.option in overrides:
+                raise
+            error.args = (f"{path}: {error.message}",)
+            error.message = error.args[0]
+            raise
+
+    def to_toml(self) -> str:
+        """For the run directory. Leaves out `out`, so that the file can start another run."""
+        lines = []
+        for name, value in self.to_dict().items():
+            if value is not None and name != "out":
+                # JSON's numbers and booleans are TOML's too; its strings, but for DEL and surrogate pairs.
+                text = json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+                lines.append(f"{name} = {text}")
+        return "\n".join(lines) + "\n"
+
+    def replace(self, **changes: Any) -> TrainConfig:
+        """A validated copy; steps and epochs replace each other."""
+        if changes.get("steps") is not None:
+            changes.setdefault("epochs", None)
+        if changes.get("epochs") is not None:
+            changes.setdefault("steps", None)
+        return dataclasses.replace(self, **changes)
+
+    # -- readings of the fields --------------------------------------------------------------------------
+
+    @property
+    def data_kind(self) -> str:
+        """ "synthetic" or "criteo"."""
+        return self.data.partition(":")[0]
+
+    @property
+    def data_path(self) -> Path | None:
+        """Where the data is, for data that is somewhere."""
+        path = self.data.partition(":")[2]
+        return Path(path) if path else None
+
+    @property
+    def model_name(self) -> str:
+        """Fit for a directory name: the preset, or the stem of the model file."""
+        return Path(self.model).stem if self.model.endswith(".toml") else self.model
+
+    def load_model(self) -> ModelConfig:
+        """The model's shape, from its preset or its file, with `rows_max` applied."""
+        models = _presets()
+        model = models[self.model] if self.model in models else _read_model(Path(self.model))
+        return model if self.rows_max is None else dataclasses.replace(model, rows_max=self.rows_max)
+
+
+def model_names() -> list[str]:
+    """The presets `model` may name."""
+    return list(_presets())
+
+
+def _derived_values(config: TrainConfig) -> dict[str, Any]:
+    """Values for the fields left open, from the options given and the machine."""
+    given = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    derived: dict[str, Any] = {}
+    if given["learning_rate"] is None:
+        derived["learning_rate"] = LEARNING_RATES.get(given["optimizer"], 0.01)
+    if given["dense_learning_rate"] is None:
+        derived["dense_learning_rate"] = LEARNING_RATES.get(given["dense_optimizer"], 0.01)
+    if given["prefetch"] is None:
+        derived["prefetch"] = 0 if given["mode"] == "sync" else 1
+    if given["transport"] is None:
+        derived["transport"] = "unix" if sys.platform.startswith("linux") else "tcp"
+    if given["threads_per_worker"] is None:
+        workers = given["workers"] if isinstance(given["workers"], int) else 1
+        share = cores_usable() // max(1, workers)
+        derived["threads_per_worker"] = max(1, min(THREADS_PER_WORKER_DEFAULT_MAX, share))
+    if given["steps"] is None and given["epochs"] is None:
+        # A synthetic stream without an end can only be counted in steps.
+        endless = given["data"] == "synthetic" and given["train_rows"] is None
+        derived |= {"steps": STEPS_DEFAULT} if endless else {"epochs": 1}
+    # A TOML file may well say `learning_rate = 1`.
+    for name in ("learning_rate", "dense_learning_rate"):
+        if type(given[name]) is int:
+            derived[name] = float(given[name])
+    return derived
+
+
+def _check_types(config: TrainConfig) -> None:
+    """A wrong type comes from a file or a caller; named before any comparison trips over it."""
+    hints = typing.get_type_hints(TrainConfig, localns={"ModelConfig": object})
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        hint = hints[field.name]
+        allowed = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+        # `type(...)`, not isinstance: True is an int to Python, but not a number of servers.
+        if type(value) not in allowed:
+            names = [_TYPE_NAMES[kind] for kind in allowed if kind is not type(None)]
+            raise ConfigError(field.name, value, f"must be {' or '.join(names)}")
+
+
+_TYPE_NAMES = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
+
+
+def _check(config: TrainConfig) -> None:
+    _check_choice(config, "mode", MODES)
+    _check_choice(config, "optimizer", OPTIMIZERS)
+    _check_choice(config, "dense_optimizer", DENSE_OPTIMIZERS)
+    _check_choice(config, "transport", TRANSPORTS)
+    _check_choice(config, "protection", PROTECTIONS)
+    _check_data(config)
+    _check_model(config)
+    _check_range(config, "servers", 1, SERVERS_MAX)
+    _check_range(config, "workers", 1, WORKERS_MAX)
+    _check_range(config, "batch", 1, 1 << 24)
+    _check_range(config, "steps", 1, 1 << 48)
+    _check_range(config, "epochs", 1, 1 << 20)
+    _check_range(config, "seed", 0, (1 << 63) - 1)
+    _check_range(config, "prefetch", 0, PREFETCH_MAX)
+    _check_range(config, "rows_max", 1, (1 << 32) - 1)
+    _check_range(config, "train_rows", 1, 1 << 48)
+    _check_range(config, "test_rows", 1, 1 << 40)
+    _check_range(config, "threads_per_worker", 1, 1024)
+    _check_range(config, "threads_per_server", 1, 1024)
+    _check_range(config, "redo_bytes_max", 64 * KIB, 64 * GIB)
+    _check_range(config, "frame_bytes_max", 64 * KIB, 4 * GIB - 1)
+    _check_rate(config, "learning_rate")
+    _check_rate(config, "dense_learning_rate")
+    if not re.fullmatch(r"cpu|cuda(:\d{1,3})?", config.device):
+        raise ConfigError("device", config.device, 'must be "cpu", "cuda" or "cuda:N"')
+    if config.steps is not None and config.epochs is not None:
+        raise ConfigError(
+            "epochs", config.epochs, f"steps = {config.steps} is given too", hint="give only one of the two"
+        )
+    if config.epochs is not None and config.data == "synthetic" and config.train_rows is None:
+        raise ConfigError(
+            "epochs",
+            config.epochs,
+            "synthetic data has no end",
+            hint="give steps instead, or train_rows to say how long an epoch is",
+        )
+    if config.mode == "sync" and config.prefetch > 0:
+        raise ConfigError(
+            "prefetch",
+            config.prefetch,
+            'mode "sync" cannot pull ahead',
+            hint='set prefetch to 0, or mode to "async"',
+        )
+
+
+def _check_choice(config: TrainConfig, name: str, choices: tuple[str, ...]) -> None:
+    value = getattr(config, name)
+    if value not in choices:
+        known = ", ".join(choices)
+        raise ConfigError(name, value, f"must be one of: {known}", hint=_nearest(value, choices, quiet=True))
+
+
+def _check_range(config: TrainConfig, name: str, low: int, high: int) -> None:
+    value = getattr(config, name)
+    if value is None or low <= value <= high:
+        return
+    bound = f"at least {low}" if value < low else f"at most {high}"
+    raise ConfigError(name, value, f"must be {bound}")
+
+
+def _check_rate(config: TrainConfig, name: str) -> None:
+    value = getattr(config, name)
+    # Written so that NaN fails too.
+    if not 0.0 < value <= 1e4:
+        raise ConfigError(
+            name,
+            value,
+            "must be above 0 and at most 10000",
+            hint="leave it out for the default of the optimizer",
+        )
+
+
+def _check_data(config: TrainConfig) -> None:
+    if config.data == "synthetic" or (config.data.startswith("criteo:") and config.data != "criteo:"):
+        return
+    hint = None
+    if config.data.startswith("criteo"):
+        hint = "name the file: criteo:PATH"
+    elif config.data.endswith((".tsv", ".txt", ".gz")):
+        hint = f"for a file in Criteo's format: criteo:{config.data}"
+    raise ConfigError("data", config.data, 'must be "synthetic" or "criteo:PATH"', hint=hint)
+
+
+def _check_model(config: TrainConfig) -> None:
+    names = model_names()
+    if config.model in names or (config.model.endswith(".toml") and len(config.model) > len(".toml")):
+        return
+    raise ConfigError(
+        "model",
+        config.model,
+        f"must be one of {', '.join(names)}, or a FILE.toml",
+        hint=_nearest(config.model, names, quiet=True),
+    )
+
+
+def _presets() -> dict[str, ModelConfig]:
+    from regrow.nn.presets import MODELS  # late: `regrow.nn` is for model authors, who import this module
+
+    return MODELS
+
+
+def _read_model(path: Path) -> ModelConfig:
+    """A model of the user's own: the fields of `ModelConfig`, one per line; the name is optional."""
+    from regrow.nn.presets import ModelConfig
+
+    options = {"name": path.stem, **_read_toml(path)}
+    known = [field.name for field in dataclasses.fields(ModelConfig)]
+    for name, value in options.items():
+        if name not in known:
+            raise UserError(f"{path}: unknown field {name!r}", hint=_nearest(name, known))
+        if name in ("bottom", "top"):
+            if type(value) is not list or any(type(width) is not int for width in value):
+                raise UserError(f"{path}: {name} = {value!r}: must be a list of widths, such as [64, 16]")
+            options[name] = tuple(value)
+        elif name != "name" and type(value) is not int:
+            raise UserError(f"{path}: {name} = {value!r}: must be a whole number")
+    missing = [name for name in ("dim", "bottom", "top") if name not in options]
+    if missing:
+        raise UserError(
+            f"{path}: {', '.join(missing)} missing",
+            hint="a model needs dim, bottom (ends with dim) and top (ends with 1)",
+        )
+    try:
+        return ModelConfig(**options)
+    except ValueError as error:
+        raise UserError(f"{path}: {error}") from None
+
+
+def _nearest(name: str, known: typing.Iterable[str], *, quiet: bool = False) -> str | None:
+    """A hint for a mistyped name; when nothing is near, all names, unless `quiet` (the caller lists them)."""
+    known = list(known)
+    matches = difflib.get_close_matches(name.replace("-", "_"), known, n=1)
+    if matches:
+        return f"did you mean {matches[0]!r}?"
+    return None if quiet else f"known are: {', '.join(known)}"
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_bytes().decode()
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise UserError(f"cannot read {path}: it is not text") from None
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(
+            f"cannot read {path}: {error}", hint="it holds one `option = value` per line; text needs quotes"
+        ) from None
+
+
+def cores_usable() -> int:
+    """Cores this process may run on, which in a container can be fewer than the machine has."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -1,0 +1,252 @@
+"""Messages as bytes on an ordered stream, and back.
+
+A frame is a fixed header, the meta, and up to three sections. The header is checksummed and every size in it is
+checked against a bound before memory is taken for it. `FrameReader` owns no socket: it says where the next bytes
+should go (`buffer`) and what they turned out to be (`advance`), so large sections are received in place.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import struct
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from regrow import _core
+from regrow.core.messages import KINDS, Message, encode_meta
+from regrow.errors import ProtocolError
+
+MAGIC = b"RGRW"
+SECTIONS_MAX = 3
+SCRATCH_BYTES = 4096  # Larger saves reads of small frames, but copies more of a large one out of the scratch.
+
+# magic, kind, section count, reserved, meta bytes, source and target incarnation, link number and
+# acknowledgement, section bytes; then the checksum of all that.
+_HEADER = struct.Struct("<4sHBBIIIQQ3Q")
+_CHECKSUM = struct.Struct("<I")
+HEADER_BYTES = _HEADER.size + _CHECKSUM.size
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a peer may make us allocate. Tight before the handshake, wide after it."""
+
+    meta_bytes_max: int
+    section_bytes_max: int
+
+
+LIMITS_STRANGER = Limits(meta_bytes_max=8192, section_bytes_max=0)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Stamp:
+    """The numbers of one frame on its link."""
+
+    source_incarnation: int = 0
+    target_incarnation: int = 0
+    number: int = 0
+    acknowledged: int = 0
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    """A received message with its stamp and its size on the wire."""
+
+    message: Message
+    stamp: Stamp
+    wire_bytes: int
+
+
+# Given a message class, its meta values and section sizes in bytes: where the sections shall go, or None for
+# fresh memory.
+Placement = Callable[[type[Message], tuple[Any, ...], tuple[int, ...]], "list[np.ndarray[Any, Any]] | None"]
+
+
+def encode(message: Message, stamp: Stamp) -> list[Any]:
+    """The buffers of a frame, for one scatter/gather write. Sections are referenced, not copied."""
+    meta = encode_meta(message)
+    sections = [
+        memoryview(np.ascontiguousarray(getattr(message, name), dtype=dtype)).cast("B")
+        for name, dtype in zip(message.SECTION_FIELDS, message.SECTION_DTYPES, strict=True)
+        if getattr(message, name).size
+    ]
+    sizes = [getattr(message, name).nbytes for name in message.SECTION_FIELDS]
+    header = _HEADER.pack(
+        MAGIC,
+        message.KIND,
+        len(sizes),
+        0,
+        len(meta),
+        stamp.source_incarnation,
+        stamp.target_incarnation,
+        stamp.number,
+        stamp.acknowledged,
+        *sizes,
+        *([0] * (SECTIONS_MAX - len(sizes))),
+    )
+    return [header + _CHECKSUM.pack(_core.crc32c(header)) + meta, *sections]
+
+
+class FrameReader:
+    """Turns a stream into frames, whatever the pieces it arrives in."""
+
+    def __init__(self, *, limits: Limits, place: Placement | None = None) -> None:
+        self.limits = limits
+        self.place = place
+        self._scratch = memoryview(bytearray(SCRATCH_BYTES))
+        self._filled = 0  # bytes in the scratch not yet understood
+        self._needed = HEADER_BYTES  # bytes in the scratch that make the next decision possible
+        self._open: _OpenFrame | None = None
+
+    def buffer(self) -> memoryview:
+        """Where the next bytes of the stream belong. Never empty."""
+        if self._open is not None:
+            return self._open.rest()
+        return self._scratch[self._filled :]
+
+    def advance(self, count: int) -> list[Frame]:
+        """`count` bytes were put into `buffer()`: returns the frames that are now complete."""
+        frames: list[Frame] = []
+        if self._open is not None:
+            self._open.advance(count)
+            if self._open.complete:
+                frames.append(self._open.finish())
+                self._open = None
+            return frames
+        self._filled += count
+        start = 0
+        while self._open is None and self._filled - start >= self._needed:
+            start = self._understand(start, frames)
+        self._filled -= start
+        if self._filled and start:
+            self._scratch[: self._filled] = bytes(self._scratch[start : start + self._filled])
+        if self._needed > len(self._scratch):
+            grown = memoryview(bytearray(self._needed))
+            grown[: self._filled] = self._scratch[: self._filled]
+            self._scratch = grown
+        return frames
+
+    def _understand(self, start: int, frames: list[Frame]) -> int:
+        """Reads one header, or one header with its meta, at `start`; returns where unread bytes begin."""
+        fields = self._header(start)
+        kind, section_count, meta_bytes = fields[1], fields[2], fields[4]
+        self._needed = HEADER_BYTES + meta_bytes
+        if self._filled - start < self._needed:
+            return start
+        cls = KINDS[kind]
+        meta = _decode_meta(cls, self._scratch[start + HEADER_BYTES : start + self._needed])
+        stamp = Stamp(
+            source_incarnation=fields[5], target_incarnation=fields[6], number=fields[7], acknowledged=fields[8]
+        )
+        opened = _OpenFrame(cls, meta, stamp, fields[9 : 9 + section_count], self.place, self._needed)
+        start += self._needed
+        self._needed = HEADER_BYTES
+        while not opened.complete and start < self._filled:
+            rest = opened.rest()
+            count = min(len(rest), self._filled - start)
+            rest[:count] = self._scratch[start : start + count]
+            opened.advance(count)
+            start += count
+        if opened.complete:
+            frames.append(opened.finish())
+        else:
+            self._open = opened
+        return start
+
+    def _header(self, start: int) -> tuple[Any, ...]:
+        """The header at `start`, or ProtocolError: nothing of a frame is used before this has passed."""
+        end = start + _HEADER.size
+        fields = _HEADER.unpack(self._scratch[start:end])
+        (checksum,) = _CHECKSUM.unpack(self._scratch[end : end + _CHECKSUM.size])
+        if fields[0] != MAGIC:
+            raise ProtocolError("this is not a Regrow stream (wrong first bytes)")
+        if checksum != _core.crc32c(self._scratch[start:end]):
+            raise ProtocolError("a frame header is damaged (checksum)")
+        if reason := self._header_invalid_reason(fields):
+            raise ProtocolError(reason)
+        return fields
+
+    def _header_invalid_reason(self, fields: tuple[Any, ...]) -> str | None:
+        cls = KINDS.get(fields[1])
+        if cls is None:
+            return f"unknown message kind {fields[1]}"
+        if fields[3] != 0:
+            return f"{cls.__name__}: reserved header byte is not zero"
+        if fields[2] != len(cls.SECTION_FIELDS):
+            return f"{cls.__name__} has {len(cls.SECTION_FIELDS)} sections, the frame has {fields[2]}"
+        if fields[4] > self.limits.meta_bytes_max:
+            return f"{cls.__name__}: meta of {fields[4]} bytes, at most {self.limits.meta_bytes_max} are allowed"
+        for index, size in enumerate(fields[9:]):
+            if index >= fields[2]:
+                if size:
+                    return f"{cls.__name__}: a section that does not exist has {size} bytes"
+            elif size > self.limits.section_bytes_max:
+                return f"{cls.__name__}: section of {size} bytes, at most {self.limits.section_bytes_max} are allowed"
+            elif size % cls.SECTION_DTYPES[index].itemsize:
+                return f"{cls.__name__}: section of {size} bytes is not a whole number of elements"
+        return None
+
+
+def _decode_meta(cls: type[Message], data: memoryview) -> tuple[Any, ...]:
+    try:
+        return cls.META_DECODER.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ProtocolError(f"{cls.__name__}: meta cannot be read: {error}") from None
+
+
+class _OpenFrame:
+    """A frame whose header and meta are known and whose sections are arriving."""
+
+    __slots__ = ("_arrays", "_cls", "_meta", "_section", "_stamp", "_view", "_wire_bytes", "complete")
+
+    def __init__(
+        self,
+        cls: type[Message],
+        meta: tuple[Any, ...],
+        stamp: Stamp,
+        sizes: tuple[int, ...],
+        place: Placement | None,
+        prefix_bytes: int,
+    ) -> None:
+        arrays = place(cls, meta, sizes) if place is not None else None
+        if arrays is None:
+            arrays = [
+                np.empty(size // dtype.itemsize, dtype)
+                for size, dtype in zip(sizes, cls.SECTION_DTYPES, strict=True)
+            ]
+        assert [array.nbytes for array in arrays] == list(sizes), f"{cls.__name__}: misplaced sections"
+        self._cls = cls
+        self._meta = meta
+        self._stamp = stamp
+        self._arrays = arrays
+        self._wire_bytes = prefix_bytes + sum(sizes)
+        self._section = -1
+        self._view = memoryview(b"")
+        self.complete = False
+        self._next_section()
+
+    def rest(self) -> memoryview:
+        return self._view
+
+    def advance(self, count: int) -> None:
+        self._view = self._view[count:]
+        if not self._view:
+            self._next_section()
+
+    def _next_section(self) -> None:
+        while not self._view:
+            self._section += 1
+            if self._section == len(self._arrays):
+                self.complete = True
+                return
+            array = self._arrays[self._section]
+            if array.size:
+                self._view = memoryview(array).cast("B")
+
+    def finish(self) -> Frame:
+        values = dict(zip(self._cls.META_FIELDS, self._meta, strict=True))
+        values |= dict(zip(self._cls.SECTION_FIELDS, self._arrays, strict=True))
+        return Frame(message=self._cls(**values), stamp=self._stamp, wire_bytes=self._wire_bytes)

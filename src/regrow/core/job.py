@@ -1,0 +1,104 @@
+"""What is trained: tables, optimizers and the cluster they are spread over.
+
+A `JobSpec` is declared once, travels inside every view, and is all a server needs to build its rows. It holds
+numbers only, so that two processes can compare it and a replacement server can start from it alone.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+OptimizerKind = Literal["sgd", "momentum", "adagrad", "rowwise_adagrad", "adam", "partial_rowwise_adam"]
+Mode = Literal["async", "sync"]
+
+ROWS_PER_TABLE_MAX = 2**32  # Slots travel as 32-bit numbers.
+DIM_MAX = 1 << 16
+TABLES_MAX = 4096
+SERVERS_MAX = 4096
+WORKERS_MAX = 65536
+
+
+class OptimizerSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """An update rule that runs inside the servers; unused numbers are ignored."""
+
+    kind: OptimizerKind
+    learning_rate: float
+    eps: float = 1e-8
+    beta1: float = 0.9
+    beta2: float = 0.999
+    momentum: float = 0.9
+    weight_decay: float = 0.0
+
+    def state_parts(self, dim: int) -> tuple[tuple[str, int], ...]:
+        """Names (TorchRec's) and floats per row of the optimizer state, in the order of the record."""
+        return {
+            "sgd": (),
+            "momentum": (("momentum1", dim),),
+            "adagrad": (("momentum1", dim),),
+            "rowwise_adagrad": (("momentum1", 1),),
+            "adam": (("momentum1", dim), ("exp_avg_sq", dim)),
+            "partial_rowwise_adam": (("momentum1", dim), ("exp_avg_sq", 1)),
+        }[self.kind]
+
+
+class TableSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """One table of rows. Its index in the job is part of where its rows live."""
+
+    name: str
+    rows: int
+    dim: int
+    init_bound: float  # initial weights are uniform in [-init_bound, init_bound)
+    optimizer: OptimizerSpec
+    k: int = 1
+    r: int = 0
+
+    @property
+    def record_floats(self) -> int:
+        """Floats of a row with its state, without padding."""
+        return self.dim + sum(floats for _, floats in self.optimizer.state_parts(self.dim))
+
+
+class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """All tables of a run and the servers and workers that share them."""
+
+    tables: tuple[TableSpec, ...]
+    servers: int
+    workers: int
+    mode: Mode = "async"
+    seed: int = 0
+    groups: int = 1
+
+    def invalid_reason(self) -> str | None:
+        """Says what is wrong with this job, or None. Checked wherever a job enters a process."""
+        if not 1 <= self.servers <= SERVERS_MAX:
+            return f"servers must be between 1 and {SERVERS_MAX}, not {self.servers}"
+        if not 1 <= self.workers <= WORKERS_MAX:
+            return f"workers must be between 1 and {WORKERS_MAX}, not {self.workers}"
+        if self.groups < 1 or self.servers % self.groups:
+            return f"groups must divide servers: {self.servers} servers, {self.groups} groups"
+        if not 1 <= len(self.tables) <= TABLES_MAX:
+            return f"a job has between 1 and {TABLES_MAX} tables, not {len(self.tables)}"
+        names = [table.name for table in self.tables]
+        for name in names:
+            if names.count(name) > 1:
+                return f"two tables are named {name!r}"
+        for table in self.tables:
+            if reason := _table_invalid_reason(table, ring=self.servers // self.groups):
+                return f"table {table.name!r}: {reason}"
+        return None
+
+
+def _table_invalid_reason(table: TableSpec, *, ring: int) -> str | None:
+    if not 1 <= table.rows < ROWS_PER_TABLE_MAX:
+        return f"rows must be between 1 and {ROWS_PER_TABLE_MAX - 1}, not {table.rows}"
+    if not 1 <= table.dim <= DIM_MAX:
+        return f"dim must be between 1 and {DIM_MAX}, not {table.dim}"
+    if table.k < 1 or table.r < 0:
+        return f"k must be at least 1 and r at least 0, not k={table.k}, r={table.r}"
+    if ring < table.k + table.r:
+        return f"k + r = {table.k + table.r} members need as many servers in a group; there are {ring}"
+    if not table.init_bound >= 0.0:
+        return f"init_bound must not be negative, not {table.init_bound}"
+    return None

@@ -1,0 +1,261 @@
+"""Every message of the protocol, and how one becomes bytes.
+
+A message is a frozen dataclass. Its plain fields form the **meta** (a short msgpack array, decoded against the
+declared types); its array fields are **sections**, sent as they lie in memory and received where they are
+needed. Nothing is pickled. Semantic checks (is this slot in range?) belong to the receiver, not here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Annotated, Any, ClassVar, TypeVar, dataclass_transform, get_args, get_type_hints
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from regrow.core.job import JobSpec
+
+PROTOCOL_VERSION = 1
+
+U62 = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
+U32 = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
+Text = Annotated[str, msgspec.Meta(max_length=4096)]
+Secret = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
+
+Int32Array = Annotated[npt.NDArray[np.int32], "<i4"]
+UInt32Array = Annotated[npt.NDArray[np.uint32], "<u4"]
+Float32Array = Annotated[npt.NDArray[np.float32], "<f4"]
+
+
+class Message:
+    """Base of all messages; the class attributes are filled in by `@message`."""
+
+    __slots__ = ()
+    KIND: ClassVar[int]
+    META_FIELDS: ClassVar[tuple[str, ...]]
+    SECTION_FIELDS: ClassVar[tuple[str, ...]]
+    SECTION_DTYPES: ClassVar[tuple[np.dtype[Any], ...]]
+    META_DECODER: ClassVar[msgspec.msgpack.Decoder[tuple[Any, ...]]]
+
+
+KINDS: dict[int, type[Message]] = {}
+_M = TypeVar("_M", bound=type[Message])
+_encoder = msgspec.msgpack.Encoder()
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+def message(kind: int) -> Callable[[_M], _M]:
+    """Makes a message class: a frozen, keyword-only dataclass with a number on the wire."""
+
+    def decorate(cls: _M) -> _M:
+        made: Any = dataclasses.dataclass(frozen=True, kw_only=True, eq=False)(cls)
+        hints = get_type_hints(made, include_extras=True)
+        names = [field.name for field in dataclasses.fields(made)]
+        arrays = {name: _array_dtype(hints[name]) for name in names}
+        made.KIND = kind
+        made.META_FIELDS = tuple(name for name in names if arrays[name] is None)
+        made.SECTION_FIELDS = tuple(name for name in names if arrays[name] is not None)
+        made.SECTION_DTYPES = tuple(dtype for dtype in arrays.values() if dtype is not None)
+        types = tuple(hints[name] for name in made.META_FIELDS)
+        made.META_DECODER = msgspec.msgpack.Decoder(tuple[types] if types else tuple[()])  # type: ignore[valid-type]
+        assert kind not in KINDS, f"two messages have the number {kind}"
+        KINDS[kind] = made
+        return made  # type: ignore[no-any-return]
+
+    return decorate
+
+
+def _array_dtype(hint: Any) -> np.dtype[Any] | None:
+    extras = get_args(hint)[1:]
+    return np.dtype(extras[0]) if extras and isinstance(extras[0], str) else None
+
+
+def encode_meta(item: Message) -> bytes:
+    """The plain fields as a msgpack array."""
+    return _encoder.encode([getattr(item, name) for name in item.META_FIELDS])
+
+
+# --- Opening a connection -----------------------------------------------------------------------------------
+
+
+@message(1)
+class Challenge(Message):
+    """Acceptor -> initiator, first on every connection: prove that you hold the token."""
+
+    protocol: U32
+    nonce: Secret
+
+
+@message(2)
+class Hello(Message):
+    """Initiator -> acceptor: who I am, and the proof. Carries a challenge of its own for the acceptor."""
+
+    protocol: U32
+    role: Text
+    id: U32
+    incarnation: U32
+    nonce: Secret
+    proof: Secret
+
+
+@message(3)
+class Welcome(Message):
+    """Acceptor -> initiator: who I am, and my proof. From here on the link is numbered."""
+
+    role: Text
+    id: U32
+    incarnation: U32
+    proof: Secret
+
+
+@message(4)
+class Refused(Message):
+    """Either way, last before closing: why this connection cannot go on."""
+
+    reason: Text
+
+
+# --- Views --------------------------------------------------------------------------------------------------
+
+
+class Member(msgspec.Struct, frozen=True, kw_only=True):
+    """A server as a view names it."""
+
+    id: int
+    incarnation: int
+    address: str
+
+
+@message(10)
+class Register(Message):
+    """Server -> coordinator: where I listen."""
+
+    address: Text
+
+
+@message(11)
+class Declare(Message):
+    """Worker -> coordinator: the job I am here for. The first one counts; a different one is refused."""
+
+    job: JobSpec
+
+
+@message(12)
+class View(Message):
+    """Coordinator -> all: who serves, and what. Epochs order views and nothing else."""
+
+    epoch: U62
+    servers: tuple[Member, ...]
+    job: JobSpec
+
+
+@message(13)
+class Ready(Message):
+    """Server -> coordinator: the tables of this job are in memory."""
+
+    rows: U62
+    memory_bytes: U62
+
+
+# --- Pull and push ------------------------------------------------------------------------------------------
+# counts[t] slots of table t follow each other in `slots`; rows and gradients follow in the same order.
+
+
+@message(20)
+class Open(Message):
+    """Worker -> server, first: a session of this worker begins (again)."""
+
+
+@message(21)
+class Opened(Message):
+    """Server -> worker: how far this worker's pushes are durable, and which step is committed (sync mode)."""
+
+    durable: U62
+    committed: U62
+
+
+@message(22)
+class Pull(Message):
+    """Worker -> server: the weights of these slots. Step 0 reads at once and takes part in nothing;
+    in sync mode the pull for step t + 1 is also the commit of step t."""
+
+    request: U62
+    step: U62
+    counts: Int32Array
+    slots: UInt32Array
+
+
+@message(23)
+class Rows(Message):
+    """Server -> worker: the weights asked for, received straight into the plan's buffer."""
+
+    request: U62
+    durable: U62
+    clock: U62  # pushes this server had applied when it read the rows
+    rows: Float32Array
+
+
+@message(24)
+class Push(Message):
+    """Worker -> server: summed gradients of distinct slots. In sync mode seq is the step."""
+
+    seq: U62
+    counts: Int32Array
+    slots: UInt32Array
+    grads: Float32Array
+
+
+@message(25)
+class Pushed(Message):
+    """Server -> worker: push `seq` has arrived (async: applied; sync: staged)."""
+
+    seq: U62
+    durable: U62
+    clock: U62
+
+
+@message(26)
+class Assign(Message):
+    """Worker -> server: initial weights for rows that nobody has touched; a touched row keeps its own.
+    Every worker sends the same values before its first push, so no barrier is needed."""
+
+    counts: Int32Array
+    slots: UInt32Array
+    weights: Float32Array
+
+
+@message(30)
+class Dump(Message):
+    """Worker -> server: whole records (weights and state) of a range of slots, for digests and exports."""
+
+    request: U62
+    table: U32
+    slot_first: U62
+    slot_count: U32
+
+
+@message(31)
+class Records(Message):
+    """Server -> worker: the records asked for."""
+
+    request: U62
+    records: Float32Array
+
+
+@message(32)
+class Load(Message):
+    """Worker -> server: replace the whole records of these slots, when a saved state is loaded."""
+
+    request: U62
+    table: U32
+    slots: UInt32Array
+    records: Float32Array
+
+
+@message(33)
+class Loaded(Message):
+    """Server -> worker: the records are in place."""
+
+    request: U62

@@ -1,0 +1,54 @@
+"""From a configuration to its data set: the one place that knows all kinds of data."""
+
+from __future__ import annotations
+
+from regrow.config import TrainConfig
+from regrow.data.batch import Dataset
+from regrow.data.synthetic import CARDINALITIES, SyntheticDataset
+from regrow.errors import UserError
+from regrow.nn.presets import ModelConfig
+
+SYNTHETIC_TEST_ROWS = 65_536
+CRITEO_TABLES, CRITEO_DENSE = 26, 13
+EPOCHS_UNBOUNDED = 1 << 20
+
+
+def table_rows(model: ModelConfig) -> list[int]:
+    """Rows of each table: the model's own, or those of the data set it was published with, cut at `rows_max`."""
+    known = model.rows or CARDINALITIES.get(model.name, CARDINALITIES["kaggle"])
+    sizes = (known * -(-model.tables // len(known)))[: model.tables]
+    return [min(size, model.rows_max) for size in sizes]
+
+
+def open_dataset(config: TrainConfig) -> Dataset:
+    """The data of this run. Raises DataError or UserError with the file and line."""
+    model = config.load_model()
+    rows = table_rows(model)
+    if config.data_kind == "synthetic":
+        # Without an end of its own, it is as long as the steps asked for.
+        train_rows = config.train_rows or (config.steps or 1) * config.batch * config.workers
+        return SyntheticDataset(
+            rows=rows,
+            seed=config.seed,
+            train_rows=train_rows,
+            test_rows=config.test_rows or SYNTHETIC_TEST_ROWS,
+            dense_features=model.dense_features,
+            epochs=config.epochs or 1,
+        )
+    from regrow.data.criteo import CriteoDataset
+
+    if model.tables != CRITEO_TABLES or model.dense_features != CRITEO_DENSE:
+        raise UserError(
+            f"model {model.name} has {model.tables} tables and {model.dense_features} dense features; "
+            f"Criteo's data has {CRITEO_TABLES} and {CRITEO_DENSE}"
+        )
+    assert config.data_path is not None
+    return CriteoDataset(
+        config.data_path,
+        rows=rows,
+        train_rows=config.train_rows,
+        seed=config.seed,
+        # Steps are counted by the trainer, and the file is read again when it ends before them.
+        epochs=config.epochs or EPOCHS_UNBOUNDED,
+        skip_bad_lines=config.skip_bad_lines,
+    )

@@ -1,0 +1,98 @@
+"""Every error Regrow raises on purpose.
+
+Each is one readable message (what happened, to what) and, where there is something to do about it, a hint.
+Whose mistake it was decides the class, and the class decides the exit code: a user's mistake is 2, a run that
+failed is 1. Anything that is not a `RegrowError` is a bug and may show its traceback.
+"""
+
+from __future__ import annotations
+
+EXIT_OK = 0
+EXIT_FAILED = 1
+EXIT_USAGE = 2
+EXIT_SIGNAL_BASE = 128  # as shells do: 130 after Ctrl-C, 143 after SIGTERM
+
+
+class RegrowError(Exception):
+    """The root of all errors below. `hint` says what to do next and may be absent."""
+
+    exit_code = EXIT_FAILED
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return self.message if self.hint is None else f"{self.message}\n{self.hint}"
+
+
+class UserError(RegrowError):
+    """Something asked for that cannot be: a bad option, a missing file, a directory in use."""
+
+    exit_code = EXIT_USAGE
+
+
+class ConfigError(UserError):
+    """One option has a value it cannot have. Names the option as it is spelled in `TrainConfig`."""
+
+    def __init__(self, option: str, value: object, problem: str, *, hint: str | None = None) -> None:
+        super().__init__(f"{option} = {value!r}: {problem}", hint=hint)
+        self.option = option
+        self.value = value
+        self.problem = problem
+
+
+class MemoryShort(UserError):
+    """The tables do not fit the machine. Raised before anything is started."""
+
+
+class DataError(UserError):
+    """Training data that cannot be read: names the file, the line and the field."""
+
+
+class ProtocolError(RegrowError):
+    """The other side of a connection sent what it may not: a bad frame, a wrong token, an old incarnation."""
+
+
+class LocalProtocolError(RegrowError):
+    """We were about to send what we may not send: a bug on this side, caught before it left."""
+
+
+class FrameTooLarge(ProtocolError):
+    """A frame announces more bytes than `frame_bytes_max`; refused before memory is taken for it."""
+
+
+class ConnectionLost(RegrowError):
+    """A peer went away: its process ended, or its socket closed in the middle of a conversation."""
+
+
+class ChildFailed(RegrowError):
+    """A process of the run died or reported an error. `log` is where its own words are."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        hint: str | None = None,
+        role: str = "",
+        child_id: int = 0,
+        log: str | None = None,
+    ) -> None:
+        super().__init__(message, hint=hint)
+        self.role = role
+        self.child_id = child_id
+        self.log = log
+
+
+class DataLoss(RegrowError):
+    """More was lost than the protection can bring back. Names the tables and how many rows of each."""
+
+
+class Interrupted(RegrowError):
+    """A signal asked the run to stop: Ctrl-C or SIGTERM. Not a failure, but not a result either."""
+
+    def __init__(self, message: str, *, signal_number: int) -> None:
+        super().__init__(message)
+        self.signal_number = signal_number
+        self.exit_code = EXIT_SIGNAL_BASE + signal_number

@@ -1,0 +1,156 @@
+"""Server processes for a script or a notebook: `with LocalCluster(servers=5) as cluster: ...`.
+
+Only a coordinator and servers are started; the calling process is the worker. They end with the context, with the
+interpreter, or when this process dies. Tables are declared by the first client.
+"""
+
+from __future__ import annotations
+
+import atexit
+import secrets
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from regrow.config import GIB, MIB
+from regrow.core.job import JobSpec
+from regrow.core.link import Identity
+from regrow.errors import ChildFailed, UserError
+from regrow.launch.local import CHILD_COMMAND, child_env
+from regrow.launch.processes import Children, Ended, Said
+from regrow.launch.rundir import SocketDir
+from regrow.runtime.client import Client, SocketClient
+
+START_SECONDS_MAX = 120.0
+OPEN_SECONDS_MAX = 600.0  # filling very large tables takes minutes
+STOP_SECONDS = 10.0
+FRAME_BYTES_MAX = 1 * GIB
+
+
+class LocalCluster:
+    """A coordinator and `servers` server processes on this machine."""
+
+    def __init__(
+        self, *, servers: int = 5, threads_per_server: int = 1, transport: str | None = None
+    ) -> None:
+        if servers < 1:
+            raise UserError(f"servers = {servers}: a cluster needs at least one")
+        if transport not in (None, "unix", "tcp"):
+            raise UserError(f"transport = {transport!r}: must be 'unix' or 'tcp'")
+        self.server_count = servers
+        self._transport = transport or ("unix" if sys.platform.startswith("linux") else "tcp")
+        self._token = secrets.token_hex(32)
+        self._sockets = SocketDir()
+        self._logs = Path(tempfile.mkdtemp(prefix="regrow-logs-"))
+        self._children = Children()
+        self._clients: list[SocketClient] = []
+        self._failure: ChildFailed | None = None
+        self._closing = threading.Event()
+        self._coordinator: str | None = None
+        atexit.register(self.close)
+        try:
+            self._start("coordinator", 0, threads=1)
+            self._coordinator = self._await_address()
+            for index in range(servers):
+                self._start("server", index, threads=threads_per_server)
+        except BaseException:
+            self.close()
+            raise
+        # Somebody must read what the children say, or their pipes fill up.
+        self._watcher = threading.Thread(target=self._watch, name="cluster", daemon=True)
+        self._watcher.start()
+
+    def client(self, job: JobSpec, *, worker: int = 0, redo_bytes_max: int = 64 * MIB) -> Client:
+        """Connects a worker. The first one's job decides the tables; they are in memory when this returns."""
+        if self._failure is not None:
+            raise self._failure
+        assert self._coordinator is not None
+        client = SocketClient(
+            identity=Identity(role="worker", id=worker),
+            token=bytes.fromhex(self._token),
+            coordinator=self._coordinator,
+            job=job,
+            redo_bytes_max=redo_bytes_max,
+            section_bytes_max=FRAME_BYTES_MAX,
+            open_seconds_max=OPEN_SECONDS_MAX,
+        )
+        self._clients.append(client)
+        return client
+
+    def close(self) -> None:
+        """Ends clients and servers; calling it again does nothing."""
+        if self._closing.is_set():
+            return
+        self._closing.set()
+        atexit.unregister(self.close)
+        for client in self._clients:
+            client.close()
+        if hasattr(self, "_watcher"):
+            self._watcher.join()
+        with self._children as children, self._sockets:
+            children.end(
+                children.running(), asked_seconds=STOP_SECONDS, term_seconds=2.0, hurry=lambda: False
+            )
+
+    def __enter__(self) -> LocalCluster:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """Process ids by name, such as "server 2"."""
+        return {child.name: child.pid for child in self._children.all}
+
+    def _start(self, role: str, index: int, *, threads: int) -> None:
+        listen = f"unix:{self._sockets.path}/{role[0]}{index}"
+        if self._transport == "tcp":
+            listen = "tcp:127.0.0.1:0"
+        child = self._children.start(
+            role=role,
+            id=index,
+            command=CHILD_COMMAND,
+            env=child_env(role, threads),
+            log=self._logs / f"{role}-{index}.log",
+        )
+        child.tell(
+            {
+                "role": role,
+                "id": index,
+                "incarnation": 0,
+                "token": self._token,
+                "listen": listen,
+                "coordinator": self._coordinator,
+                "config": {"servers": self.server_count, "frame_bytes_max": FRAME_BYTES_MAX},
+                "threads": threads,
+            }
+        )
+
+    def _await_address(self) -> str:
+        deadline = time.monotonic() + START_SECONDS_MAX
+        while time.monotonic() < deadline:
+            for news in self._children.wait(1.0):
+                self._note(news)
+                if self._failure is not None:
+                    raise self._failure
+                if isinstance(news, Said) and news.event["event"] == "listening":
+                    return str(news.event["address"])
+        raise ChildFailed(f"the coordinator did not listen within {START_SECONDS_MAX:.0f} s")
+
+    def _watch(self) -> None:
+        while not self._closing.is_set():
+            for news in self._children.wait(0.1):
+                self._note(news)
+
+    def _note(self, news: Any) -> None:
+        """Keeps the first failure, for whoever asks next; clients notice lost links by themselves."""
+        if self._failure is not None:
+            return
+        if isinstance(news, Ended) and not self._closing.is_set():
+            self._failure = ChildFailed(f"{news.child.name} {news.exit}", hint=f"its log: {news.child.log}")
+        elif isinstance(news, Said) and news.event["event"] == "error":
+            self._failure = ChildFailed(f"{news.child.name}: {news.event.get('message')}")

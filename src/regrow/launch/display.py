@@ -1,0 +1,254 @@
+"""What the user sees of a run while it goes on, and at its end.
+
+A terminal gets a picture that moves, anything else gets a line every few seconds, and `QuietDisplay` nothing.
+Progress goes to stderr; the short summary, which is the result, to stdout. Displays only read a `RunStatus`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TextIO
+
+from regrow.config import GIB, KIB, MIB
+from regrow.launch.status import RunStatus
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+
+PLAIN_SECONDS = 3.0
+SERVERS_SHOWN_MAX = 64  # more do not fit a line; they are counted instead
+SHORT_DIGEST = 16
+
+SERVER_MARKS = {
+    "starting": ("○", "dim"),
+    "allocating": ("◐", "yellow"),
+    "ready": ("●", "green"),
+    "gone": ("✗", "red"),
+}
+
+
+class Display(Protocol):
+    """The launcher calls these in this order; `update` about eight times a second."""
+
+    def live(self) -> AbstractContextManager[None]: ...
+
+    def update(self, status: RunStatus, now: float) -> None: ...
+
+    def finish(self, summary: dict[str, Any], path: Path) -> None: ...
+
+
+class QuietDisplay:
+    """Shows nothing: for programs."""
+
+    def live(self) -> AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def update(self, status: RunStatus, now: float) -> None:
+        pass
+
+    def finish(self, summary: dict[str, Any], path: Path) -> None:
+        pass
+
+
+class PlainDisplay:
+    """A line every few seconds, and one whenever a new phase begins."""
+
+    def __init__(self, progress: TextIO | None = None, result: TextIO | None = None) -> None:
+        self._progress = progress or sys.stderr
+        self._result = result or sys.stdout
+        self._phase = ""
+        self._due = 0.0
+
+    def live(self) -> AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def update(self, status: RunStatus, now: float) -> None:
+        if status.phase == self._phase and now < self._due:
+            return
+        self._phase, self._due = status.phase, now + PLAIN_SECONDS
+        line = progress_line(status, now)
+        if line is not None:
+            print(line, file=self._progress, flush=True)
+
+    def finish(self, summary: dict[str, Any], path: Path) -> None:
+        print(summary_text(summary, path), file=self._result, flush=True)
+
+
+class LiveDisplay:
+    """A picture at the foot of the terminal that is drawn again and again, and removed at the end."""
+
+    def __init__(self) -> None:
+        from rich.console import Console
+        from rich.live import Live
+        from rich.spinner import Spinner
+
+        self._console: Console = Console(stderr=True)
+        self._spinner = Spinner("dots")
+        # No refresh thread: the launcher's loop is the clock, and nothing draws while children are ended.
+        self._live = Live(console=self._console, auto_refresh=False, transient=True)
+
+    @contextlib.contextmanager
+    def live(self) -> Iterator[None]:
+        with self._live:
+            yield
+
+    def update(self, status: RunStatus, now: float) -> None:
+        self._live.update(self._picture(status, now), refresh=True)
+
+    def finish(self, summary: dict[str, Any], path: Path) -> None:
+        print(summary_text(summary, path), flush=True)
+
+    def _picture(self, status: RunStatus, now: float) -> RenderableType:
+        from rich.console import Group
+        from rich.progress_bar import ProgressBar
+        from rich.table import Table
+        from rich.text import Text
+
+        rows: list[RenderableType] = []
+        if status.phase == "training":
+            total = status.steps_total
+            bar = ProgressBar(
+                total=total, completed=status.steps_done, width=40, pulse=total is None, animation_time=now
+            )
+            head = Table.grid(padding=(0, 1))
+            head.add_row(
+                Text("training", style="bold"), bar, Text(step_text(status)), Text(left_text(status, now))
+            )
+            rows.append(head)
+            rows.append(Text("  ".join(figures(status))))
+        else:
+            self._spinner.update(text=Text(progress_line(status, now) or status.phase))
+            rows.append(self._spinner)
+        rows.append(self._server_row(status))
+        quiet = status.stalled_seconds(now)
+        if quiet is not None:
+            rows.append(Text(f"nothing has moved for {quiet:.0f} s; see logs/", style="yellow"))
+        return Group(*rows)
+
+    def _server_row(self, status: RunStatus) -> RenderableType:
+        from rich.text import Text
+
+        row = Text("servers ")
+        for server in status.servers[:SERVERS_SHOWN_MAX]:
+            row.append(*SERVER_MARKS[server.state])
+        row.append(f" {status.servers_alive}/{len(status.servers)} alive", style="dim")
+        if status.bytes_in:
+            row.append(f"  in {size_text(status.bytes_in)}, out {size_text(status.bytes_out)}", style="dim")
+        return row
+
+
+def choose(*, quiet: bool) -> Display:
+    """The display that suits where stderr goes."""
+    if quiet:
+        return QuietDisplay()
+    if sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb":
+        return LiveDisplay()
+    return PlainDisplay()
+
+
+# -- the words of both -------------------------------------------------------------------------------------
+
+
+def progress_line(status: RunStatus, now: float) -> str | None:
+    """The state of the run in one line; None for a phase that needs no words."""
+    since = f"{now - status.phase_at:.0f} s"
+    if status.phase == "starting":
+        return "starting"
+    if status.phase == "loading":
+        ready = sum(server.state == "ready" for server in status.servers)
+        held = sum(server.bytes for server in status.servers)
+        rows = f" ({size_text(held)})" if held else ""
+        return f"loading: {ready}/{len(status.servers)} servers have their rows{rows}, workers start, {since}"
+    if status.phase == "training":
+        parts = [step_text(status), *figures(status), f"{status.servers_alive}/{len(status.servers)} servers"]
+        parts.append(left_text(status, now))
+        quiet = status.stalled_seconds(now)
+        if quiet is not None:
+            parts.append(f"nothing has moved for {quiet:.0f} s")
+        return "training: " + ", ".join(part for part in parts if part)
+    if status.phase == "evaluating":
+        done = f" {status.test_samples_done:,} samples," if status.test_samples_done else ""
+        return f"evaluating:{done} {since}"
+    if status.phase == "stopping":
+        return "stopping"
+    return None
+
+
+def figures(status: RunStatus) -> list[str]:
+    """What training is like just now; figures not known yet are left out."""
+    found = []
+    if status.samples_per_s is not None:
+        found.append(f"{status.samples_per_s:,.0f} samples/s")
+    if status.loss is not None:
+        found.append(f"loss {status.loss:.4f}")
+    if status.auc is not None:
+        found.append(f"AUC {status.auc:.4f}")
+    return found
+
+
+def step_text(status: RunStatus) -> str:
+    """Steps of all workers together are what fills the bar; a user thinks in steps of one."""
+    total = status.steps_total
+    if total is None:
+        return f"step {status.step:,}"
+    workers = len(status.workers)
+    share = min(100, 100 * status.steps_done // max(1, total))
+    return f"step {status.steps_done // workers:,}/{-(-total // workers):,} ({share} %)"
+
+
+def left_text(status: RunStatus, now: float) -> str:
+    """How long it may still take, by the steps done so far."""
+    total, done = status.steps_total, status.steps_done
+    elapsed = now - status.phase_at
+    if total is None or done == 0 or elapsed < 1.0:
+        return ""
+    return f"{clock_text(elapsed * (total - done) / done)} left"
+
+
+def summary_text(summary: dict[str, Any], path: Path) -> str:
+    """The result, as a table of two columns."""
+    rows: list[tuple[str, str]] = []
+    if summary.get("seconds"):
+        trained = f"{summary['steps']:,} steps x {summary['workers']} workers, {summary['samples']:,} samples"
+        rows.append(("trained", f"{trained} in {clock_text(summary['seconds'])}"))
+        rows.append(("speed", f"{summary['samples_per_s']:,.0f} samples/s"))
+    if summary.get("auc") is not None:
+        tested = f" on {summary['test_samples']:,} samples" if summary.get("test_samples") else ""
+        loss = f", log loss {summary['logloss']:.4f}" if summary.get("logloss") is not None else ""
+        rows.append(("test", f"AUC {summary['auc']:.4f}{loss}{tested}"))
+    if summary.get("model_sha256"):
+        rows.append(
+            ("model", f"sha256 {summary['model_sha256'][:SHORT_DIGEST]}..., {summary['rows']:,} rows")
+        )
+    peak = summary["peak_rss_bytes"]
+    rows.append(
+        (
+            "memory",
+            f"{size_text(peak['total'])} in all, at most {size_text(peak['server'])} a server, "
+            f"{size_text(peak['worker'])} a worker",
+        )
+    )
+    rows.append(("results", f"{path}/summary.json"))
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"{name:{width}}  {text}" for name, text in rows)
+
+
+def size_text(count: int) -> str:
+    for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
+        if count >= unit:
+            return f"{count / unit:.1f} {name}"
+    return f"{count} B"
+
+
+def clock_text(seconds: float) -> str:
+    """3.2 s, 1:05, 2:00:07."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, whole = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{whole:02}" if hours else f"{minutes}:{whole:02}"

@@ -1,0 +1,180 @@
+"""Will it fit? The bytes a run needs against the bytes this machine, or this container, has left.
+
+Asked before anything is started: a run that does not fit would otherwise be killed by the kernel minutes
+later, without a word. The rows are counted exactly, the processes around them estimated from experience.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from regrow.config import GIB, MIB, TrainConfig
+from regrow.errors import MemoryShort
+from regrow.nn.presets import ModelConfig
+
+# Resident memory of an interpreter with what its role imports, before it holds any data.
+BASE_BYTES = {"coordinator": 60 * MIB, "server": 60 * MIB, "worker": 400 * MIB}
+FLOAT_BYTES = 4
+RECORD_FLOATS_STEP = 4  # records are padded to 16 bytes
+
+CGROUP_ROOT = Path("/sys/fs/cgroup")
+UNLIMITED_BYTES = 1 << 60  # version 1 says "no limit" with a number near 2**63
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Need:
+    """What a run takes, in bytes."""
+
+    tables: int  # over all servers
+    processes: int  # everything else
+
+    @property
+    def total(self) -> int:
+        return self.tables + self.processes
+
+
+def check(config: TrainConfig) -> Need:
+    """Raises `MemoryShort` with both figures and the option that helps most."""
+    model = config.load_model()
+    need = needed(config, model)
+    available, where = available_bytes()
+    if available is not None and need.total > available:
+        raise MemoryShort(
+            f"not enough memory: {gib(need.total)} needed ({gib(need.tables)} for the rows of "
+            f"{config.servers} servers, {gib(need.processes)} for processes), {gib(available)} {where}",
+            hint=advice(config, model, need, available),
+        )
+    return need
+
+
+def needed(config: TrainConfig, model: ModelConfig) -> Need:
+    per_server = sum(
+        table_bytes(rows, model.dim, optimizer=config.optimizer, servers=config.servers)
+        for rows in table_rows(config, model)
+    )
+    dense = dense_parameters(model) * (1 + state_floats(1, config.dense_optimizer)) * FLOAT_BYTES
+    # A worker holds batches pulled ahead, as rows and gradients, and the pushes nobody has confirmed yet.
+    batch_bytes = config.batch * model.tables * model.dim * FLOAT_BYTES
+    worker = BASE_BYTES["worker"] + (2 + config.prefetch) * 2 * batch_bytes + config.redo_bytes_max
+    return Need(
+        tables=config.servers * per_server + dense,
+        processes=BASE_BYTES["coordinator"] + config.servers * BASE_BYTES["server"] + config.workers * worker,
+    )
+
+
+def advice(config: TrainConfig, model: ModelConfig, need: Need, available: int) -> str:
+    if need.processes >= available:
+        return "lower --workers or --servers: the processes alone do not fit"
+    frugal = needed(config.replace(optimizer="rowwise_adagrad"), model).total
+    if frugal <= available:
+        return f"--optimizer rowwise_adagrad needs {gib(frugal)}; or lower --rows-max"
+    fits, too_many = 1, model.rows_max
+    while too_many - fits > max(1, fits // 100):
+        middle = (fits + too_many) // 2
+        if needed(config, dataclasses.replace(model, rows_max=middle)).total <= available:
+            fits = middle
+        else:
+            too_many = middle
+    return f"lower --rows-max (now {model.rows_max}) to {fits}, or choose a --model with a smaller dim"
+
+
+def table_rows(config: TrainConfig, model: ModelConfig) -> list[int]:
+    """Rows of each table; for data whose tables are not known yet, the most they can have."""
+    from regrow.data import synthetic
+
+    if config.data_kind == "synthetic" and model.name in synthetic.CARDINALITIES:
+        return synthetic.table_rows(model.name, model.rows_max)
+    return [model.rows_max] * model.tables
+
+
+def table_bytes(rows: int, dim: int, *, optimizer: str, servers: int, k: int = 1) -> int:
+    """One server's share of a table: its records, and a bit per slot for rows that were touched."""
+    stripes = math.ceil(rows / k)
+    slots = math.ceil(stripes / servers) * k
+    floats = dim + state_floats(dim, optimizer)
+    record = math.ceil(floats / RECORD_FLOATS_STEP) * RECORD_FLOATS_STEP * FLOAT_BYTES
+    return slots * record + math.ceil(slots / 64) * 8
+
+
+def state_floats(dim: int, optimizer: str) -> int:
+    """Optimizer state of one row."""
+    return {
+        "sgd": 0,
+        "momentum": dim,
+        "adagrad": dim,
+        "rowwise_adagrad": 1,
+        "adam": 2 * dim,
+        "partial_rowwise_adam": dim + 1,
+    }[optimizer]
+
+
+def dense_parameters(model: ModelConfig) -> int:
+    """Weights and biases of both networks. The top one reads all pairs of vectors and the bottom's output."""
+    members = model.tables + 1
+    bottom = (model.dense_features, *model.bottom)
+    top = (members * (members - 1) // 2 + model.dim, *model.top)
+    return sum((wide + 1) * narrow for widths in (bottom, top) for wide, narrow in itertools.pairwise(widths))
+
+
+def available_bytes(
+    *,
+    meminfo: Path = Path("/proc/meminfo"),
+    cgroup: Path = Path("/proc/self/cgroup"),
+    root: Path = CGROUP_ROOT,
+) -> tuple[int | None, str]:
+    """What can still be taken, and who says so. None where the system does not tell."""
+    found: list[tuple[int, str]] = []
+    try:
+        for line in meminfo.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                found.append((int(line.split()[1]) * 1024, "available on this machine"))
+    except OSError:
+        pass  # not Linux
+    for directory, names in _cgroup_directories(cgroup, root):
+        left = _cgroup_left(directory, *names)
+        if left is not None:
+            found.append((left, f"left in this container ({directory})"))
+    return min(found, default=(None, "known"))
+
+
+def _cgroup_directories(cgroup: Path, root: Path) -> list[tuple[Path, tuple[str, str, str]]]:
+    """Every group this process is in, from the inner to the outer: each of them may have a limit."""
+    version1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+    version2 = ("memory.max", "memory.current", "inactive_file")
+    found: list[tuple[Path, tuple[str, str, str]]] = []
+    try:
+        lines = cgroup.read_text().splitlines()
+    except OSError:
+        return found
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            base, names = root, version2
+        elif "memory" in controllers.split(","):
+            base, names = root / "memory", version1
+        else:
+            continue
+        inner = Path(path.lstrip("/"))
+        found += [(base / level, names) for level in (inner, *inner.parents)]
+    return found
+
+
+def _cgroup_left(directory: Path, limit_name: str, usage_name: str, cache_name: str) -> int | None:
+    try:
+        limit = int((directory / limit_name).read_text())
+        usage = int((directory / usage_name).read_text())
+        stat = dict(line.split() for line in (directory / "memory.stat").read_text().splitlines())
+    except (OSError, ValueError):
+        return None  # no such file, or "max"
+    if limit >= UNLIMITED_BYTES:
+        return None
+    # The page cache counts as usage but gives way.
+    return max(0, limit - usage + int(stat.get(cache_name, 0)))
+
+
+def gib(count: int) -> str:
+    return f"{count / GIB:.1f} GiB"

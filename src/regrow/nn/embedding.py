@@ -1,0 +1,314 @@
+"""Embedding tables that live on servers, behind the interface of TorchRec's `EmbeddingBagCollection`.
+
+`EmbeddingCollection` is a module without parameters of its own: forward pulls the rows of the batch, backward
+pushes their summed gradients, and the servers run the optimizer. Rows change by backward alone, so there is no
+optimizer step to call for them. The features may be our `KeyedJaggedTensor` or TorchRec's own.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from regrow.core.job import JobSpec, Mode, OptimizerSpec, TableSpec
+from regrow.nn.routing import make_router
+from regrow.runtime.client import Client, Ticket
+
+READ_CHUNK_BYTES = 16 << 20
+
+
+class PoolingType(enum.Enum):
+    SUM = "SUM"
+    MEAN = "MEAN"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EmbeddingBagConfig:
+    """One table, as in TorchRec. Initial weights are uniform within sqrt(1 / num_embeddings)."""
+
+    num_embeddings: int
+    embedding_dim: int
+    name: str
+    feature_names: Sequence[str]
+    pooling: PoolingType = PoolingType.SUM
+
+
+class KeyedJaggedTensor:
+    """Ids of several features for one batch: `values` feature after feature, `lengths` [features * batch]."""
+
+    def __init__(self, keys: Sequence[str], values: Tensor, lengths: Tensor) -> None:
+        self._keys = list(keys)
+        self._values = values
+        self._lengths = lengths
+        if not self._keys or lengths.numel() % len(self._keys):
+            raise ValueError(f"{lengths.numel()} lengths cannot be shared by {len(self._keys)} features")
+
+    @classmethod
+    def from_lengths_sync(cls, keys: Sequence[str], values: Tensor, lengths: Tensor) -> KeyedJaggedTensor:
+        return cls(keys, values, lengths)
+
+    @classmethod
+    def from_offsets_sync(cls, keys: Sequence[str], values: Tensor, offsets: Tensor) -> KeyedJaggedTensor:
+        return cls(keys, values, offsets[1:] - offsets[:-1])
+
+    def keys(self) -> list[str]:
+        return self._keys
+
+    def values(self) -> Tensor:
+        return self._values
+
+    def lengths(self) -> Tensor:
+        return self._lengths
+
+    def stride(self) -> int:
+        return self._lengths.numel() // len(self._keys)
+
+    def __repr__(self) -> str:
+        return f"KeyedJaggedTensor({self._keys}, batch {self.stride()}, {self._values.numel()} ids)"
+
+
+class KeyedTensor:
+    """Pooled embeddings of several features side by side: [batch, sum of widths]."""
+
+    def __init__(self, keys: Sequence[str], length_per_key: Sequence[int], values: Tensor) -> None:
+        self._keys = list(keys)
+        self._lengths = list(length_per_key)
+        self._values = values
+
+    def keys(self) -> list[str]:
+        return self._keys
+
+    def length_per_key(self) -> list[int]:
+        return self._lengths
+
+    def values(self) -> Tensor:
+        return self._values
+
+    def __getitem__(self, key: str) -> Tensor:
+        start = sum(self._lengths[: self._keys.index(key)])
+        return self._values[:, start : start + self._lengths[self._keys.index(key)]]
+
+    def to_dict(self) -> dict[str, Tensor]:
+        return dict(zip(self._keys, self._values.split(self._lengths, dim=1), strict=True))
+
+    def __repr__(self) -> str:
+        return f"KeyedTensor({dict(zip(self._keys, self._lengths, strict=True))})"
+
+
+class Features(Protocol):
+    """What forward takes: ours, or TorchRec's KeyedJaggedTensor."""
+
+    def keys(self) -> Any: ...
+    def values(self) -> Any: ...
+    def lengths(self) -> Any: ...
+
+
+class Cluster(Protocol):
+    """Servers to put tables on; see `regrow.LocalCluster` and `regrow.InProcessCluster`."""
+
+    server_count: int
+
+    def client(self, job: JobSpec, *, worker: int = 0) -> Client: ...
+
+
+class EmbeddingCollection(nn.Module):
+    """Drop-in for TorchRec's EmbeddingBagCollection, with its rows on the servers of `cluster`."""
+
+    def __init__(
+        self,
+        *,
+        tables: Sequence[EmbeddingBagConfig],
+        cluster: Cluster,
+        optimizer: OptimizerSpec | None = None,
+        seed: int = 0,
+        mode: Mode = "async",
+        worker: int = 0,
+        workers: int = 1,
+    ) -> None:
+        super().__init__()
+        self._configs = list(tables)
+        optimizer = optimizer or OptimizerSpec(kind="rowwise_adagrad", learning_rate=0.01)
+        self.job = JobSpec(
+            tables=tuple(_table_spec(config, optimizer) for config in self._configs),
+            servers=cluster.server_count,
+            workers=workers,
+            mode=mode,
+            seed=seed,
+        )
+        if reason := self.job.invalid_reason():
+            raise ValueError(reason)
+        self._features = [name for config in self._configs for name in config.feature_names]
+        if len(set(self._features)) != len(self._features):
+            raise ValueError(f"a feature belongs to two tables: {self._features}")
+        self._owner = [index for index, config in enumerate(self._configs) for _ in config.feature_names]
+        self._widths = [self._configs[index].embedding_dim for index in self._owner]
+        self._router = make_router(
+            self.job,
+            feature_tables=self._owner,
+            static_tables=[],
+            mean_pooling=[config.pooling.value == "MEAN" for config in self._configs],
+        )
+        self._client = cluster.client(self.job, worker=worker)
+        self._step = 0
+        self._prefetched: dict[int, tuple[Features, _Batch]] = {}
+        # Autograd calls backward only where something that was passed in needs a gradient.
+        self._anchor = torch.zeros(0, requires_grad=True)
+
+    @property
+    def client(self) -> Client:
+        return self._client
+
+    def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
+        return self._configs
+
+    def prefetch(self, features: Features) -> None:
+        """Asks for the rows of a batch that will be passed to forward later, so that they are there by then."""
+        self._prefetched[id(features)] = (features, self._ask(features))
+
+    def forward(self, features: Features) -> KeyedTensor:
+        _, batch = self._prefetched.pop(id(features), None) or (features, self._ask(features))
+        device = features.values().device
+        pooled = _Lookup.apply(self._anchor, self._client, batch).to(device)
+        return KeyedTensor(self._features, self._widths, pooled)
+
+    def drain(self) -> None:
+        """Waits until every push so far is durable."""
+        self._client.drain()
+
+    def _ask(self, features: Features) -> _Batch:
+        values, lengths, size = self._arrays(features)
+        plan = self._router.plan(values, lengths, size)
+        step = 0
+        if self.training and torch.is_grad_enabled():
+            self._step = step = self._step + 1
+        return _Batch(ticket=self._client.pull(plan, step=step), shape=(size, sum(self._widths)))
+
+    def _arrays(self, features: Features) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], int]:
+        """Ids and lengths of our features in our order; the batch may carry others besides."""
+        keys = list(features.keys())
+        missing = [name for name in self._features if name not in keys]
+        if missing:
+            raise KeyError(f"the batch has no feature {missing[0]!r}; it has {keys}")
+        weights = getattr(features, "weights_or_none", lambda: None)()
+        if weights is not None:
+            raise ValueError("weighted features are not supported: pass a KeyedJaggedTensor without weights")
+        values = features.values().detach().cpu().to(torch.int64).contiguous().numpy()
+        lengths = features.lengths().detach().cpu().to(torch.int32).contiguous().numpy()
+        size = lengths.size // len(keys)
+        if int(lengths.sum(dtype=np.int64)) != values.size:
+            raise ValueError(f"the lengths add up to {int(lengths.sum())}, but there are {values.size} ids")
+        if keys == self._features:
+            return values, lengths, size
+        per_key = lengths.reshape(len(keys), size)
+        ends = np.cumsum(per_key.sum(axis=1, dtype=np.int64))
+        order = [keys.index(name) for name in self._features]
+        chosen = [values[ends[index] - per_key[index].sum() : ends[index]] for index in order]
+        return np.concatenate(chosen), np.ascontiguousarray(per_key[order]).reshape(-1), size
+
+    # --- State, with TorchRec's names ---
+
+    def weight(self, name: str) -> Tensor:
+        """A table's weights, read from the servers."""
+        return self._columns(self._index(name), 0, self._configs[self._index(name)].embedding_dim)
+
+    def optimizer_state(self) -> dict[str, Tensor]:
+        """`TABLE.momentum1` and so on, read from the servers."""
+        state = {}
+        for index, table in enumerate(self.job.tables):
+            start = table.dim
+            for part, floats in table.optimizer.state_parts(table.dim):
+                values = self._columns(index, start, start + floats)
+                state[f"{table.name}.{part}"] = values[:, 0] if floats == 1 else values
+                start += floats
+        return state
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        for config in self._configs:
+            destination[f"{prefix}embedding_bags.{config.name}.weight"] = self.weight(config.name)
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
+        missing_keys, unexpected_keys, error_msgs = args[2], args[3], args[4]
+        wanted = {f"{prefix}embedding_bags.{config.name}.weight": config for config in self._configs}
+        unexpected_keys += [key for key in state_dict if key.startswith(prefix) and key not in wanted]
+        for key, config in wanted.items():
+            if key not in state_dict:
+                missing_keys.append(key)
+                continue
+            weight = state_dict[key]
+            shape = (config.num_embeddings, config.embedding_dim)
+            if tuple(weight.shape) != shape:
+                error_msgs.append(f"{key} is {tuple(weight.shape)}, the table is {shape}")
+                continue
+            self._write(self._index(config.name), weight)
+
+    def _index(self, name: str) -> int:
+        for index, config in enumerate(self._configs):
+            if config.name == name:
+                return index
+        raise KeyError(f"no table is named {name!r}")
+
+    def _chunks(self, index: int) -> Iterator[tuple[int, int]]:
+        table = self.job.tables[index]
+        size = max(1, READ_CHUNK_BYTES // (4 * table.record_floats))
+        for first in range(0, table.rows, size):
+            yield first, min(size, table.rows - first)
+
+    def _columns(self, index: int, start: int, stop: int) -> Tensor:
+        self.drain()
+        out = np.empty((self.job.tables[index].rows, stop - start), np.float32)
+        for first, count in self._chunks(index):
+            out[first : first + count] = self._client.records(index, first, count)[:, start:stop]
+        return torch.from_numpy(out)
+
+    def _write(self, index: int, weight: Tensor) -> None:
+        """Replaces a table's weights and resets its optimizer state."""
+        table = self.job.tables[index]
+        self.drain()
+        for first, count in self._chunks(index):
+            records = np.zeros((count, table.record_floats), np.float32)
+            records[:, : table.dim] = weight[first : first + count].detach().cpu().numpy()
+            self._client.write_records(index, first, records)
+
+
+@dataclasses.dataclass(slots=True)
+class _Batch:
+    ticket: Ticket
+    shape: tuple[int, int]
+
+
+class _Lookup(torch.autograd.Function):
+    """Forward pools pulled rows; backward sums gradients by row and pushes them."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, client: Client, batch: _Batch) -> Tensor:
+        ctx.client = client
+        ctx.batch = batch
+        plan: Any = batch.ticket.plan
+        pooled = torch.empty(batch.shape)
+        plan.pool(batch.ticket.wait(), pooled.numpy())
+        return pooled
+
+    @staticmethod
+    def backward(ctx: Any, *outputs: Tensor) -> tuple[None, None, None]:
+        (grad,) = outputs
+        plan: Any = ctx.batch.ticket.plan
+        grads = np.empty(plan.floats, np.float32)
+        plan.unpool(grad.detach().cpu().to(torch.float32).contiguous().numpy(), grads)
+        ctx.client.push(ctx.batch.ticket, grads)
+        return None, None, None
+
+
+def _table_spec(config: EmbeddingBagConfig, optimizer: OptimizerSpec) -> TableSpec:
+    return TableSpec(
+        name=config.name,
+        rows=config.num_embeddings,
+        dim=config.embedding_dim,
+        init_bound=(1.0 / max(1, config.num_embeddings)) ** 0.5,
+        optimizer=optimizer,
+    )

@@ -1,0 +1,29 @@
+"""The worker's side of the layout: which server holds which row of a batch."""
+
+from __future__ import annotations
+
+from regrow import _core
+from regrow.core.job import JobSpec
+
+
+def make_router(
+    job: JobSpec,
+    *,
+    feature_tables: list[int],
+    static_tables: list[int],
+    mean_pooling: list[bool] | None = None,
+) -> _core.Router:
+    """The worker's side of the layout that the servers of `job` use."""
+    tables = job.tables
+    return _core.Router(
+        rows=[table.rows for table in tables],
+        dims=[table.dim for table in tables],
+        k=[table.k for table in tables],
+        r=[table.r for table in tables],
+        table_index=list(range(len(tables))),
+        mean_pooling=mean_pooling or [False] * len(tables),
+        feature_tables=feature_tables,
+        static_tables=static_tables,
+        servers=job.servers,
+        groups=job.groups,
+    )

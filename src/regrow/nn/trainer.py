@@ -1,0 +1,210 @@
+"""The training loop of one worker: batches in, pulls and pushes out.
+
+In asynchronous mode the rows of the next `prefetch` batches are asked for before the current one is computed, so
+they are older by as many steps; the client measures how much really changed in between. In synchronous mode a
+worker without a batch for the last step still takes part in it, with nothing to add.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn import functional
+
+from regrow.config import TrainConfig
+from regrow.core.job import JobSpec, OptimizerSpec, TableSpec
+from regrow.data.batch import Batch, Dataset
+from regrow.errors import RegrowError
+from regrow.metrics import ScoreHistogram, auc, logloss
+from regrow.nn.dense import DenseTable
+from regrow.nn.dlrm import DLRM
+from regrow.nn.routing import make_router
+from regrow.runtime.client import Client, Ticket
+
+
+@dataclasses.dataclass(slots=True)
+class Progress:
+    """What has happened since the last report."""
+
+    step: int = 0
+    samples: int = 0
+    loss_sum: float = 0.0
+    loss_samples: int = 0
+    wait_seconds: float = 0.0
+    lookups: int = 0
+    distinct: int = 0
+    scores: ScoreHistogram = dataclasses.field(default_factory=ScoreHistogram)
+    position: dict[str, Any] | None = None
+
+    def add(self, batch: Batch, ticket: Ticket, loss: float, logits: np.ndarray[Any, Any]) -> None:
+        self.samples += len(batch)
+        self.loss_sum += loss * len(batch)
+        self.loss_samples += len(batch)
+        plan: Any = ticket.plan
+        self.lookups += plan.lookups
+        self.distinct += plan.distinct
+        self.scores.add(batch.labels, logits)
+        self.position = batch.position
+
+    def clear(self) -> None:
+        self.loss_sum, self.loss_samples, self.scores = 0.0, 0, ScoreHistogram()
+
+
+def dlrm_job(config: TrainConfig, rows: list[int], dim: int, dense: TableSpec) -> JobSpec:
+    """The tables of a DLRM run: one per categorical feature, then the dense parameters."""
+    optimizer = OptimizerSpec(kind=config.optimizer, learning_rate=config.learning_rate)  # type: ignore[arg-type]
+    tables = [
+        TableSpec(
+            name=f"t_cat_{index}",
+            rows=count,
+            dim=dim,
+            init_bound=(1.0 / count) ** 0.5,
+            optimizer=optimizer,
+        )
+        for index, count in enumerate(rows)
+    ]
+    return JobSpec(
+        tables=(*tables, dense),
+        servers=config.servers,
+        workers=config.workers,
+        mode=config.mode,  # type: ignore[arg-type]
+        seed=config.seed,
+    )
+
+
+class Trainer:
+    """One worker's model and its view of the servers."""
+
+    def __init__(self, config: TrainConfig, dataset: Dataset, *, worker: int) -> None:
+        shape = config.load_model()
+        self.config = config
+        self.dataset = dataset
+        self.worker = worker
+        self.model = DLRM.from_config(shape, seed=config.seed)
+        self.device = torch.device(config.device)
+        self.model.to(self.device)
+        dense_optimizer = OptimizerSpec(
+            kind=config.dense_optimizer,  # type: ignore[arg-type]
+            learning_rate=config.dense_learning_rate,
+        )
+        self.dense = DenseTable(self.model, dense_optimizer)
+        self.job = dlrm_job(config, dataset.rows, shape.dim, self.dense.spec)
+        self.dense_index = len(dataset.rows)
+        self.width = len(dataset.rows) * shape.dim
+        self.router = make_router(
+            self.job, feature_tables=list(range(len(dataset.rows))), static_tables=[self.dense_index]
+        )
+        self.progress = Progress()
+
+    def connect(self, client: Client) -> None:
+        """Uses this client, and gives the servers the initial dense parameters (unless they have some)."""
+        self.client = client
+        plan = self._empty_plan()
+        weights = np.empty(plan.floats, np.float32)
+        plan.static_put(self.dense_index, self.dense.values, weights)
+        client.assign(plan, weights)
+
+    def train(self, *, steps: int, report: Callable[[Progress], None], report_seconds: float = 0.5) -> None:
+        """`steps` steps or to the end of the data; every push is durable when this returns."""
+        config = self.config
+        batches = self.dataset.train_batches(batch=config.batch, worker=self.worker, workers=config.workers)
+        ahead: deque[tuple[Batch | None, Ticket]] = deque()
+        reported = time.monotonic()
+        asked = 0
+        for step in range(1, steps + 1):
+            while asked < min(step + config.prefetch, steps):
+                asked += 1
+                self._ask(batches, asked, ahead)
+            if not ahead:
+                break
+            self._step(step, *ahead.popleft())
+            if time.monotonic() - reported >= report_seconds:
+                reported = time.monotonic()
+                report(self.progress)
+                self.progress.clear()
+        if config.mode == "sync":
+            # The pull after the last step commits it.
+            self.client.pull(self._empty_plan(), step=steps + 1).wait()
+        self.client.drain()
+        report(self.progress)
+        self.progress.clear()
+
+    def _ask(self, batches: Iterator[Batch], step: int, ahead: deque[tuple[Batch | None, Ticket]]) -> None:
+        batch = next(batches, None)
+        if batch is None and self.config.mode == "async":
+            return
+        plan = self._plan(batch) if batch is not None else self._empty_plan()
+        ahead.append((batch, self.client.pull(plan, step=step)))
+
+    def _step(self, step: int, batch: Batch | None, ticket: Ticket) -> None:
+        waited = time.monotonic()
+        rows = ticket.wait()
+        self.progress.wait_seconds += time.monotonic() - waited
+        plan: Any = ticket.plan
+        if batch is None:
+            self.client.push(ticket, np.zeros(plan.floats, np.float32))
+            return
+        embeddings = self._load(plan, rows, len(batch)).requires_grad_()
+        logits = self.model(torch.from_numpy(batch.dense).to(self.device), embeddings)
+        labels = torch.from_numpy(batch.labels).to(self.device)
+        loss = functional.binary_cross_entropy_with_logits(logits, labels)
+        if not math.isfinite(loss.item()):
+            raise RegrowError(
+                f"the loss became {loss.item()} at step {step}",
+                hint="Lower --learning-rate or --dense-learning-rate; diverged weights do not come back.",
+            )
+        # Synchronous steps sum the workers' gradients: together they make the mean over the global batch.
+        (loss / self.config.workers if self.config.mode == "sync" else loss).backward()
+        grads = np.empty(plan.floats, np.float32)
+        assert embeddings.grad is not None
+        plan.unpool(embeddings.grad.cpu().contiguous().numpy(), grads)
+        plan.static_put(self.dense_index, self.dense.take_grads(), grads)
+        self.client.push(ticket, grads)
+        self.progress.step = step
+        self.progress.add(batch, ticket, loss.item(), logits.detach().cpu().numpy())
+
+    def evaluate(self, tick: Callable[[int], None] = lambda samples: None) -> tuple[float, float, int]:
+        """(AUC, log loss, samples) over the test rows, with the servers' current values."""
+        labels, scores = [], []
+        ahead: deque[tuple[Batch, Ticket]] = deque()
+        batches = self.dataset.test_batches(batch=max(self.config.batch, 2048))
+        while True:
+            batch = next(batches, None)
+            if batch is not None:
+                ahead.append((batch, self.client.pull(self._plan(batch), step=0)))
+            if not ahead:
+                break
+            if batch is not None and len(ahead) < 2:
+                continue
+            current, ticket = ahead.popleft()
+            with torch.no_grad():
+                embeddings = self._load(ticket.plan, ticket.wait(), len(current))
+                logits = self.model(torch.from_numpy(current.dense).to(self.device), embeddings)
+            scores.append(logits.cpu().numpy())
+            labels.append(current.labels)
+            tick(sum(map(len, labels)))
+        if not labels:
+            return float("nan"), float("nan"), 0
+        truth, guess = np.concatenate(labels), np.concatenate(scores)
+        return float(auc(truth, guess)), float(logloss(truth, guess)), len(truth)
+
+    def _plan(self, batch: Batch) -> Any:
+        return self.router.plan(batch.values, batch.lengths, len(batch))
+
+    def _empty_plan(self) -> Any:
+        return self.router.plan(np.zeros(0, np.int64), None, 0)
+
+    def _load(self, plan: Any, rows: np.ndarray[Any, Any], samples: int) -> torch.Tensor:
+        """Takes pulled rows apart: dense parameters into the model, the rest pooled into one matrix."""
+        plan.static_get(self.dense_index, rows, self.dense.values)
+        self.dense.loaded()
+        pooled = torch.empty(samples, self.width)
+        plan.pool(rows, pooled.numpy())
+        return pooled.to(self.device)

@@ -1,0 +1,119 @@
+"""A whole cluster inside one process and one thread: for notebooks, examples and tests.
+
+The same coordinator, servers and sessions as over sockets; a message is handed over by reference, in order, before
+the call that caused it returns.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+from regrow.core.coordinator import Coordinator
+from regrow.core.effects import Delivered, Joined, Log, Refuse, Send
+from regrow.core.job import JobSpec
+from regrow.core.link import Identity
+from regrow.core.messages import Declare, Message, Register, View
+from regrow.core.session import Event
+from regrow.core.shard import ShardServer, Store
+from regrow.errors import ConnectionLost, RegrowError
+from regrow.runtime.client import Client
+from regrow.store.memory import MemoryStore
+
+COORDINATOR = Identity(role="coordinator", id=0)
+REPLY_BYTES_MAX = 4 << 30
+
+
+class InProcessCluster:
+    """Servers without processes. Make one client per worker."""
+
+    def __init__(
+        self, *, servers: int, build_store: Callable[[JobSpec, int], Store] = MemoryStore
+    ) -> None:
+        self.coordinator = Coordinator(servers=servers)
+        self.server_count = servers
+        self.servers = [
+            ShardServer(
+                identity=Identity(role="server", id=index),
+                build_store=build_store,
+                reply_bytes_max=REPLY_BYTES_MAX,
+            )
+            for index in range(servers)
+        ]
+        self._clients: dict[Identity, InProcessClient] = {}
+        self._queue: deque[tuple[Identity, Identity, Message]] = deque()
+        self._pumping = False
+        for server in self.servers:
+            self._effects(server.identity, self.coordinator.receive(Joined(peer=server.identity)))
+            self.post(server.identity, COORDINATOR, Register(address=f"process:{server.identity.id}"))
+
+    def client(self, job: JobSpec, *, worker: int = 0, redo_bytes_max: int = 64 << 20) -> Client:
+        """The client of one worker; the first one's job is the cluster's."""
+        identity = Identity(role="worker", id=worker)
+        client = InProcessClient(self, identity, job, redo_bytes_max=redo_bytes_max)
+        self._clients[identity] = client
+        self._effects(COORDINATOR, self.coordinator.receive(Joined(peer=identity)))
+        self.post(identity, COORDINATOR, Declare(job=job))
+        client.opened.result(0)
+        return client
+
+    def close(self) -> None:
+        """Nothing runs, so nothing stops."""
+
+    def post(self, source: Identity, target: Identity, message: Message) -> None:
+        """Queues a message and delivers all there are, unless that is going on already."""
+        self._queue.append((source, target, message))
+        if self._pumping:
+            return
+        self._pumping = True
+        try:
+            while self._queue:
+                self._deliver(*self._queue.popleft())
+        finally:
+            self._pumping = False
+
+    def _deliver(self, source: Identity, target: Identity, message: Message) -> None:
+        event = Delivered(source=source, message=message)
+        if target.role == "coordinator":
+            self._effects(target, self.coordinator.receive(event))
+        elif target.role == "server":
+            self._effects(target, self.servers[target.id].receive(event))
+        elif target in self._clients:
+            self._clients[target].deliver(event)
+
+    def _effects(self, local: Identity, effects: list[Send | Refuse | Log]) -> None:
+        for effect in effects:
+            if isinstance(effect, Send):
+                self.post(local, effect.target, effect.message)
+            elif isinstance(effect, Refuse) and effect.target in self._clients:
+                self._clients[effect.target].refused(local, effect.reason)
+
+
+class InProcessClient(Client):
+    """A client whose servers are called directly."""
+
+    def __init__(
+        self, cluster: InProcessCluster, identity: Identity, job: JobSpec, *, redo_bytes_max: int
+    ) -> None:
+        super().__init__(job, redo_bytes_max=redo_bytes_max)
+        self.identity = identity
+        self._cluster = cluster
+
+    def deliver(self, event: Event) -> None:
+        self._run(self.session.receive(event))
+
+    def refused(self, source: Identity, reason: str) -> None:
+        self._fail(ConnectionLost(f"lost {source}: refused: {reason}"))
+
+    def _submit(self, event: Event) -> None:
+        self._run(self.session.receive(event))
+
+    def _send(self, target: Identity, message: Message) -> None:
+        self._cluster.post(self.identity, target, message)
+
+    def _connect(self, view: View) -> None:
+        if view.job != self.job:
+            self._fail(RegrowError("the cluster runs another job"))
+            return
+        for server in self._cluster.servers:
+            self._submit(Joined(peer=server.identity))

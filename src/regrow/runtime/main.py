@@ -1,0 +1,53 @@
+"""The main of every child process: `python -m regrow.runtime.main`, told its role on stdin.
+
+Errors end the process with one readable message to the launcher; the traceback, if any, is in the log (stderr).
+"""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+import traceback
+
+from regrow import _core
+from regrow.errors import RegrowError
+from regrow.runtime.parent import Parent
+
+
+def main() -> int:
+    # The launcher decides when to stop: Ctrl-C in a terminal reaches only it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    parent = Parent()
+    role, index = parent.assignment["role"], parent.assignment["id"]
+    logging.basicConfig(
+        stream=sys.stderr, level=logging.INFO, format=f"%(asctime)s {role[0].upper()}{index} %(message)s"
+    )
+    _core.tune_malloc()
+    try:
+        if role == "worker":
+            from regrow.runtime import worker
+
+            worker.run(parent)
+        else:
+            from regrow.runtime import serve
+
+            serve.run(parent)
+    except RegrowError as error:
+        logging.error("%s", error)
+        parent.report("error", message=str(error), kind="user")
+        return 1
+    except MemoryError as error:
+        traceback.print_exc()
+        parent.report("error", message=f"out of memory: {error}", kind="user")
+        return 1
+    except Exception as error:
+        traceback.print_exc()
+        parent.report("error", message=f"{type(error).__name__}: {error}", kind="bug")
+        return 1
+    parent.report_stopped()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

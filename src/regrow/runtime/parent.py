@@ -1,0 +1,83 @@
+"""A child process and the launcher that started it, over the child's stdin and stdout.
+
+The first line on stdin is the assignment; later lines are commands; its end means that the launcher is gone, and
+then the child must go too, at once. Everything the child has to say goes to stdout as one JSON object a line.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import resource
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+EXIT_PARENT_GONE = 3
+
+
+class Parent:
+    """The launcher, seen from a child."""
+
+    def __init__(self) -> None:
+        # Keep the real stdout for events only: a stray print must not corrupt them.
+        self._out = os.fdopen(os.dup(1), "w", buffering=1)
+        os.dup2(2, 1)
+        self._lock = threading.Lock()
+        self._commands: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+        self._on_command: Callable[[dict[str, Any]], None] | None = None
+        self._lines = _lines(0)
+        line = next(self._lines, None)
+        if line is None:
+            sys.exit(EXIT_PARENT_GONE)
+        self.assignment: dict[str, Any] = json.loads(line)
+        threading.Thread(target=self._read, name="parent", daemon=True).start()
+
+    def report(self, event: str, **values: Any) -> None:
+        """Tells the launcher; a launcher that is gone is noticed on stdin."""
+        text = json.dumps({"event": event, **values}, allow_nan=True)
+        with self._lock:
+            try:
+                self._out.write(text + "\n")
+                self._out.flush()
+            except (BrokenPipeError, ValueError):
+                os._exit(EXIT_PARENT_GONE)
+
+    def report_stopped(self) -> None:
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        self.report(
+            "stopped", cpu_seconds=usage.ru_utime + usage.ru_stime, peak_rss_bytes=usage.ru_maxrss * 1024
+        )
+
+    def next_command(self) -> dict[str, Any]:
+        """Waits for the next command (for a process whose main thread has nothing else to do)."""
+        return self._commands.get()
+
+    def on_command(self, callback: Callable[[dict[str, Any]], None]) -> None:
+        """Calls back from the reading thread instead (for a process that runs an event loop)."""
+        self._on_command = callback
+        while not self._commands.empty():
+            callback(self._commands.get())
+
+    def _read(self) -> None:
+        for line in self._lines:
+            try:
+                command = json.loads(line)
+            except ValueError:
+                continue
+            if self._on_command is not None:
+                self._on_command(command)
+            else:
+                self._commands.put(command)
+        os._exit(EXIT_PARENT_GONE)
+
+
+def _lines(fd: int) -> Iterator[bytes]:
+    """Lines of a pipe, read without Python's buffered stdin: its lock, held by a daemon thread, would abort the
+    interpreter at its end."""
+    pending = b""
+    while chunk := os.read(fd, 1 << 16):
+        *lines, pending = (pending + chunk).split(b"\n")
+        yield from lines

@@ -1,0 +1,375 @@
+"""Goal: a run ends in one of the ways it should, says which, and leaves nothing behind but its directory.
+
+Method: the real launcher with real processes that only pretend to train (fake_child.py). Deaths are arranged
+by events, not by time; waiting is polling with a deadline.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from regrow.config import TrainConfig
+from regrow.errors import ChildFailed, UserError
+from regrow.launch import local
+from regrow.launch.local import Patience
+
+pytestmark = pytest.mark.live
+
+HERE = Path(__file__).parent
+DEADLINE_SECONDS = 60.0
+QUICK = Patience(listen=20.0, stop=20.0, abort=0.5, term=0.5, cause=0.3)
+
+
+class World:
+    """A plan for fake children, a place for their pid files, and a run directory."""
+
+    def __init__(self, path: Path) -> None:
+        self.room = path / "room"
+        self.room.mkdir()
+        self.out = path / "run"
+        self.temp = path / "tmp"
+        self.temp.mkdir()
+        self.plan_path = path / "plan.json"
+        self.plan()
+
+    def plan(self, **plan: Any) -> None:
+        defaults = {"room": str(self.room), "manners": {}, "steps": 3, "endless": False, "patience": {}}
+        self.plan_path.write_text(json.dumps({**defaults, **plan}))
+
+    def config(self, **options: Any) -> TrainConfig:
+        defaults = {"servers": 3, "workers": 2, "model": "tiny", "batch": 64, "steps": 3}
+        return TrainConfig(**{**defaults, "out": str(self.out), **options})
+
+    def train(self, *, patience: Patience = QUICK, overwrite: bool = False, **options: Any) -> dict[str, Any]:
+        command = [sys.executable, str(HERE / "fake_child.py"), str(self.plan_path)]
+        return local.train(
+            self.config(**options),
+            command=command,
+            patience=patience,
+            memory_check=False,
+            overwrite=overwrite,
+        )
+
+    def start_regrow(self, *arguments: str, **popen: Any) -> subprocess.Popen[str]:
+        """The command as a user starts it."""
+        command = [sys.executable, str(HERE / "fake_regrow.py"), str(self.plan_path), "train"]
+        command += ["--model", "tiny", "--servers", "2", "--workers", "1", "--steps", "3", "--out"] + [
+            str(self.out)
+        ]
+        return subprocess.Popen(
+            [*command, *arguments],
+            text=True,
+            env={**os.environ, "TMPDIR": str(self.temp)},
+            **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **popen},
+        )
+
+    def summary(self) -> dict[str, Any]:
+        return json.loads((self.out / "summary.json").read_text())
+
+    def pids(self) -> list[int]:
+        return [int(path.read_text()) for path in self.room.glob("*.pid") if path.read_text()]
+
+    def assert_nothing_left(self) -> None:
+        poll(lambda: not any(alive(pid) for pid in self.pids()), "processes are left running")
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+def poll(condition: Callable[[], Any], complaint: str) -> None:
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline, complaint
+        time.sleep(0.01)
+
+
+def alive(pid: int) -> bool:
+    """Running, that is: a zombie that init has not collected yet does no harm."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"
+
+
+# -- a run that goes well ---------------------------------------------------------------------------------
+
+
+def test_clean_run(world: World) -> None:
+    summary = world.train()
+    world.assert_nothing_left()
+    assert len(world.pids()) == 6
+    assert summary == world.summary()
+    expected = {
+        "status": "ok",
+        "steps": 3,
+        "steps_done": 6,
+        "samples": 2 * 3 * 64,
+        "auc": 0.75,
+        "logloss": 0.5,
+        "test_samples": 100,
+        "model_sha256": "ab" * 32,
+        "mode": "async",
+        "protection": "none",
+        "servers": 3,
+        "workers": 2,
+        "rows": 3000,
+        "bytes_in": 3000,
+        "bytes_out": 6000,
+        "staleness_mean": 1.0,
+        "lookups": 2 * 26 * 3,
+        "distinct_rows": 2 * 10 * 3,
+        "distinct_rows_per_step": 10.0,
+    }
+    assert {name: summary[name] for name in expected} == expected
+    # Both workers say 0.5 s; they may have finished some time apart.
+    assert 0.5 <= summary["seconds"] < DEADLINE_SECONDS
+    assert summary["samples_per_s"] == pytest.approx(summary["samples"] / summary["seconds"], rel=0.01)
+    for name in ("total", "coordinator", "server", "worker"):
+        assert summary["cpu_seconds"][name] > 0
+        assert summary["peak_rss_bytes"][name] > 1 << 20
+    assert summary["peak_rss_bytes"]["total"] >= 6 * (1 << 20)
+
+
+def test_run_directory(world: World) -> None:
+    world.train()
+    names = sorted(str(path.relative_to(world.out)) for path in world.out.rglob("*") if path.is_file())
+    logs = [f"logs/{name}-{id}.log" for name, count in COUNTS.items() for id in range(count)]
+    assert names == sorted(["config.toml", "metrics.jsonl", "summary.json", *logs])
+    again = TrainConfig.from_toml(world.out / "config.toml", {"out": str(world.out)})
+    assert again == world.config()
+    lines = [json.loads(line) for line in (world.out / "metrics.jsonl").read_text().splitlines()]
+    assert lines
+    assert set(lines[0]) >= {"t", "step", "samples", "samples_per_s", "loss", "auc", "servers_alive"}
+    # What is no event is not lost either.
+    assert "a library prints this" in (world.out / "logs/worker-0.log").read_text()
+
+
+COUNTS = {"coordinator": 1, "server": 3, "worker": 2}
+
+
+def test_assignments(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.train(threads_per_server=2)
+    told = {path.stem: json.loads(path.read_text()) for path in world.room.glob("*.json")}
+    assert len(told) == 6
+    assert len({assignment["token"] for assignment in told.values()}) == 1
+    assert len(told["worker-0"]["token"]) == 64
+    listens = [assignment["listen"] for assignment in told.values()]
+    assert len(set(listens)) == 6
+    assert all(listen.startswith("unix:/") and len(listen) < 100 for listen in listens)
+    assert told["coordinator-0"]["coordinator"] is None
+    assert told["server-1"]["coordinator"] == told["coordinator-0"]["listen"]
+    assert [told[name]["threads"] for name in ("coordinator-0", "server-0")] == [1, 2]
+    assert TrainConfig.from_dict(told["worker-1"]["config"]) == world.config(threads_per_server=2)
+    # The private directory of the sockets is gone, with what was in it.
+    assert not Path(listens[0].removeprefix("unix:")).parent.exists()
+
+
+def test_tcp(world: World) -> None:
+    world.train(transport="tcp")
+    told = json.loads((world.room / "worker-0.json").read_text())
+    assert told["listen"] == "tcp:127.0.0.1:0"
+
+
+# -- runs that fail ---------------------------------------------------------------------------------------
+
+FAILURES = [
+    ({"server 2": "is killed"}, "server 2 was killed by SIGKILL at step 3; its log: {out}/logs/server-2.log"),
+    ({"worker 1": "exits"}, "worker 1 exited with code 7 at step 3; its log: {out}/logs/worker-1.log"),
+    ({"server 0": "reports a mistake"}, "server 0: the file x.tsv has no rows"),
+    ({"worker 0": "has a bug"}, "worker 0: ZeroDivisionError: division by zero"),
+    (
+        {"coordinator 0": "exits at once"},
+        "coordinator exited with code 7 at step 0; its log: {out}/logs/coordinator-0.log",
+    ),
+    (
+        # The victim speaks first; the dead server is named all the same.
+        {"worker 1": "misses the dead", "server 1": "dies after the complaint"},
+        "server 1 was killed by SIGKILL at step 3; its log: {out}/logs/server-1.log",
+    ),
+    ({"server 1": "talks nonsense"}, "server 1 sent a malformed 'ready' event: ValueError"),
+    ({"worker 0": "talks nonsense"}, "worker 0 sent a malformed 'trained' event: KeyError"),
+]
+
+
+@pytest.mark.parametrize("manners, message", FAILURES, ids=[str(failure[0]) for failure in FAILURES])
+def test_failure(world: World, manners: dict[str, str], message: str) -> None:
+    # Endless, so that nobody gets through before the one who is to fail does.
+    world.plan(manners=manners, endless=True)
+    with pytest.raises(ChildFailed) as caught:
+        world.train()
+    world.assert_nothing_left()
+    assert caught.value.message.startswith(message.format(out=world.out))
+    assert caught.value.exit_code == 1
+    summary = world.summary()
+    assert summary["status"] == "failed"
+    assert summary["error"] == caught.value.message
+    assert summary["auc"] is None
+
+
+def test_last_words_are_the_hint(world: World) -> None:
+    world.plan(manners={"server 1": "exits"}, endless=True)
+    with pytest.raises(ChildFailed) as caught:
+        world.train()
+    assert caught.value.hint == "its last words: Boom: no luck"
+
+
+def test_coordinator_that_never_listens(world: World) -> None:
+    world.plan(manners={"coordinator 0": "mute"})
+    with pytest.raises(ChildFailed, match="did not listen within 0 s"):
+        world.train(patience=Patience(listen=0.2, abort=0.5, term=0.5))
+    world.assert_nothing_left()
+
+
+def test_command_that_cannot_be_started(world: World) -> None:
+    with pytest.raises(Exception, match="cannot start coordinator 0: No such file"):
+        local.train(world.config(), command=["/nonexistent"], memory_check=False)
+    assert world.summary()["status"] == "failed"
+
+
+@pytest.mark.parametrize("manner, words", [("deaf", "did not stop when asked"), ("fails to stop", "code 5")])
+def test_child_that_does_not_stop_as_it_should(world: World, manner: str, words: str) -> None:
+    world.plan(manners={"server 1": manner})
+    with pytest.raises(ChildFailed, match=words):
+        world.train(patience=Patience(stop=1.0, abort=0.3, term=0.3))
+    world.assert_nothing_left()
+    # The result was there already, and is kept.
+    assert world.summary()["auc"] == 0.75
+
+
+# -- signals ----------------------------------------------------------------------------------------------
+
+
+def start_endless(world: World, **plan: Any) -> subprocess.Popen[str]:
+    """A run in the middle of training, which would go on for ever."""
+    world.plan(endless=True, **plan)
+    process = world.start_regrow()
+    poll(lambda: (world.room / "trained-0").exists(), "training does not begin")
+    poll(lambda: len(world.pids()) == 4, "not all processes have started")
+    return process
+
+
+@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_signal_stops_everything(world: World, number: int, code: int) -> None:
+    process = start_endless(world)
+    process.send_signal(number)
+    _, errors = process.communicate(timeout=DEADLINE_SECONDS)
+    assert process.returncode == code
+    world.assert_nothing_left()
+    assert "Traceback" not in errors
+    assert "at step 3" in errors
+    assert world.summary()["status"] == "failed"
+    assert list(world.temp.iterdir()) == []
+
+
+def test_second_interrupt_does_not_wait(world: World) -> None:
+    """Deaf children are waited for after the first Ctrl-C; the second one ends that."""
+    manners = dict.fromkeys(["coordinator 0", "server 0", "server 1", "worker 0"], "deaf")
+    process = start_endless(world, manners=manners, patience={"abort": 1000.0, "term": 1000.0})
+    process.send_signal(signal.SIGINT)
+    poll(lambda: (world.room / "stop-worker-0").exists(), "nobody is asked to stop")
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=DEADLINE_SECONDS)
+    assert process.returncode == 130
+    world.assert_nothing_left()
+    assert "Traceback" not in errors
+    assert world.summary()["error"].startswith("interrupted")
+    assert list(world.temp.iterdir()) == []
+
+
+def test_killed_launcher_leaves_nothing_running(world: World) -> None:
+    process = start_endless(world)
+    process.kill()
+    process.communicate(timeout=DEADLINE_SECONDS)
+    world.assert_nothing_left()
+
+
+# -- what the user sees -----------------------------------------------------------------------------------
+
+
+def test_plain_output(world: World) -> None:
+    process = world.start_regrow()
+    output, errors = process.communicate(timeout=DEADLINE_SECONDS)
+    assert process.returncode == 0, errors
+    phases = [line.split(":")[0] for line in errors.splitlines()]
+    assert list(dict.fromkeys(phases)) == ["starting", "loading", "training", "evaluating", "stopping"]
+    assert "AUC 0.7500, log loss 0.5000 on 100 samples" in output
+    assert f"{world.out}/summary.json" in output
+
+
+def test_quiet_output(world: World) -> None:
+    process = world.start_regrow("--quiet")
+    assert process.communicate(timeout=DEADLINE_SECONDS) == ("", "")
+    assert process.returncode == 0
+
+
+def test_failure_output(world: World) -> None:
+    world.plan(manners={"server 0": "reports a mistake"}, endless=True)
+    process = world.start_regrow("--quiet")
+    _, errors = process.communicate(timeout=DEADLINE_SECONDS)
+    assert process.returncode == 1
+    assert errors == "error: server 0: the file x.tsv has no rows\n"
+
+
+def test_terminal_output(world: World) -> None:
+    """On a terminal the picture moves, and the cursor is there again at the end."""
+    ours, theirs = pty.openpty()
+    process = world.start_regrow(stderr=theirs, stdin=theirs)
+    os.close(theirs)
+    shown = bytearray()
+    while True:
+        try:
+            chunk = os.read(ours, 4096)
+        except OSError:  # how Linux says that nobody has the other end any more
+            break
+        if not chunk:
+            break
+        shown += chunk
+    os.close(ours)
+    output, _ = process.communicate(timeout=DEADLINE_SECONDS)
+    assert process.returncode == 0, shown.decode()
+    text = shown.decode()
+    assert "servers" in text
+    assert "training" in text
+    assert text.rindex("\x1b[?25h") > text.rindex("\x1b[?25l")
+    assert "AUC 0.7500" in output
+
+
+# -- the run directory ------------------------------------------------------------------------------------
+
+
+def test_directory_in_use_is_refused(world: World) -> None:
+    world.out.mkdir()
+    mine = world.out / "thesis.tex"
+    mine.write_text("years of work")
+    with pytest.raises(UserError, match="is not empty"):
+        world.train()
+    assert world.pids() == []
+    world.train(overwrite=True)
+    assert mine.read_text() == "years of work"
+
+
+def test_overwrite_replaces_the_run(world: World) -> None:
+    world.train(servers=4)
+    world.train(servers=1, overwrite=True)
+    assert world.summary()["servers"] == 1
+    assert not (world.out / "logs/server-3.log").exists()
+
+
+def test_missing_data_is_found_before_the_start(world: World) -> None:
+    with pytest.raises(UserError, match=r"there is no file .*missing\.tsv"):
+        world.train(data=f"criteo:{world.out}/missing.tsv", steps=None, epochs=1)
+    assert not world.out.exists()
