@@ -12,8 +12,9 @@ import pty
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from regrow.config import TrainConfig
 from regrow.errors import ChildFailed, UserError
 from regrow.launch import local
 from regrow.launch.local import Patience
+from regrow.launch.rundir import SocketDir
 
 pytestmark = pytest.mark.live
 
@@ -34,12 +36,11 @@ QUICK = Patience(listen=20.0, stop=20.0, abort=0.5, term=0.5, cause=0.3)
 class World:
     """A plan for fake children, a place for their pid files, and a run directory."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, temp: Path) -> None:
         self.room = path / "room"
         self.room.mkdir()
         self.out = path / "run"
-        self.temp = path / "tmp"
-        self.temp.mkdir()
+        self.temp = temp
         self.plan_path = path / "plan.json"
         self.plan()
 
@@ -64,9 +65,8 @@ class World:
     def start_regrow(self, *arguments: str, **popen: Any) -> subprocess.Popen[str]:
         """The command as a user starts it."""
         command = [sys.executable, str(HERE / "fake_regrow.py"), str(self.plan_path), "train"]
-        command += ["--model", "tiny", "--servers", "2", "--workers", "1", "--steps", "3", "--out"] + [
-            str(self.out)
-        ]
+        options = {"model": "tiny", "servers": 2, "workers": 1, "steps": 3, "out": self.out}
+        command += [f"--{name}={value}" for name, value in options.items()]
         return subprocess.Popen(
             [*command, *arguments],
             text=True,
@@ -85,8 +85,10 @@ class World:
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> World:
-    return World(tmp_path)
+def world(tmp_path: Path) -> Iterator[World]:
+    # A directory of our own for sockets, with a name shorter than pytest's: socket paths are limited.
+    with tempfile.TemporaryDirectory(prefix="rg-", dir="/tmp") as temp:
+        yield World(tmp_path, Path(temp))
 
 
 def poll(condition: Callable[[], Any], complaint: str) -> None:
@@ -161,7 +163,7 @@ def test_run_directory(world: World) -> None:
 COUNTS = {"coordinator": 1, "server": 3, "worker": 2}
 
 
-def test_assignments(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_assignments(world: World) -> None:
     world.train(threads_per_server=2)
     told = {path.stem: json.loads(path.read_text()) for path in world.room.glob("*.json")}
     assert len(told) == 6
@@ -295,6 +297,21 @@ def test_killed_launcher_leaves_nothing_running(world: World) -> None:
     process.kill()
     process.communicate(timeout=DEADLINE_SECONDS)
     world.assert_nothing_left()
+    # It could not remove its sockets; whoever runs next does, once it is sure that nobody uses them.
+    (abandoned,) = world.temp.iterdir()
+    SocketDir.sweep(world.temp, age_seconds=3600.0)
+    assert abandoned.exists()
+    SocketDir.sweep(world.temp, age_seconds=0.0)
+    assert not abandoned.exists()
+
+
+def test_sockets_in_use_are_not_swept(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(world.temp))
+    with SocketDir() as sockets:
+        SocketDir.sweep(world.temp, age_seconds=0.0)
+        assert sockets.path.parent == world.temp
+        assert sockets.path.stat().st_mode & 0o777 == 0o700
+    assert list(world.temp.iterdir()) == []
 
 
 # -- what the user sees -----------------------------------------------------------------------------------

@@ -13,6 +13,7 @@ import pytest
 
 from regrow.data.batch import Batch
 from regrow.data.synthetic import SyntheticDataset, _coprime_near, _segment_starts, table_rows
+from regrow.errors import UserError
 from regrow.metrics import auc
 
 
@@ -91,11 +92,11 @@ def test_every_position_resumes_exactly(worker: int, workers: int) -> None:
 def test_positions_of_another_run_are_refused() -> None:
     dataset = small()
     position = all_train(dataset, batch=100, workers=2)[1].position
-    with pytest.raises(ValueError, match="another batch size"):
+    with pytest.raises(UserError, match="another batch size"):
         dataset.train_batches(batch=90, worker=0, workers=2, start=position)
-    with pytest.raises(ValueError, match="not one of worker 1"):
+    with pytest.raises(UserError, match="not one of worker 1"):
         dataset.train_batches(batch=100, worker=1, workers=2, start=position)
-    with pytest.raises(ValueError, match="needs the integers"):
+    with pytest.raises(UserError, match="needs the integers"):
         dataset.train_batches(batch=100, worker=0, workers=2, start={"batch": 2})
 
 
@@ -208,7 +209,7 @@ def test_wrong_settings_are_named(changes: dict[str, object], message: str) -> N
 
 
 def test_wrong_batches_are_named() -> None:
-    with pytest.raises(ValueError, match="larger than the training data, 1000 rows"):
+    with pytest.raises(UserError, match="larger than the training data, 1000 rows"):
         small().train_batches(batch=1001, worker=0, workers=1)
     with pytest.raises(ValueError, match="at least 1"):
         small().train_batches(batch=0, worker=0, workers=1)

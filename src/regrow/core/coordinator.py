@@ -1,7 +1,7 @@
 """The coordinator: knows who serves what, and tells everybody. It is never on the data path.
 
-It waits until every server of the job has registered and the job has been declared, then makes the first view.
-Whoever comes later gets the view at once. The rule to keep: epochs only rise, and a view is sent whole.
+It waits until every server of the job has registered and the job has been declared, then makes the first
+view. Whoever comes later gets the view at once. The rule to keep: epochs only rise, and a view is sent whole.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from regrow.core.effects import Delivered, Joined, Log, Lost, Refuse, Send
 from regrow.core.job import JobSpec
 from regrow.core.link import Identity
 from regrow.core.messages import Declare, Member, Ready, Register, View
-
 
 Event = Joined | Delivered | Lost
 Effect = Send | Refuse | Log
@@ -39,10 +38,14 @@ class Coordinator:
             return self._on_register(event.source, message)
         if isinstance(message, Declare) and event.source.role == "worker":
             return self._on_declare(event.source, message)
-        if isinstance(message, Ready) and event.source.role == "server":
+        if isinstance(message, Ready) and self._is_member(event.source):
             self.ready[event.source.id] = message
             return [Log(text=f"{event.source} is ready: {message.rows} rows, {message.memory_bytes} bytes")]
         return [Refuse(target=event.source, reason=f"{type(message).__name__} from a {event.source.role}")]
+
+    def _is_member(self, peer: Identity) -> bool:
+        member = self._members.get(peer.id)
+        return peer.role == "server" and member is not None and member.incarnation == peer.incarnation
 
     def _on_register(self, source: Identity, message: Register) -> list[Effect]:
         if source.id >= self._server_count:

@@ -1,8 +1,9 @@
 """Messages as bytes on an ordered stream, and back.
 
-A frame is a fixed header, the meta, and up to three sections. The header is checksummed and every size in it is
-checked against a bound before memory is taken for it. `FrameReader` owns no socket: it says where the next bytes
-should go (`buffer`) and what they turned out to be (`advance`), so large sections are received in place.
+A frame is a fixed header, the meta, and up to three sections. The header is checksummed and every size in it
+is checked against a bound before memory is taken for it. `FrameReader` owns no socket: it says where the next
+bytes should go (`buffer`) and what they turned out to be (`advance`), so large sections are received in
+place.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ import numpy as np
 
 from regrow import _core
 from regrow.core.messages import KINDS, Message, encode_meta
-from regrow.errors import ProtocolError
+from regrow.errors import LocalProtocolError, ProtocolError
 
 MAGIC = b"RGRW"
 SECTIONS_MAX = 3
@@ -68,12 +69,11 @@ Placement = Callable[[type[Message], tuple[Any, ...], tuple[int, ...]], "list[np
 def encode(message: Message, stamp: Stamp) -> list[Any]:
     """The buffers of a frame, for one scatter/gather write. Sections are referenced, not copied."""
     meta = encode_meta(message)
-    sections = [
-        memoryview(np.ascontiguousarray(getattr(message, name), dtype=dtype)).cast("B")
-        for name, dtype in zip(message.SECTION_FIELDS, message.SECTION_DTYPES, strict=True)
-        if getattr(message, name).size
-    ]
-    sizes = [getattr(message, name).nbytes for name in message.SECTION_FIELDS]
+    arrays = [np.ascontiguousarray(getattr(message, name)) for name in message.SECTION_FIELDS]
+    for array, name, dtype in zip(arrays, message.SECTION_FIELDS, message.SECTION_DTYPES, strict=True):
+        if array.dtype != dtype:
+            raise LocalProtocolError(f"{type(message).__name__}.{name} is {array.dtype}, it must be {dtype}")
+    sizes = [array.nbytes for array in arrays]
     header = _HEADER.pack(
         MAGIC,
         message.KIND,
@@ -87,6 +87,7 @@ def encode(message: Message, stamp: Stamp) -> list[Any]:
         *sizes,
         *([0] * (SECTIONS_MAX - len(sizes))),
     )
+    sections = [array.data.cast("B") for array in arrays if array.size]  # an empty array has no bytes to cast
     return [header + _CHECKSUM.pack(_core.crc32c(header)) + meta, *sections]
 
 
@@ -108,7 +109,11 @@ class FrameReader:
         return self._scratch[self._filled :]
 
     def advance(self, count: int) -> list[Frame]:
-        """`count` bytes were put into `buffer()`: returns the frames that are now complete."""
+        """`count` bytes were put into `buffer()`: returns the frames that are now complete.
+
+        After a ProtocolError the stream is over: frames that came in the same piece are lost with it, as if
+        it had broken a little earlier.
+        """
         frames: list[Frame] = []
         if self._open is not None:
             self._open.advance(count)
@@ -139,7 +144,10 @@ class FrameReader:
         cls = KINDS[kind]
         meta = _decode_meta(cls, self._scratch[start + HEADER_BYTES : start + self._needed])
         stamp = Stamp(
-            source_incarnation=fields[5], target_incarnation=fields[6], number=fields[7], acknowledged=fields[8]
+            source_incarnation=fields[5],
+            target_incarnation=fields[6],
+            number=fields[7],
+            acknowledged=fields[8],
         )
         opened = _OpenFrame(cls, meta, stamp, fields[9 : 9 + section_count], self.place, self._needed)
         start += self._needed
@@ -177,14 +185,15 @@ class FrameReader:
             return f"{cls.__name__}: reserved header byte is not zero"
         if fields[2] != len(cls.SECTION_FIELDS):
             return f"{cls.__name__} has {len(cls.SECTION_FIELDS)} sections, the frame has {fields[2]}"
-        if fields[4] > self.limits.meta_bytes_max:
-            return f"{cls.__name__}: meta of {fields[4]} bytes, at most {self.limits.meta_bytes_max} are allowed"
+        meta_max, section_max = self.limits.meta_bytes_max, self.limits.section_bytes_max
+        if fields[4] > meta_max:
+            return f"{cls.__name__}: meta of {fields[4]} bytes, at most {meta_max} are allowed"
         for index, size in enumerate(fields[9:]):
             if index >= fields[2]:
                 if size:
                     return f"{cls.__name__}: a section that does not exist has {size} bytes"
-            elif size > self.limits.section_bytes_max:
-                return f"{cls.__name__}: section of {size} bytes, at most {self.limits.section_bytes_max} are allowed"
+            elif size > section_max:
+                return f"{cls.__name__}: section of {size} bytes, at most {section_max} are allowed"
             elif size % cls.SECTION_DTYPES[index].itemsize:
                 return f"{cls.__name__}: section of {size} bytes is not a whole number of elements"
         return None
@@ -244,7 +253,7 @@ class _OpenFrame:
                 return
             array = self._arrays[self._section]
             if array.size:
-                self._view = memoryview(array).cast("B")
+                self._view = array.data.cast("B")
 
     def finish(self) -> Frame:
         values = dict(zip(self._cls.META_FIELDS, self._meta, strict=True))

@@ -18,6 +18,8 @@ DIM_MAX = 1 << 16
 TABLES_MAX = 4096
 SERVERS_MAX = 4096
 WORKERS_MAX = 65536
+SEED_MAX = 2**63 - 1
+NUMBER_MAX = 3e38  # Rows are 32-bit floats.
 
 
 class OptimizerSpec(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,11 +82,13 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
             return f"groups must divide servers: {self.servers} servers, {self.groups} groups"
         if not 1 <= len(self.tables) <= TABLES_MAX:
             return f"a job has between 1 and {TABLES_MAX} tables, not {len(self.tables)}"
-        names = [table.name for table in self.tables]
-        for name in names:
-            if names.count(name) > 1:
-                return f"two tables are named {name!r}"
+        if not 0 <= self.seed <= SEED_MAX:
+            return f"seed must be between 0 and {SEED_MAX}, not {self.seed}"
+        names: set[str] = set()
         for table in self.tables:
+            if table.name in names:
+                return f"two tables are named {table.name!r}"
+            names.add(table.name)
             if reason := _table_invalid_reason(table, ring=self.servers // self.groups):
                 return f"table {table.name!r}: {reason}"
         return None
@@ -99,6 +103,16 @@ def _table_invalid_reason(table: TableSpec, *, ring: int) -> str | None:
         return f"k must be at least 1 and r at least 0, not k={table.k}, r={table.r}"
     if ring < table.k + table.r:
         return f"k + r = {table.k + table.r} members need as many servers in a group; there are {ring}"
-    if not table.init_bound >= 0.0:
-        return f"init_bound must not be negative, not {table.init_bound}"
+    if not 0.0 <= table.init_bound <= NUMBER_MAX:
+        return f"init_bound must be a finite number and not negative, not {table.init_bound}"
+    return _optimizer_invalid_reason(table.optimizer)
+
+
+def _optimizer_invalid_reason(optimizer: OptimizerSpec) -> str | None:
+    for name in ("learning_rate", "eps", "weight_decay"):
+        if not 0.0 <= getattr(optimizer, name) <= NUMBER_MAX:
+            return f"{name} must be a finite number and not negative, not {getattr(optimizer, name)}"
+    for name in ("beta1", "beta2", "momentum"):
+        if not 0.0 <= getattr(optimizer, name) < 1.0:
+            return f"{name} must be in [0, 1), not {getattr(optimizer, name)}"
     return None

@@ -81,12 +81,12 @@ class Acceptor:
         return [Challenge(protocol=PROTOCOL_VERSION, nonce=self._nonce)]
 
     def receive(self, message: Message) -> list[Message]:
-        if not isinstance(message, Hello):
+        if self.peer is not None or not isinstance(message, Hello):
             raise ProtocolError(f"expected Hello, got {type(message).__name__}")
-        if message.protocol != PROTOCOL_VERSION:
-            raise ProtocolError(f"protocol version {message.protocol}, this side speaks {PROTOCOL_VERSION}")
+        _check_version(message.protocol)
         claimed = Identity(role=message.role, id=message.id, incarnation=message.incarnation)
-        if message.role not in ROLES or not _proves(message.proof, self._token, b"hello", self._nonce, claimed):
+        proved = _proves(message.proof, self._token, b"hello", self._nonce, claimed)
+        if message.role not in ROLES or not proved:
             raise ProtocolError("the peer does not hold this run's token")
         self.peer = claimed
         proof = _proof(self._token, b"welcome", message.nonce, self._local)
@@ -102,6 +102,7 @@ class Initiator:
         self._local = local
         self._nonce = nonce
         self._expected = expected
+        self._challenged = False
         self.peer: Identity | None = None
 
     def start(self) -> list[Message]:
@@ -109,9 +110,9 @@ class Initiator:
 
     def receive(self, message: Message) -> list[Message]:
         local = self._local
-        if isinstance(message, Challenge):
-            if message.protocol != PROTOCOL_VERSION:
-                raise ProtocolError(f"protocol version {message.protocol}, this side speaks {PROTOCOL_VERSION}")
+        if isinstance(message, Challenge) and not self._challenged:
+            self._challenged = True  # once: nobody collects our proofs for nonces of their choice
+            _check_version(message.protocol)
             proof = _proof(self._token, b"hello", message.nonce, local)
             return [
                 Hello(
@@ -123,8 +124,8 @@ class Initiator:
                     proof=proof,
                 )
             ]
-        if not isinstance(message, Welcome):
-            raise ProtocolError(f"expected Welcome, got {type(message).__name__}")
+        if not isinstance(message, Welcome) or not self._challenged or self.peer is not None:
+            raise ProtocolError(f"unexpected {type(message).__name__} while a link is opened")
         peer = Identity(role=message.role, id=message.id, incarnation=message.incarnation)
         if not _proves(message.proof, self._token, b"welcome", self._nonce, peer):
             raise ProtocolError("the peer does not hold this run's token")
@@ -132,6 +133,11 @@ class Initiator:
             raise ProtocolError(f"connected to {peer!r}, meant {self._expected!r}")
         self.peer = peer
         return []
+
+
+def _check_version(protocol: int) -> None:
+    if protocol != PROTOCOL_VERSION:
+        raise ProtocolError(f"protocol version {protocol}, this side speaks {PROTOCOL_VERSION}")
 
 
 def _proof(token: bytes, label: bytes, nonce: bytes, who: Identity) -> bytes:

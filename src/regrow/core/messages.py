@@ -1,7 +1,7 @@
 """Every message of the protocol, and how one becomes bytes.
 
-A message is a frozen dataclass. Its plain fields form the **meta** (a short msgpack array, decoded against the
-declared types); its array fields are **sections**, sent as they lie in memory and received where they are
+A message is a frozen dataclass. Its plain fields form the **meta** (a short msgpack array, decoded against
+the declared types); its array fields are **sections**, sent as they lie in memory and received where they are
 needed. Nothing is pickled. Semantic checks (is this slot in range?) belong to the receiver, not here.
 """
 

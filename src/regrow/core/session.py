@@ -1,10 +1,10 @@
 """A worker's conversation with all servers: pulls, pushes, and what must be kept until it is safe.
 
-A pull or push names a **plan**: which slots of which server, and where their rows lie in one flat buffer (server
-after server). Rows are received straight into that buffer and gradients are sent straight out of another one of the
-same shape. The worker is the redo log: a push is kept until every server has said it is durable, and
-`redo_bytes` tells the driver when to wait. In synchronous mode the pull for step t + 1 leaves only after every
-server has staged the push of step t.
+A pull or push names a **plan**: which slots of which server, and where their rows lie in one flat buffer
+(server after server). Rows are received straight into that buffer and gradients are sent straight out of
+another one of the same shape. The worker is the redo log: a push is kept until every server has said it is
+durable, and `redo_bytes` tells the driver when to wait. In synchronous mode the pull for step t + 1 leaves
+only after every server has staged the push of step t.
 """
 
 from __future__ import annotations
@@ -35,18 +35,22 @@ from regrow.core.messages import (
 )
 from regrow.errors import ProtocolError
 
-
 CLOCKS_KEPT_MAX = 1024  # Pulls whose push may still come; a caller that never pushes must not grow us.
 
 
 class Plan(Protocol):
     """Which rows of which server a batch needs; `regrow._core.Plan` is one."""
 
-    counts: Any  # int32 [servers, tables]
-    slots: Any  # uint32, server after server, table after table
-    row_start: Any  # int64 [servers + 1], into slots
-    float_start: Any  # int64 [servers + 1], into the flat buffer of rows
-    floats: int
+    @property
+    def counts(self) -> Any: ...  # int32 [servers, tables]
+    @property
+    def slots(self) -> Any: ...  # uint32, server after server, table after table
+    @property
+    def row_start(self) -> Any: ...  # int64 [servers + 1], into slots
+    @property
+    def float_start(self) -> Any: ...  # int64 [servers + 1], into the flat buffer of rows
+    @property
+    def floats(self) -> int: ...
 
 
 # --- Events ---
@@ -54,7 +58,7 @@ class Plan(Protocol):
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PullWanted:
-    """Fill `rows` with the weights of `plan`. Step 0 only reads; in sync mode others take part in the commit."""
+    """Fill `rows` with the weights of `plan`. Step 0 only reads; in sync mode the others are commits too."""
 
     request: int
     step: int
@@ -130,7 +134,7 @@ class PullAnswered:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PushReceived:
-    """Every server has push `seq`. `staleness`: other pushes applied between its pull and it, mean of servers."""
+    """Every server has push `seq`. `staleness`: pushes applied between its pull and it, mean of servers."""
 
     seq: int
     staleness: float
@@ -231,7 +235,7 @@ class Session:
     # --- Messages ---
 
     def _on_message(self, source: Identity, message: Message) -> list[Effect]:
-        if isinstance(message, View):
+        if isinstance(message, View) and source.role == "coordinator":
             return self._on_view(message)
         if source.role != "server" or source.id >= len(self._servers):
             raise ProtocolError(f"{type(message).__name__} from {source}")
@@ -249,7 +253,8 @@ class Session:
 
     def _on_view(self, view: View) -> list[Effect]:
         if self.view is not None:
-            return [Failed(reason=f"the servers changed (view {view.epoch}), and nothing protects their rows")]
+            reason = f"the servers changed (view {view.epoch}), and nothing protects their rows"
+            return [Failed(reason=reason)]
         self.view = view
         self._servers = [Identity(role="server", id=m.id, incarnation=m.incarnation) for m in view.servers]
         self._durable = [0] * len(self._servers)

@@ -1,13 +1,14 @@
 """A shard server: answers pulls and applies pushes for the rows it holds.
 
-Asynchronous mode applies a push when it arrives. Synchronous mode stages the pushes of step t and applies them,
-summed in worker order, once every worker has staged t *and* pulled t + 1: that pull is the commit message of a
-two-phase commit (see docs/protocol.md). The rule to keep: a request is checked completely before it changes
-anything, and each push of a worker is applied exactly once, in order.
+Asynchronous mode applies a push when it arrives. Synchronous mode stages the pushes of step t and applies
+them, summed in worker order, once every worker has staged t *and* pulled t + 1: that pull is the commit
+message of a two-phase commit (see docs/protocol.md). The rule to keep: a request is checked completely before
+it changes anything, and each push of a worker is applied exactly once, in order.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -39,7 +40,7 @@ from regrow.core.messages import (
 Event = Delivered | Lost
 Effect = Send | Refuse | Log
 
-EARLY_MESSAGES_MAX = 4096  # A worker sends one Open and waits; more than this is somebody misbehaving.
+EARLY_OPENS_MAX = 4096  # A worker sends one Open and waits; more than this is somebody misbehaving.
 
 
 class Store(Protocol):
@@ -73,11 +74,12 @@ class ShardServer:
         self._build_store = build_store
         self._reply_bytes_max = reply_bytes_max
         self._incarnations: dict[int, int] = {}  # worker -> newest incarnation heard of
-        self._early: list[Delivered] = []  # came before the first view
+        self._early: list[Delivered] = []  # Opens that came before the first view
         self._staged: dict[int, dict[int, Push]] = {}  # step -> worker -> push (sync)
         self._pulled: dict[int, int] = {}  # worker -> newest step pulled (sync)
-        self._parked: list[tuple[Identity, Pull]] = []  # pulls waiting for their step (sync)
+        self._parked: dict[int, tuple[Identity, Pull]] = {}  # worker -> pull waiting for its step (sync)
         self._dims = np.zeros(0, np.int64)
+        self._slots = np.zeros(0, np.int64)
 
     def receive(self, event: Event) -> list[Effect]:
         if isinstance(event, Lost):
@@ -85,8 +87,10 @@ class ShardServer:
         if isinstance(event.message, View):
             return self._on_view(event.message, event.source)
         if self.view is None:
-            if len(self._early) == EARLY_MESSAGES_MAX:
-                return [Refuse(target=event.source, reason="too many messages before the first view")]
+            # Only this one: it is small, and whoever sends more has not waited to be opened.
+            if not isinstance(event.message, Open) or len(self._early) == EARLY_OPENS_MAX:
+                name = type(event.message).__name__
+                return [Refuse(target=event.source, reason=f"{name} before the first view")]
             self._early.append(event)
             return []
         return self._on_worker_message(event.source, event.message)
@@ -98,16 +102,21 @@ class ShardServer:
             return [Refuse(target=source, reason="only the coordinator makes views")]
         if reason := view.job.invalid_reason():
             return [Refuse(target=source, reason=f"view {view.epoch}: {reason}")]
+        if self.identity.id >= view.job.servers:
+            return [Refuse(target=source, reason=f"view {view.epoch} has no place for {self.identity}")]
+        if self.view is not None and view.job != self.view.job:
+            return [Refuse(target=source, reason=f"view {view.epoch} is of another job")]
         if self.view is not None and view.epoch <= self.view.epoch:
             return []
         effects: list[Effect] = [Log(text=f"view {view.epoch}: {len(view.servers)} servers")]
-        self.view = view
         if self.store is None:
             self.store = self._build_store(view.job, self.identity.id)
+            tables = range(len(view.job.tables))
             self._dims = np.array([table.dim for table in view.job.tables], np.int64)
-            rows = sum(self.store.slots(index) for index in range(len(view.job.tables)))
-            ready = Ready(rows=rows, memory_bytes=self.store.memory_bytes)
+            self._slots = np.array([self.store.slots(index) for index in tables], np.int64)
+            ready = Ready(rows=int(self._slots.sum()), memory_bytes=self.store.memory_bytes)
             effects.append(Send(target=source, message=ready))
+        self.view = view
         early, self._early = self._early, []
         for event in early:
             effects += self._on_worker_message(event.source, event.message)
@@ -163,8 +172,12 @@ class ShardServer:
             return [self._answer(source, pull)]
         if pull.step not in (self.committed + 1, self.committed + 2):
             raise ValueError(f"pull of step {pull.step} while step {self.committed} is committed")
+        self._check_slots(pull.counts, pull.slots)
+        if pull.step == self.committed + 1:
+            self._pulled[source.id] = max(pull.step, self._pulled.get(source.id, 0))
+            return [self._answer(source, pull)]
         self._pulled[source.id] = pull.step
-        self._parked.append((source, pull))
+        self._parked[source.id] = (source, pull)  # sent again, it is still one pull
         return self._commit()
 
     def _answer(self, source: Identity, pull: Pull) -> Send:
@@ -176,12 +189,22 @@ class ShardServer:
 
     def _row_floats(self, counts: Int32Array, slots: UInt32Array) -> int:
         """How many floats the rows of these slots have; refuses before anything is allocated for them."""
-        if counts.size != self._dims.size or (counts < 0).any() or int(counts.sum(dtype=np.int64)) != slots.size:
+        described = counts.size == self._dims.size and not (counts < 0).any()
+        if not described or int(counts.sum(dtype=np.int64)) != slots.size:
             raise ValueError(f"counts do not describe {slots.size} slots in {self._dims.size} tables")
-        floats = int(counts.astype(np.int64) @ self._dims)
+        return self._reply_floats(int(counts.astype(np.int64) @ self._dims))
+
+    def _reply_floats(self, floats: int) -> int:
         if floats * 4 > self._reply_bytes_max:
-            raise ValueError(f"asks for {floats * 4} bytes of rows, at most {self._reply_bytes_max} are sent")
+            raise ValueError(f"is about {floats * 4} bytes, at most {self._reply_bytes_max} are allowed")
         return floats
+
+    def _check_slots(self, counts: Int32Array, slots: UInt32Array) -> None:
+        """What is used later is checked now: afterwards a refusal would hit whoever completes the step."""
+        self._row_floats(counts, slots)
+        beyond = slots >= np.repeat(self._slots, counts)
+        if beyond.any():
+            raise IndexError(f"slot {int(slots[beyond][0])} is out of range")
 
     def _on_push(self, source: Identity, push: Push) -> list[Effect]:
         if self._row_floats(push.counts, push.slots) != push.grads.size:
@@ -201,6 +224,7 @@ class ShardServer:
         if push.seq > self.committed + 1:
             raise ValueError(f"push of step {push.seq} while step {self.committed} is committed")
         if push.seq == self.committed + 1:
+            self._check_slots(push.counts, push.slots)
             self._staged.setdefault(push.seq, {})[source.id] = push
         return [self._pushed(source, push.seq), *self._commit()]
 
@@ -209,21 +233,22 @@ class ShardServer:
         return Send(target=source, message=reply)
 
     def _commit(self) -> list[Effect]:
-        """Applies the next step once all workers staged it and pulled the one after; answers who can be."""
+        """Applies the next step once all workers staged it and pulled the one after; answers those pulls."""
         assert self.view is not None
         workers = range(self.view.job.workers)
         step = self.committed + 1
         staged = self._staged.get(step, {})
-        if len(staged) == len(workers) and all(self._pulled.get(w, 0) > step for w in workers):
-            parts = [(staged[w].counts, staged[w].slots, staged[w].grads) for w in workers]
-            merged = parts[0] if len(parts) == 1 else self._rows().merge(parts)
-            self._rows().update(*merged, step)
-            del self._staged[step]
-            self.committed = step
-            self.clock += len(parts)
-        ready = [(source, pull) for source, pull in self._parked if pull.step == self.committed + 1]
-        self._parked = [(source, pull) for source, pull in self._parked if pull.step != self.committed + 1]
-        return [self._answer(source, pull) for source, pull in ready]
+        if len(staged) < len(workers) or any(self._pulled.get(w, 0) <= step for w in workers):
+            return []
+        parts = [(staged[w].counts, staged[w].slots, staged[w].grads) for w in workers]
+        merged = parts[0] if len(parts) == 1 else self._rows().merge(parts)
+        self._rows().update(*merged, step)
+        del self._staged[step]
+        self.committed = step
+        self.clock += len(parts)
+        # Pulls are parked for the step after the next only, and that one has just become the next.
+        ready, self._parked = self._parked, {}
+        return [self._answer(source, pull) for source, pull in ready.values()]
 
     def _record_floats(self, table: int) -> int:
         assert self.view is not None
@@ -232,9 +257,7 @@ class ShardServer:
         return self._rows().record_floats(table)
 
     def _on_dump(self, source: Identity, dump: Dump) -> list[Effect]:
-        floats = dump.slot_count * self._record_floats(dump.table)
-        if floats * 4 > self._reply_bytes_max:
-            raise ValueError(f"asks for {floats * 4} bytes of records, at most {self._reply_bytes_max} are sent")
+        floats = self._reply_floats(dump.slot_count * self._record_floats(dump.table))
         records = np.empty(floats, np.float32)
         self._rows().read_records(dump.table, dump.slot_first, dump.slot_count, records)
         return [Send(target=source, message=Records(request=dump.request, records=records))]
@@ -248,7 +271,7 @@ class ShardServer:
             raise IndexError(f"slot {int(slots.max())} of {self._rows().slots(load.table)}")
         # One call for each run of neighbouring slots: in practice nearly all are neighbours.
         starts = np.flatnonzero(np.diff(slots, prepend=-2) != 1).tolist()
-        for start, stop in zip(starts, [*starts[1:], slots.size], strict=True):
+        for start, stop in itertools.pairwise([*starts, slots.size]):
             source_records = load.records[start * floats : stop * floats]
             self._rows().write_records(load.table, int(slots[start]), stop - start, source_records)
         return [Send(target=source, message=Loaded(request=load.request))]

@@ -13,6 +13,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from regrow.errors import UserError
+
 # A place in a data set, JSON-able. "batch" counts global batches over all epochs; the other keys are the data
 # set's own.
 Position = dict[str, Any]
@@ -83,13 +85,13 @@ class EpochPlan:
 
 
 def checked_plan(*, rows: int, epochs: int, batch: int, worker: int, workers: int) -> EpochPlan:
-    """The plan of an epoch, or a ValueError that says which number is wrong."""
+    """The plan of an epoch, or an error that says which number is wrong."""
     if batch < 1:
         raise ValueError(f"batch must be at least 1, not {batch}")
     if workers < 1 or not 0 <= worker < workers:
         raise ValueError(f"worker {worker} of {workers} workers does not exist")
     if batch > rows:
-        raise ValueError(
+        raise UserError(
             f"batch {batch} is larger than the training data, {rows} rows; choose a smaller batch"
         )
     return EpochPlan(rows=rows, epochs=epochs, batch=batch)
@@ -102,11 +104,11 @@ def start_index(start: Position | None, *, plan: EpochPlan, worker: int, workers
     try:
         index, epoch, line = int(start["batch"]), int(start["epoch"]), int(start["line"])
     except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"position {start!r} needs the integers epoch, batch and line") from error
+        raise UserError(f"position {start!r} needs the integers epoch, batch and line") from error
     if index < 0 or index % workers != worker:
-        raise ValueError(f"position {start!r} is not one of worker {worker} of {workers} workers")
+        raise UserError(f"position {start!r} is not one of worker {worker} of {workers} workers")
     if index < plan.batch_count and plan.span(index)[:2] != (epoch, line):
-        raise ValueError(
+        raise UserError(
             f"position {start!r} was made with another batch size or training set: "
             f"batch {index} starts at epoch {plan.span(index)[0]}, line {plan.span(index)[1]} here"
         )

@@ -45,8 +45,8 @@ _DENSE_CENTRE = 2 * 0xFFFF
 _DENSE_DEVIATION = 65536 * math.sqrt(4 / 12)
 
 # The planted truth: the relative weights of its parts, and the mean and deviation of the logits. So chosen
-# that about a quarter of the labels are 1, that knowing the truth gives an AUC of about 0.84, and that most of
-# it is in ids that come often enough to be learned.
+# that about a quarter of the labels are 1, that knowing the truth gives an AUC of about 0.84, and that most
+# of it is in ids that come often enough to be learned.
 _EFFECT, _PAIR, _SLOPE, _BEND = 2.2, 1.5, 2.0, 1.0
 _LOGIT_MEAN = -1.6
 _LOGIT_DEVIATION = 1.75
@@ -71,8 +71,8 @@ def table_rows(model: str, rows_max: int = ROWS_MAX_DEFAULT) -> list[int]:
 class SyntheticDataset:
     """Samples with one id per table, dense features, and labels from a planted truth.
 
-    `skew` is the exponent of a bounded Zipf law over the ranks of each table: 0 is uniform, larger is steeper.
-    `epochs` repeats the same `train_rows` samples.
+    `skew` is the exponent of a bounded Zipf law over the ranks of each table: 0 is uniform, larger is
+    steeper. `epochs` repeats the same `train_rows` samples.
     """
 
     def __init__(
@@ -169,8 +169,9 @@ class SyntheticDataset:
         pair = _PAIR / math.sqrt(max(tables // 2, 1))
         slope = (spread[2 * tables : 2 * tables + dense] - 0.5) * _SLOPE / math.sqrt(dense)
         bend = (spread[2 * tables + dense :] - 0.5) * _BEND / math.sqrt(dense)
-        # The hottest ids decide how far the logits lie from zero and from each other, so both are measured on a
-        # few samples and set right: the best AUC anyone can reach is then much the same for every seed and size.
+        # The hottest ids decide how far the logits lie from zero and from each other, so both are measured
+        # on a few samples and set right: the best AUC anyone can reach is then much the same for every seed
+        # and size.
         scale = 1.0
         for _ in range(2):
             self._effect = np.round(scale * effect * (1 << (_LOGIT_BITS - 15))).astype(np.int32)

@@ -1,7 +1,7 @@
 """Server processes for a script or a notebook: `with LocalCluster(servers=5) as cluster: ...`.
 
-Only a coordinator and servers are started; the calling process is the worker. They end with the context, with the
-interpreter, or when this process dies. Tables are declared by the first client.
+Only a coordinator and servers are started; the calling process is the worker. They end with the context, with
+the interpreter, or when this process dies. Tables are declared by the first client.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ import math
 import os
 import shutil
 import tempfile
+import time
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ from regrow.errors import UserError
 CONFIG, METRICS, SUMMARY, LOGS = "config.toml", "metrics.jsonl", "summary.json", "logs"
 SAME_SECOND_MAX = 1000
 SOCKET_PARENT_BYTES_MAX = 60  # a Unix socket's whole path has about 100 bytes
+SOCKET_PREFIX = "regrow-s-"
+SOCKET_AGE_SECONDS = 600.0
 
 
 class RunDir:
@@ -87,20 +90,42 @@ class RunDir:
 
 
 class SocketDir:
-    """A private directory for the sockets of one run, gone afterwards."""
+    """A private directory for the sockets of one run, gone afterwards.
+
+    A launcher that was killed leaves its directory behind, but no longer holds the lock on it: the next one
+    sweeps it up.
+    """
 
     def __init__(self) -> None:
-        parent = tempfile.gettempdir()
+        parent = Path(tempfile.gettempdir())
         if len(os.fsencode(parent)) > SOCKET_PARENT_BYTES_MAX:
-            parent = "/tmp"
+            parent = Path("/tmp")
+        self.sweep(parent, age_seconds=SOCKET_AGE_SECONDS)
         # mkdtemp makes it 0700: the token keeps strangers out of the talk, this keeps them from the door.
-        self.path = Path(tempfile.mkdtemp(prefix="regrow-", dir=parent))
+        self.path = Path(tempfile.mkdtemp(prefix=SOCKET_PREFIX, dir=parent))
+        self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
 
     def __enter__(self) -> SocketDir:
         return self
 
     def __exit__(self, *_: object) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._lock)
+
+    @staticmethod
+    def sweep(parent: Path, *, age_seconds: float) -> None:
+        """Removes what killed launchers left. Young ones stay: their owner may not have locked them yet."""
+        for path in parent.glob(f"{SOCKET_PREFIX}*"):
+            with contextlib.suppress(OSError):  # somebody else's, in use, or swept by another launcher
+                lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    found = os.fstat(lock)
+                    if found.st_uid == os.getuid() and found.st_mtime <= time.time() - age_seconds:
+                        shutil.rmtree(path)
+                finally:
+                    os.close(lock)
 
 
 def write_whole(path: Path, data: bytes) -> None:

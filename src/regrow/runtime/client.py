@@ -1,8 +1,9 @@
 """What a worker holds: blocking calls over a `Session`, whatever carries its messages.
 
-`Client` keeps the session and turns its effects into futures. `SocketClient` runs it on an event loop in a thread
-of its own, so that rows arrive while the caller computes; `regrow.runtime.inprocess` runs it in the calling thread.
-Buffers given to a call belong to the client until the call is answered (pull) or durable (push).
+`Client` keeps the session and turns its effects into futures. `SocketClient` runs it on an event loop in a
+thread of its own, so that rows arrive while the caller computes; `regrow.runtime.inprocess` runs it in the
+calling thread. Buffers given to a call belong to the client until the call is answered (pull) or durable
+(push).
 """
 
 from __future__ import annotations
@@ -84,28 +85,32 @@ class Client:
         self._request = 0
         self._durable = 0
         self._waiting: dict[int, Future[Any]] = {}
-        self._window = threading.Condition()
+        self._redo: dict[int, int] = {}  # seq -> bytes of a push that is not durable; counted by the caller,
+        self._window = threading.Condition()  # because the session hears of a push only later
         self._failure: RegrowError | None = None
 
     # --- Calls ---
 
     def pull(self, plan: Plan, *, step: int, rows: Float32Array | None = None) -> Ticket:
         """Asks for the rows of `plan`. Step 0 only reads; a training step has its number, from 1."""
-        request, answered = self._expect()
         if rows is None:
             rows = np.empty(plan.floats, np.float32)
+        _check_floats("rows", rows, plan)
+        request, answered = self._expect()
         self._submit(PullWanted(request=request, step=step, plan=plan, rows=rows))
         return Ticket(request, plan, rows, answered)
 
     def push(self, ticket: Ticket, grads: Float32Array) -> int:
-        """Sends the gradients of a pulled batch; waits only while the redo window is full. Returns its seq."""
-        self._wait_for_window()
-        self.pushes += 1
+        """Sends the gradients of a pulled batch; waits only while the redo window is full; returns its seq."""
+        _check_floats("grads", grads, ticket.plan)
+        self._wait_for_window(grads.nbytes)
         self._submit(PushWanted(seq=self.pushes, request=ticket.request, plan=ticket.plan, grads=grads))
         return self.pushes
 
     def assign(self, plan: Plan, weights: Float32Array) -> None:
         """Gives rows that nobody has touched these weights."""
+        _check_floats("weights", weights, plan)
+        self._check()
         self._submit(AssignWanted(plan=plan, weights=weights))
 
     def drain(self, timeout_seconds: float | None = None) -> None:
@@ -165,8 +170,8 @@ class Client:
         return [(server, mine, slots[mine].astype(np.int64)) for server, mine in found if mine.size]
 
     def digest(self) -> str:
-        """SHA-256 over every record of every table in row order: equal models have equal digests, however many
-        servers hold them."""
+        """SHA-256 over every record of every table in row order: equal models have equal digests, however
+        many servers hold them."""
         sha = hashlib.sha256()
         for index, table in enumerate(self.job.tables):
             sha.update(f"{table.name}:{table.rows}:{table.dim}:{table.optimizer.kind}\n".encode())
@@ -193,8 +198,8 @@ class Client:
         for effect in effects:
             if isinstance(effect, Send):
                 self._send(effect.target, effect.message)
-            elif isinstance(effect, PullAnswered):
-                self._waiting.pop(effect.request).set_result(None)
+            elif isinstance(effect, PullAnswered | LoadAnswered):
+                self._answered(effect.request, None)
             elif isinstance(effect, PushReceived):
                 self.staleness_sum += effect.staleness
                 self.staleness_count += 1
@@ -202,16 +207,18 @@ class Client:
             elif isinstance(effect, PushDurable):
                 with self._window:
                     self._durable = effect.seq
+                    self._redo.pop(effect.seq, None)
                     self._window.notify_all()
             elif isinstance(effect, DumpAnswered):
-                self._waiting.pop(effect.request).set_result(effect.records)
-            elif isinstance(effect, LoadAnswered):
-                self._waiting.pop(effect.request).set_result(None)
+                self._answered(effect.request, effect.records)
             elif isinstance(effect, Connect):
                 self._connect(effect.view)
             elif isinstance(effect, SessionOpened):
+                # Servers skip what they have seen: after a restart, counting from 1 would push into the void.
+                self.pushes = self._durable = effect.durable
                 self.opened.set_result(effect)
             else:
+                assert isinstance(effect, Failed)
                 self._fail(ConnectionLost(effect.reason))
 
     def _fail(self, error: RegrowError) -> None:
@@ -220,12 +227,17 @@ class Client:
             return
         self._failure = error
         waiting, self._waiting = self._waiting, {}
-        for future in waiting.values():
+        for future in list(waiting.values()):
             future.set_exception(error)
         if not self.opened.done():
             self.opened.set_exception(error)
         with self._window:
             self._window.notify_all()
+
+    def _answered(self, request: int, result: Any) -> None:
+        waiting = self._waiting.pop(request, None)
+        if waiting is not None:  # else: a failure was faster
+            waiting.set_result(result)
 
     def _expect(self) -> tuple[int, Future[Any]]:
         self._check()
@@ -239,12 +251,19 @@ class Client:
         if self._failure is not None:
             raise self._failure
 
-    def _wait_for_window(self) -> None:
+    def _wait_for_window(self, push_bytes: int) -> None:
+        """Takes the next seq once its bytes fit into the redo window. One push always does."""
         with self._window:
             self._window.wait_for(
-                lambda: self._failure is not None or self.session.redo_bytes <= self.redo_bytes_max
+                lambda: (
+                    self._failure is not None
+                    or not self._redo
+                    or sum(self._redo.values()) + push_bytes <= self.redo_bytes_max
+                )
             )
-        self._check()
+            self._check()
+            self.pushes += 1
+            self._redo[self.pushes] = push_bytes
 
 
 class SocketClient(Client):
@@ -270,8 +289,8 @@ class SocketClient(Client):
         self._tasks: set[asyncio.Task[None]] = set()
         self._thread = threading.Thread(target=self._loop.run_forever, name="links", daemon=True)
         self._thread.start()
-        asyncio.run_coroutine_threadsafe(self._start(), self._loop).result()
         try:
+            asyncio.run_coroutine_threadsafe(self._start(), self._loop).result()
             self.opened.result(open_seconds_max)
         except BaseException:
             self.close()
@@ -280,8 +299,7 @@ class SocketClient(Client):
     def close(self) -> None:
         if self._loop.is_closed():
             return
-        self._failure = self._failure or ConnectionLost("this client is closed")
-        asyncio.run_coroutine_threadsafe(self.endpoint.close(), self._loop).result()
+        asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -303,6 +321,13 @@ class SocketClient(Client):
         coordinator = Identity(role="coordinator", id=0)
         await self.endpoint.connect(self._coordinator, coordinator)
         self.endpoint.send(coordinator, Declare(job=self.job))
+
+    async def _stop(self) -> None:
+        self._fail(ConnectionLost("this client is closed"))
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self.endpoint.close()
 
     def _submit(self, event: Event) -> None:
         self._loop.call_soon_threadsafe(self._receive, event)
@@ -345,6 +370,14 @@ class SocketClient(Client):
             return None
         place = self.session.destination(peer, meta[0], sizes[0] // 4)
         return None if place is None else [place]
+
+
+def _check_floats(name: str, values: Float32Array, plan: Plan) -> None:
+    """A caller's mistake, named in the caller's thread."""
+    if values.dtype != np.float32 or values.shape != (plan.floats,) or not values.flags.c_contiguous:
+        raise ValueError(
+            f"{name} must be {plan.floats} float32 side by side, not {values.dtype} {values.shape}"
+        )
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:

@@ -1,7 +1,7 @@
 """A whole cluster inside one process and one thread: for notebooks, examples and tests.
 
-The same coordinator, servers and sessions as over sockets; a message is handed over by reference, in order, before
-the call that caused it returns.
+The same coordinator, servers and sessions as over sockets; a message is handed over by reference, in order,
+before the call that caused it returns.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from regrow.core.link import Identity
 from regrow.core.messages import Declare, Message, Register, View
 from regrow.core.session import Event
 from regrow.core.shard import ShardServer, Store
-from regrow.errors import ConnectionLost, RegrowError
+from regrow.errors import ConnectionLost, ProtocolError, RegrowError
 from regrow.runtime.client import Client
 from regrow.store.memory import MemoryStore
 
@@ -100,7 +100,10 @@ class InProcessClient(Client):
         self._cluster = cluster
 
     def deliver(self, event: Event) -> None:
-        self._run(self.session.receive(event))
+        try:
+            self._run(self.session.receive(event))
+        except ProtocolError as error:
+            self._fail(error)
 
     def refused(self, source: Identity, reason: str) -> None:
         self._fail(ConnectionLost(f"lost {source}: refused: {reason}"))

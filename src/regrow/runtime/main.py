@@ -1,6 +1,7 @@
 """The main of every child process: `python -m regrow.runtime.main`, told its role on stdin.
 
-Errors end the process with one readable message to the launcher; the traceback, if any, is in the log (stderr).
+Errors end the process with one readable message to the launcher; the traceback, if any, is in the log
+(stderr).
 """
 
 from __future__ import annotations

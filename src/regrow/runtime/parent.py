@@ -1,7 +1,8 @@
 """A child process and the launcher that started it, over the child's stdin and stdout.
 
-The first line on stdin is the assignment; later lines are commands; its end means that the launcher is gone, and
-then the child must go too, at once. Everything the child has to say goes to stdout as one JSON object a line.
+The first line on stdin is the assignment; later lines are commands; its end means that the launcher is gone,
+and then the child must go too, at once. Everything the child has to say goes to stdout as one JSON object a
+line.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ class Parent:
         self._out = os.fdopen(os.dup(1), "w", buffering=1)
         os.dup2(2, 1)
         self._lock = threading.Lock()
+        self._commands_lock = threading.Lock()
         self._commands: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-        self._on_command: Callable[[dict[str, Any]], None] | None = None
+        self._on_command: Callable[[dict[str, Any]], object] | None = None
         self._lines = _lines(0)
         line = next(self._lines, None)
         if line is None:
@@ -55,11 +57,12 @@ class Parent:
         """Waits for the next command (for a process whose main thread has nothing else to do)."""
         return self._commands.get()
 
-    def on_command(self, callback: Callable[[dict[str, Any]], None]) -> None:
+    def on_command(self, callback: Callable[[dict[str, Any]], object]) -> None:
         """Calls back from the reading thread instead (for a process that runs an event loop)."""
-        self._on_command = callback
-        while not self._commands.empty():
-            callback(self._commands.get())
+        with self._commands_lock:  # or a command read just now would be queued after the queue was emptied
+            self._on_command = callback
+            while not self._commands.empty():
+                callback(self._commands.get())
 
     def _read(self) -> None:
         for line in self._lines:
@@ -67,16 +70,17 @@ class Parent:
                 command = json.loads(line)
             except ValueError:
                 continue
-            if self._on_command is not None:
-                self._on_command(command)
-            else:
-                self._commands.put(command)
+            with self._commands_lock:
+                if self._on_command is not None:
+                    self._on_command(command)
+                else:
+                    self._commands.put(command)
         os._exit(EXIT_PARENT_GONE)
 
 
 def _lines(fd: int) -> Iterator[bytes]:
-    """Lines of a pipe, read without Python's buffered stdin: its lock, held by a daemon thread, would abort the
-    interpreter at its end."""
+    """Lines of a pipe, read without Python's buffered stdin: its lock, held by a daemon thread, would abort
+    the interpreter at its end."""
     pending = b""
     while chunk := os.read(fd, 1 << 16):
         *lines, pending = (pending + chunk).split(b"\n")

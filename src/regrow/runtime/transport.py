@@ -1,8 +1,8 @@
 """Links over TCP and Unix sockets: opens them, proves both ends, carries frames, reports losses.
 
 Payloads are not copied in Python: a frame leaves as one scatter/gather write of the arrays it refers to, and
-sections are received into the memory where they are wanted. An `Endpoint` runs on one event loop and is used from
-that loop's thread only.
+sections are received into the memory where they are wanted. An `Endpoint` runs on one event loop and is used
+from that loop's thread only.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from regrow.errors import ConnectionLost, ProtocolError, UserError
 log = logging.getLogger("regrow.transport")
 
 HANDSHAKE_SECONDS_MAX = 20.0  # Too small: a busy machine is taken for a silent one.
+CLOSE_SECONDS_MAX = 5.0  # A peer that does not read keeps us from leaving this long.
 STRANGERS_MAX = 256  # Connections that have not proved themselves yet; more are turned away.
 META_BYTES_MAX = 4 << 20  # A view of a very large job; everything else is far below.
 SOCKET_BUFFER_BYTES = 4 << 20  # Too small: a batch needs many wake-ups. The kernel may grant less.
@@ -64,11 +65,12 @@ class Endpoint:
         self.bytes_out = 0
         self.links: dict[Identity, Connection] = {}
         self.strangers = 0
+        self.connections: set[Connection] = set()  # the links, and those still on the way to be one
         self._servers: list[asyncio.AbstractServer] = []
         self._unix_paths: list[str] = []
 
     async def listen(self, address: str) -> str:
-        """Accepts links at `unix:PATH` or `tcp:HOST:PORT` (port 0: a free one); returns the actual address."""
+        """Accepts links at `unix:PATH` or `tcp:HOST:PORT` (0: any free port); returns the actual address."""
         loop = asyncio.get_running_loop()
         scheme, host, port = parse_address(address)
         try:
@@ -114,11 +116,18 @@ class Endpoint:
             link.fail(reason, tell=True)
 
     async def close(self) -> None:
-        """Stops listening, then closes every link after what was queued has left."""
+        """Stops listening, then closes every connection after what was queued has left."""
         for server in self._servers:
             server.close()
-        for link in list(self.links.values()):
-            link.close()
+        closing = [connection.closed for connection in self.connections]
+        for connection in list(self.connections):
+            connection.close()
+        if closing:
+            _, stuck = await asyncio.wait(closing, timeout=CLOSE_SECONDS_MAX)
+            for connection in list(self.connections):
+                connection.abort()
+            if stuck:
+                await asyncio.wait(stuck)
         for server in self._servers:
             await server.wait_closed()
         for path in self._unix_paths:
@@ -150,11 +159,13 @@ class Connection(asyncio.BufferedProtocol):
             HANDSHAKE_SECONDS_MAX, self.fail, "no valid handshake in time"
         )
         self.opened: asyncio.Future[None] = loop.create_future()
+        self.closed: asyncio.Future[None] = loop.create_future()
 
     # --- asyncio's side ---
 
     def connection_made(self, transport: Any) -> None:
         self._transport = transport
+        self._endpoint.connections.add(self)
         sock = transport.get_extra_info("socket")
         if sock is not None:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER_BYTES)
@@ -179,7 +190,8 @@ class Connection(asyncio.BufferedProtocol):
             for frame in frames:
                 if self._transport.is_closing():
                     return
-                if isinstance(frame.message, Refused):
+                # A stranger has nothing to refuse, and its words do not belong in our log.
+                if isinstance(frame.message, Refused) and not (self._accepted and self._link is None):
                     self.fail(f"refused: {frame.message.reason}")
                     return
                 if self._link is None:
@@ -204,12 +216,13 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._handshake_over()
+        self._endpoint.connections.discard(self)
+        self.closed.set_result(None)
         if error is not None:
             self._reason = f"{self._reason} ({error})" if str(error) else self._reason
         if not self.opened.done():
             self.opened.set_exception(ConnectionLost(f"cannot open a link: {self._reason}"))
-            if self._accepted:
-                self.opened.exception()  # nobody waits for it on this side
+            self.opened.exception()  # if nobody waits for it, that is no mistake
         link = self._link
         if link is not None and self._endpoint.links.get(link.peer) is self:
             del self._endpoint.links[link.peer]
@@ -226,6 +239,9 @@ class Connection(asyncio.BufferedProtocol):
     def close(self) -> None:
         self._reason = "closed here"
         self._transport.close()
+
+    def abort(self) -> None:
+        self._transport.abort()
 
     def fail(self, reason: str, tell: bool = False) -> None:
         """Ends this connection for `reason`. A stranger is not told anything but the reason."""

@@ -1,0 +1,263 @@
+"""Goal: a config is whole and legal once it exists, survives JSON and TOML, and names what is wrong with it.
+
+Method: tables of bad options with the words the user gets to see; round trips compared as wholes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from regrow import config as configuration
+from regrow.config import LEARNING_RATES, OPTIMIZERS, TrainConfig
+from regrow.errors import ConfigError, UserError
+
+BAD_OPTIONS: list[tuple[dict[str, Any], str, str | None]] = [
+    ({"servers": 0}, "servers = 0: must be at least 1", None),
+    ({"servers": 100_000}, "servers = 100000: must be at most 1024", None),
+    ({"servers": True}, "servers = True: must be a whole number", None),
+    ({"servers": 2.0}, "servers = 2.0: must be a whole number", None),
+    ({"servers": None}, "servers = None: must be a whole number", None),
+    ({"workers": -1}, "workers = -1: must be at least 1", None),
+    ({"workers": "2"}, "workers = '2': must be a whole number", None),
+    ({"batch": 0}, "batch = 0: must be at least 1", None),
+    ({"steps": 0}, "steps = 0: must be at least 1", None),
+    ({"seed": -1}, "seed = -1: must be at least 0", None),
+    ({"rows_max": 0}, "rows_max = 0: must be at least 1", None),
+    ({"rows_max": 1 << 32}, "rows_max = 4294967296: must be at most 4294967295", None),
+    ({"prefetch": -1}, "prefetch = -1: must be at least 0", None),
+    ({"frame_bytes_max": 1}, "frame_bytes_max = 1: must be at least 65536", None),
+    ({"redo_bytes_max": 1}, "redo_bytes_max = 1: must be at least 65536", None),
+    ({"digest": 1}, "digest = 1: must be true or false", None),
+    ({"mode": "snyc"}, "mode = 'snyc': must be one of: async, sync", "did you mean 'sync'?"),
+    ({"mode": 1}, "mode = 1: must be text", None),
+    ({"optimizer": "lion"}, f"optimizer = 'lion': must be one of: {', '.join(OPTIMIZERS)}", None),
+    (
+        {"dense_optimizer": "adams"},
+        "dense_optimizer = 'adams': must be one of: sgd, momentum, adagrad, adam",
+        "did you mean 'adam'?",
+    ),
+    ({"protection": "ec"}, "protection = 'ec': must be one of: none", None),
+    ({"transport": "udp"}, "transport = 'udp': must be one of: unix, tcp", None),
+    ({"device": "gpu"}, 'device = \'gpu\': must be "cpu", "cuda" or "cuda:N"', None),
+    ({"device": "cuda:"}, 'device = \'cuda:\': must be "cpu", "cuda" or "cuda:N"', None),
+    (
+        {"learning_rate": 0.0},
+        "learning_rate = 0.0: must be above 0 and at most 10000",
+        "leave it out for the default of the optimizer",
+    ),
+    (
+        {"dense_learning_rate": float("nan")},
+        "dense_learning_rate = nan: must be above 0 and at most 10000",
+        "leave it out for the default of the optimizer",
+    ),
+    (
+        {"model": "kagle"},
+        "model = 'kagle': must be one of tiny, kaggle, terabyte, mlperf, or a FILE.toml",
+        "did you mean 'kaggle'?",
+    ),
+    (
+        {"data": "train.tsv"},
+        'data = \'train.tsv\': must be "synthetic" or "criteo:PATH"',
+        "for a file in Criteo's format: criteo:train.tsv",
+    ),
+    (
+        {"data": "criteo:"},
+        'data = \'criteo:\': must be "synthetic" or "criteo:PATH"',
+        "name the file: criteo:PATH",
+    ),
+    ({"steps": 5, "epochs": 2}, "epochs = 2: steps = 5 is given too", "give only one of the two"),
+    (
+        {"epochs": 2},
+        "epochs = 2: synthetic data has no end",
+        "give steps instead, or train_rows to say how long an epoch is",
+    ),
+    (
+        {"mode": "sync", "prefetch": 1},
+        'prefetch = 1: mode "sync" cannot pull ahead',
+        'set prefetch to 0, or mode to "async"',
+    ),
+]
+
+
+@pytest.mark.parametrize("options, message, hint", BAD_OPTIONS, ids=[str(bad[0]) for bad in BAD_OPTIONS])
+def test_bad_option(options: dict[str, Any], message: str, hint: str | None) -> None:
+    with pytest.raises(ConfigError) as caught:
+        TrainConfig.from_dict(options)
+    assert (caught.value.message, caught.value.hint) == (message, hint)
+    assert caught.value.option in options
+    assert caught.value.exit_code == 2
+
+
+def test_every_bounded_field_is_in_the_table() -> None:
+    """A new knob without a check here is a knob without a check."""
+    free = {"test_rows", "train_rows", "out", "skip_bad_lines", "threads_per_worker", "threads_per_server"}
+    tested = {name for options, _, _ in BAD_OPTIONS for name in options}
+    assert {field.name for field in dataclasses.fields(TrainConfig)} - free == tested
+
+
+@pytest.mark.parametrize("name", ["test_rows", "train_rows", "threads_per_worker", "threads_per_server"])
+def test_counts_are_positive(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name} = 0: must be at least 1"):
+        TrainConfig.from_dict({name: 0})
+
+
+def test_unknown_option_is_refused_with_the_nearest() -> None:
+    with pytest.raises(UserError) as caught:
+        TrainConfig.from_dict({"learning-rates": 1.0})
+    assert caught.value.message == "unknown option 'learning-rates'"
+    assert caught.value.hint == "did you mean 'learning_rate'?"
+    with pytest.raises(UserError) as caught:
+        TrainConfig.from_dict({"xyzzy": 1.0})
+    assert caught.value.hint is not None
+    assert caught.value.hint.startswith("known are: data, model, ")
+
+
+def test_defaults_are_filled_in() -> None:
+    config = TrainConfig()
+    assert config.steps == configuration.STEPS_DEFAULT
+    assert config.epochs is None
+    assert config.prefetch == 1
+    assert config.threads_per_worker >= 1
+    assert TrainConfig(mode="sync").prefetch == 0
+    assert TrainConfig(data="criteo:x").epochs == 1
+    assert TrainConfig(data="criteo:x").steps is None
+    assert TrainConfig(train_rows=100).epochs == 1
+    assert type(TrainConfig(learning_rate=1).learning_rate) is float
+    for optimizer in OPTIMIZERS:
+        assert TrainConfig(optimizer=optimizer).learning_rate == LEARNING_RATES[optimizer]
+
+
+def test_no_field_is_left_open() -> None:
+    """What is None afterwards means something: no limit, or the other one of steps and epochs."""
+    none = {name for name, value in TrainConfig().to_dict().items() if value is None}
+    assert none == {"rows_max", "train_rows", "test_rows", "epochs", "out"}
+
+
+ODD = TrainConfig(
+    data='criteo:/tmp/odd "name"\\ \x7f\n\t ümläut 😀.tsv',
+    model="my/model.toml",
+    rows_max=7,
+    optimizer="adam",
+    learning_rate=1e-05,
+    dense_learning_rate=1e3,
+    epochs=2,
+    seed=(1 << 63) - 1,
+    out="here",
+    digest=False,
+    skip_bad_lines=True,
+)
+
+
+@pytest.mark.parametrize("config", [TrainConfig(), ODD], ids=["default", "odd"])
+def test_round_trips(config: TrainConfig, tmp_path: Path) -> None:
+    assert TrainConfig.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+    path = tmp_path / "config.toml"
+    path.write_text(config.to_toml(), encoding="utf-8")
+    # The directory is not repeated: the file is for starting another run.
+    assert TrainConfig.from_toml(path) == config.replace(out=None)
+
+
+def test_command_line_wins_over_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text('servers = 3\nsteps = 10\nmodel = "tiny"\n')
+    config = TrainConfig.from_toml(path, {"servers": 4, "epochs": 2, "train_rows": 1000})
+    assert (config.servers, config.steps, config.epochs, config.model) == (4, None, 2, "tiny")
+    path.write_text('epochs = 2\ndata = "criteo:x"\n')
+    config = TrainConfig.from_toml(path, {"steps": 5})
+    assert (config.steps, config.epochs) == (5, None)
+
+
+BAD_FILES = [
+    ("servers: 3", "cannot read {path}: ", "it holds one `option = value` per line; text needs quotes"),
+    ("servers = 0", "{path}: servers = 0: must be at least 1", None),
+    ("serverz = 3", "{path}: unknown option 'serverz'", "did you mean 'servers'?"),
+    ("[train]\nservers = 3", "{path}: unknown option 'train'", "did you mean 'train_rows'?"),
+    ('model = ["kaggle"]', "{path}: model = ['kaggle']: must be text", None),
+]
+
+
+@pytest.mark.parametrize("text, message, hint", BAD_FILES, ids=[bad[0] for bad in BAD_FILES])
+def test_bad_file(text: str, message: str, hint: str | None, tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text(text)
+    with pytest.raises(UserError) as caught:
+        TrainConfig.from_toml(path)
+    assert caught.value.message.startswith(message.format(path=path))
+    assert caught.value.hint == hint
+
+
+def test_bad_override_is_not_blamed_on_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text("servers = 3")
+    with pytest.raises(UserError) as caught:
+        TrainConfig.from_toml(path, {"servers": 0})
+    assert caught.value.message == "servers = 0: must be at least 1"
+
+
+def test_unreadable_file(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"cannot read .*: No such file or directory"):
+        TrainConfig.from_toml(tmp_path / "missing.toml")
+    with pytest.raises(UserError, match=r"cannot read .*: Is a directory"):
+        TrainConfig.from_toml(tmp_path)
+    (tmp_path / "binary").write_bytes(b"\xff\xfe")
+    with pytest.raises(UserError, match=r"cannot read .*: it is not text"):
+        TrainConfig.from_toml(tmp_path / "binary")
+
+
+def test_readings() -> None:
+    config = TrainConfig(data="criteo:/a:b.tsv", model="dir/small.toml")
+    assert (config.data_kind, config.data_path, config.model_name) == ("criteo", Path("/a:b.tsv"), "small")
+    config = TrainConfig()
+    assert (config.data_kind, config.data_path, config.model_name) == ("synthetic", None, "kaggle")
+
+
+def test_model_from_preset_and_file(tmp_path: Path) -> None:
+    assert TrainConfig(model="tiny").load_model().dim == 8
+    assert TrainConfig(model="tiny", rows_max=5).load_model().rows_max == 5
+    path = tmp_path / "small.toml"
+    path.write_text("dim = 4\nbottom = [8, 4]\ntop = [8, 1]\nrows_max = 100\n")
+    model = TrainConfig(model=str(path)).load_model()
+    assert (model.name, model.dim, model.bottom, model.top, model.rows_max) == (
+        "small",
+        4,
+        (8, 4),
+        (8, 1),
+        100,
+    )
+
+
+BAD_MODELS = [
+    ("dim = 4", "bottom, top missing"),
+    ("dim = 4\nbottom = [8, 3]\ntop = [1]", "model small: bottom [8, 3] must end with dim 4"),
+    ("dim = 4\nbottom = 4\ntop = [1]", "bottom = 4: must be a list of widths, such as [64, 16]"),
+    ("dim = 4.5\nbottom = [4]\ntop = [1]", "dim = 4.5: must be a whole number"),
+    ("dims = 4", "unknown field 'dims'"),
+]
+
+
+@pytest.mark.parametrize("text, message", BAD_MODELS)
+def test_bad_model_file(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "small.toml"
+    path.write_text(text)
+    with pytest.raises(UserError) as caught:
+        TrainConfig(model=str(path)).load_model()
+    assert caught.value.message == f"{path}: {message}"
+
+
+def test_config_is_cheap_to_import() -> None:
+    """`regrow --help` and every server read this module."""
+    code = (
+        "import sys, regrow.config as c; c.TrainConfig(); print({'torch', 'numpy', 'rich'} & {*sys.modules})"
+    )
+    output = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=dict(os.environ)
+    ).stdout
+    assert output.strip() == "set()"

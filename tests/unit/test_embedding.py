@@ -1,0 +1,188 @@
+"""EmbeddingCollection against torch's own EmbeddingBag, and against TorchRec's conventions.
+
+Goal: a model author who swaps the module notices nothing. Method: the same ids, the same starting weights and
+the same gradients through both, on servers inside this process; outputs and updated rows must agree.
+"""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import regrow
+from regrow.nn.embedding import KeyedTensor
+
+
+def _collection(*, servers=3, optimizer="sgd", pooling=regrow.PoolingType.SUM, learning_rate=0.5):
+    tables = [
+        regrow.EmbeddingBagConfig(
+            num_embeddings=50, embedding_dim=8, name="t_user", feature_names=["user", "friend"], pooling=pooling
+        ),
+        regrow.EmbeddingBagConfig(
+            num_embeddings=30, embedding_dim=5, name="t_item", feature_names=["item"], pooling=pooling
+        ),
+    ]
+    return regrow.EmbeddingCollection(
+        tables=tables,
+        cluster=regrow.InProcessCluster(servers=servers),
+        optimizer=regrow.OptimizerSpec(kind=optimizer, learning_rate=learning_rate),
+        seed=7,
+    )
+
+
+def _batch(keys=("user", "friend", "item"), *, batch=6, seed=0):
+    rng = np.random.default_rng(seed)
+    sizes = {"user": 50, "friend": 50, "item": 30, "other": 9}
+    lengths = rng.integers(0, 4, (len(keys), batch))
+    values = [rng.integers(0, sizes[key], lengths[i].sum()) for i, key in enumerate(keys)]
+    return regrow.KeyedJaggedTensor.from_lengths_sync(
+        list(keys),
+        torch.from_numpy(np.concatenate(values)),
+        torch.from_numpy(lengths.reshape(-1).astype(np.int32)),
+    )
+
+
+def _reference(collection, features, mode):
+    """The same look-up by torch: {feature: pooled}, and the weights that will get gradients."""
+    weights = {
+        config.name: collection.weight(config.name).requires_grad_()
+        for config in collection.embedding_bag_configs()
+    }
+    lengths = features.lengths().reshape(len(features.keys()), -1).long()
+    parts = dict(zip(features.keys(), features.values().split(lengths.sum(1).tolist()), strict=True))
+    pooled = {}
+    for config in collection.embedding_bag_configs():
+        for name in config.feature_names:
+            own = lengths[features.keys().index(name)]
+            offsets = torch.cat([torch.zeros(1, dtype=torch.int64), own.cumsum(0)[:-1]])
+            pooled[name] = nn.functional.embedding_bag(
+                parts[name], weights[config.name], offsets, mode=mode
+            )
+    return pooled, weights
+
+
+@pytest.mark.parametrize("pooling", list(regrow.PoolingType))
+@pytest.mark.parametrize("servers", [1, 3])
+def test_same_as_torch_forward_and_after_an_sgd_step(pooling, servers):
+    collection = _collection(servers=servers, pooling=pooling)
+    features = _batch()
+    expected, weights = _reference(collection, features, pooling.value.lower())
+    out = collection(features)
+    for name, value in expected.items():
+        torch.testing.assert_close(out[name], value.detach())
+    direction = torch.randn(6, 21, generator=torch.Generator().manual_seed(1))
+    (out.values() * direction).sum().backward()
+    (torch.cat([expected[name] for name in out.keys()], dim=1) * direction).sum().backward()
+    for name, weight in weights.items():
+        torch.testing.assert_close(collection.weight(name), (weight - 0.5 * weight.grad).detach())
+
+
+def test_output_is_keyed_in_table_order():
+    out = _collection()(_batch())
+    assert isinstance(out, KeyedTensor)
+    assert out.keys() == ["user", "friend", "item"]
+    assert out.length_per_key() == [8, 8, 5]
+    assert {name: tuple(value.shape) for name, value in out.to_dict().items()} == {
+        "user": (6, 8),
+        "friend": (6, 8),
+        "item": (6, 5),
+    }
+
+
+def test_features_may_come_in_any_order_and_with_others():
+    collection = _collection()
+    mixed = _batch(("item", "other", "user", "friend"))
+    expected, _ = _reference(collection, mixed, "sum")
+    for name, value in expected.items():
+        torch.testing.assert_close(collection(mixed)[name], value.detach())
+
+
+def test_the_same_weights_on_any_number_of_servers():
+    one, five = _collection(servers=1), _collection(servers=5)
+    assert torch.equal(one.weight("t_user"), five.weight("t_user"))
+    bound = (1 / 50) ** 0.5
+    assert one.weight("t_user").abs().max() <= bound
+    assert one.weight("t_user").abs().max() > 0.9 * bound
+
+
+def test_names_are_those_of_torchrec():
+    collection = _collection(optimizer="rowwise_adagrad")
+    collection(_batch()).values().sum().backward()
+    assert list(collection.state_dict()) == ["embedding_bags.t_user.weight", "embedding_bags.t_item.weight"]
+    state = collection.optimizer_state()
+    assert {name: tuple(value.shape) for name, value in state.items()} == {
+        "t_user.momentum1": (50,),
+        "t_item.momentum1": (30,),
+    }
+    assert state["t_user.momentum1"].max() > 0
+    adam = _collection(optimizer="adam").optimizer_state()
+    assert list(adam)[:2] == ["t_user.momentum1", "t_user.exp_avg_sq"]
+
+
+def test_a_state_dict_can_be_loaded_elsewhere():
+    source, target = _collection(servers=2), _collection(servers=3)
+    source(_batch()).values().sum().backward()
+    target.load_state_dict(source.state_dict())
+    assert torch.equal(source.weight("t_item"), target.weight("t_item"))
+    model = nn.Sequential(_collection())
+    with pytest.raises(RuntimeError, match="t_item"):
+        model.load_state_dict({"0.embedding_bags.t_user.weight": torch.zeros(50, 8)})
+
+
+def test_evaluation_changes_nothing():
+    collection = _collection()
+    before = collection.weight("t_user")
+    collection.eval()
+    with torch.no_grad():
+        collection(_batch())
+    assert torch.equal(before, collection.weight("t_user"))
+    assert collection.client.pushes == 0
+
+
+def test_prefetched_rows_are_used_once():
+    collection = _collection()
+    features = _batch()
+    collection.prefetch(features)
+    first = collection(features)
+    first.values().sum().backward()
+    second = collection(features)
+    assert not torch.equal(first.values(), second.values())
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "says"),
+    [
+        (lambda kjt: kjt.values().__setitem__(0, 999), IndexError, "999"),
+        (lambda kjt: kjt.values().__setitem__(0, -1), IndexError, "-1"),
+        (lambda kjt: kjt.lengths().__setitem__(0, 77), ValueError, "lengths"),
+        (lambda kjt: kjt.keys().__setitem__(0, "nobody"), KeyError, "user"),
+    ],
+)
+def test_bad_features_are_refused_and_nothing_is_lost(change, error, says):
+    collection = _collection()
+    bad = _batch()
+    change(bad)
+    with pytest.raises(error, match=says):
+        collection(bad)
+    collection(_batch()).values().sum().backward()
+    assert collection.client.pushes == 1
+
+
+def test_tables_that_cannot_be_are_refused():
+    twice = [
+        regrow.EmbeddingBagConfig(num_embeddings=4, embedding_dim=4, name="t", feature_names=["a"]),
+        regrow.EmbeddingBagConfig(num_embeddings=4, embedding_dim=4, name="t", feature_names=["b"]),
+    ]
+    with pytest.raises(ValueError, match="two tables are named 't'"):
+        regrow.EmbeddingCollection(tables=twice, cluster=regrow.InProcessCluster(servers=1))
+    empty = [regrow.EmbeddingBagConfig(num_embeddings=0, embedding_dim=4, name="t", feature_names=["a"])]
+    with pytest.raises(ValueError, match="rows must be between"):
+        regrow.EmbeddingCollection(tables=empty, cluster=regrow.InProcessCluster(servers=1))
+
+
+def test_torchrec_own_features_are_taken():
+    jagged = pytest.importorskip("torchrec.sparse.jagged_tensor", reason="TorchRec is not installed")
+    ours = _batch()
+    theirs = jagged.KeyedJaggedTensor.from_lengths_sync(ours.keys(), ours.values(), ours.lengths())
+    collection = _collection()
+    assert torch.equal(collection(ours).values(), collection(theirs).values())

@@ -1,0 +1,175 @@
+"""Goal: the numbers shown and kept are those the processes told. Method: events at made-up times."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from regrow.config import TrainConfig
+from regrow.launch import display, status
+from regrow.launch.status import RunStatus
+
+BINS = 64
+
+
+def progress(
+    step: int, samples: int, *, loss: float = 0.5, positives: int = 1, negatives: int = 3
+) -> dict[str, Any]:
+    positive, negative = [0] * BINS, [0] * BINS
+    positive[40], negative[20] = positives, negatives
+    return {
+        "event": "progress",
+        "step": step,
+        "samples": samples,
+        "loss": loss,
+        "hist_pos": positive,
+        "hist_neg": negative,
+    }
+
+
+def started(**options: Any) -> RunStatus:
+    """Two servers and two workers in training, at 10 seconds."""
+    run = RunStatus(TrainConfig(servers=2, workers=2, **{"steps": 100, **options}), started_at=0.0)
+    for id in range(2):
+        run.receive("server", id, {"event": "listening", "address": "unix:x"}, 1.0)
+        run.receive("server", id, {"event": "ready", "rows": 5, "bytes": 1 << 30}, 2.0)
+    run.enter("loading", 1.0)
+    run.enter("training", 10.0)
+    return run
+
+
+def test_progress_adds_up() -> None:
+    run = started()
+    run.receive("worker", 0, progress(10, 1000, loss=0.4), 11.0)
+    run.receive("worker", 1, progress(20, 2000, loss=0.6), 12.0)
+    run.receive("worker", 0, progress(30, 3000, loss=0.2), 13.0)
+    assert (run.step, run.steps_done, run.steps_total, run.samples) == (30, 50, 200, 5000)
+    assert run.loss == pytest.approx(0.4)
+    assert run.samples_per_s == pytest.approx(5000 / 2.0)  # from the first report at 11 s on
+    assert run.auc == 1.0  # every positive above every negative
+    line = run.metrics(13.0)
+    assert (line["t"], line["step"], line["samples"], line["servers_alive"]) == (13.0, 30, 5000, 2)
+
+
+def test_rate_follows_the_last_seconds() -> None:
+    run = started()
+    for second in range(20):
+        run.receive("worker", 0, progress(second, second * (100 if second < 10 else 1000)), 10.0 + second)
+    assert run.samples_per_s == pytest.approx(1000.0)
+
+
+def test_auc_forgets_old_samples() -> None:
+    run = started()
+    swapped = progress(1, 10)
+    swapped["hist_pos"], swapped["hist_neg"] = swapped["hist_neg"], swapped["hist_pos"]
+    run.receive("worker", 0, swapped, 11.0)
+    assert run.auc == 0.0
+    half = status.AUC_WINDOW_SAMPLES // 2
+    for step in range(2, 4):
+        run.receive("worker", 0, progress(step, step, positives=half, negatives=half), 10.0 + step)
+    assert run.auc == 1.0
+
+
+def test_windows_are_bounded() -> None:
+    run = started()
+    for step in range(2 * status.AUC_WINDOW_REPORTS_MAX):
+        run.receive("worker", 0, progress(step, step), 10.0 + step / 1000)
+    assert len(run._histograms) == status.AUC_WINDOW_REPORTS_MAX
+
+
+def test_report_without_samples_keeps_the_loss() -> None:
+    run = started()
+    run.receive("worker", 0, progress(1, 10, loss=0.7), 11.0)
+    run.receive("worker", 0, progress(1, 10, loss=0.0, positives=0, negatives=0), 12.0)
+    assert run.loss == 0.7
+
+
+def test_diverged_loss_is_missing_not_invalid() -> None:
+    run = started()
+    run.receive("worker", 0, progress(1, 10, loss=float("nan")), 11.0)
+    assert run.metrics(11.0)["loss"] is None
+
+
+def test_training_time_spans_all_workers() -> None:
+    run = started()
+    run.receive("worker", 0, {"event": "trained", "steps": 100, "samples": 1000, "seconds": 4.0}, 16.0)
+    assert run.training_seconds == pytest.approx(4.0)
+    run.receive("worker", 1, {"event": "trained", "steps": 90, "samples": 900, "seconds": 5.0}, 19.0)
+    # From 12 s, when worker 0 began, to 19 s.
+    assert run.training_seconds == pytest.approx(7.0)
+    totals = run.totals()
+    assert (totals["steps"], totals["samples"], totals["seconds"]) == (100, 1900, 7.0)
+    assert totals["samples_per_s"] == pytest.approx(271.4)
+
+
+def test_totals_before_anything_happened() -> None:
+    totals = RunStatus(TrainConfig(), started_at=0.0).totals()
+    assert (totals["samples"], totals["samples_per_s"], totals["auc"], totals["model_sha256"]) == (
+        0,
+        None,
+        None,
+        None,
+    )
+
+
+@pytest.mark.parametrize(
+    "options, total",
+    [
+        ({"steps": 7}, 14),
+        ({"steps": None, "epochs": 3, "train_rows": 1000, "batch": 64}, 48),
+        ({"steps": None, "epochs": 1, "data": "criteo:x"}, None),
+    ],
+)
+def test_total_steps(options: dict[str, Any], total: int | None) -> None:
+    run = started(**options)
+    assert run.steps_total == total
+    run.receive("worker", 0, {"event": "planned", "steps": 4}, 11.0)
+    run.receive("worker", 1, {"event": "planned", "steps": 3}, 11.0)
+    assert run.steps_total == (total if options["steps"] else 7)
+
+
+MALFORMED = [
+    ("server", {"event": "ready", "rows": "x", "bytes": 1}),
+    ("server", {"event": "server", "pulls": 1}),
+    ("worker", {"event": "progress", "step": 1}),
+    ("worker", {**progress(1, 1), "hist_pos": [1, 2]}),
+    ("worker", {"event": "trained", "steps": 1, "samples": 1}),
+    ("worker", {"event": "evaluated", "auc": None, "logloss": 0.5}),
+]
+
+
+@pytest.mark.parametrize("role, event", MALFORMED, ids=[case[1]["event"] for case in MALFORMED])
+def test_malformed_event(role: str, event: dict[str, Any]) -> None:
+    with pytest.raises((KeyError, TypeError, ValueError)):
+        started().receive(role, 0, event, 11.0)
+
+
+def test_unknown_events_are_left_alone() -> None:
+    started().receive("worker", 0, {"event": "from the future", "x": 1}, 11.0)
+
+
+def test_progress_lines() -> None:
+    run = RunStatus(TrainConfig(servers=2, workers=2, steps=100), started_at=0.0)
+    assert display.progress_line(run, 0.0) == "starting"
+    run = started()
+    run.receive("worker", 0, progress(50, 1000, loss=0.4), 11.0)
+    run.receive("worker", 1, progress(50, 1000, loss=0.6), 13.0)
+    assert display.progress_line(run, 15.0) == (
+        "training: step 50/100 (50 %), 1,000 samples/s, loss 0.5000, AUC 1.0000, 2/2 servers, 5.0 s left"
+    )
+    assert display.progress_line(run, 40.0) == (
+        "training: step 50/100 (50 %), 1,000 samples/s, loss 0.5000, AUC 1.0000, 2/2 servers, 30.0 s left, "
+        "nothing has moved for 27 s"
+    )
+    run.lost("server", 1)
+    assert "1/2 servers" in str(display.progress_line(run, 15.0))
+    run.enter("evaluating", 20.0)
+    assert display.progress_line(run, 22.0) == "evaluating: 2 s"
+
+
+@pytest.mark.parametrize(
+    "seconds, text", [(0.0, "0.0 s"), (59.94, "59.9 s"), (60, "1:00"), (3599, "59:59"), (7207, "2:00:07")]
+)
+def test_clock(seconds: float, text: str) -> None:
+    assert display.clock_text(seconds) == text
