@@ -1,5 +1,9 @@
-#include <malloc.h>
 #include <nanobind/stl/string.h>
+
+#include <cstdlib>
+#if defined(__GLIBC__)
+#include <malloc.h>
+#endif
 
 #include "arrays.hpp"
 #include "regrow/crc32c.hpp"
@@ -34,12 +38,13 @@ uint32_t crc32c_of(nb::handle data, uint32_t seed) {
   return crc32c(held.bytes(), seed);
 }
 
-// glibc returns large blocks to the system at once and takes them anew, zeroed page by page, at the next step.
-// Keeping them costs the memory of one step and saves its page faults.
+// glibc takes large blocks from the system and gives them back at once, so every step pays anew for zeroed pages.
+// Kept in the heap they cost the memory of one step and no page faults. (M_MMAP_THRESHOLD would do the same, but
+// only for blocks up to 32 MB.)
 void tune_malloc() {
 #if defined(__GLIBC__)
   constexpr int keep_bytes = 1 << 30;
-  mallopt(M_MMAP_THRESHOLD, keep_bytes);
+  mallopt(M_MMAP_MAX, 0);
   mallopt(M_TRIM_THRESHOLD, keep_bytes);
 #endif
 }

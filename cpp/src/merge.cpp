@@ -73,12 +73,12 @@ MergedPush merge_pushes(std::span<const int32_t> dims, std::span<const PushView>
   std::vector<Dedupe>& dedupes = dedupes_of_thread;
   dedupes.resize(static_cast<size_t>(threads_max));
   pool.parallel_for(tables, [&](size_t t, size_t lane) {
-    dedupes[lane].begin(table_begin[t + 1] - table_begin[t], UINT64_MAX);
+    dedupes[lane].begin(table_begin[t + 1] - table_begin[t], uint64_t{1} << 32);
     uint32_t* target = targets.data() + table_begin[t];
     for (size_t p = 0; p < parts.size(); ++p) {
-      const uint32_t* slots = parts[p].slots.data() + begins[p][t].row;
-      for (int32_t i = 0; i < parts[p].counts[t]; ++i)
-        *target++ = dedupes[lane].number(slots[i], distinct.data() + table_begin[t]);
+      const auto slots = parts[p].slots.subspan(begins[p][t].row, static_cast<size_t>(parts[p].counts[t]));
+      dedupes[lane].number(slots, target, distinct.data() + table_begin[t]);
+      target += slots.size();
     }
     merged.counts[t] = static_cast<int32_t>(dedupes[lane].found());
   });

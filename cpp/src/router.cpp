@@ -87,18 +87,24 @@ struct Router::Wrong {
   int64_t id = 0;
 };
 
+struct Router::Placed {
+  uint32_t server;
+  uint32_t slot;
+  uint32_t rank;  // number among the table's rows on that server
+};
+
+// The arrays one plan is made with. The part of a table has room for as many rows as it has lookups.
 struct Router::Work {
-  std::vector<size_t> table_begin;  // where each table's part of the arrays below begins
+  std::vector<size_t> table_begin;  // where each table's part begins
   std::vector<uint32_t> table_distinct;
-  Buffer<uint32_t> distinct;  // rows in order of first occurrence
-  Buffer<uint32_t> slots;
-  Buffer<uint32_t> servers;
-  Buffer<uint32_t> ranks;        // number among the table's rows on that server
+  Buffer<uint32_t> distinct;     // rows in order of first occurrence
+  Buffer<Placed> placed;         // the same rows
   std::vector<size_t> row_base;  // [server][table]: where its slots begin
   std::vector<Wrong> wrong;
 };
 
-Router::Router(const RouterSettings& settings) : tables_(std::make_shared<const RouterTables>(settings)) {}
+Router::Router(const RouterSettings& settings)
+    : tables_(std::make_shared<const RouterTables>(settings)), lanes_(threads_max) {}
 
 void Router::find_bags(Plan& plan, std::span<const int64_t> values, std::optional<std::span<const int32_t>> lengths,
                        int64_t batch) const {
@@ -139,32 +145,36 @@ void Router::find_bags(Plan& plan, std::span<const int64_t> values, std::optiona
 // Numbers the table's distinct rows and places them.
 void Router::number_table(Plan& plan, Work& work, std::span<const int64_t> values, size_t t, size_t lane) {
   const RouterTables::Table& table = tables_->tables[t];
+  if (table.is_static) return;  // numbered and placed once, when the router was made
   const size_t room = work.table_begin[t + 1] - work.table_begin[t];
   uint32_t* distinct = work.distinct.data() + work.table_begin[t];
-  Dedupe& dedupe = dedupes_[lane];
+  Dedupe& dedupe = lanes_[lane].dedupe;
   dedupe.begin(room, table.rows);
-  const uint64_t rows = table.rows;
   for (const uint32_t f : table.features) {
-    const size_t begin = plan.bag_start_.size() ? plan.bag_start_[f * plan.batch_] : f * plan.batch_;
-    const size_t end = plan.bag_start_.size() ? plan.bag_start_[(f + 1) * plan.batch_] : (f + 1) * plan.batch_;
-    for (size_t i = begin; i < end; ++i) {
-      const int64_t id = values[i];
-      if (static_cast<uint64_t>(id) >= rows) {
-        work.wrong[t] = {i, f, i - begin, id};
-        return;
-      }
-      plan.lookups_[i] = dedupe.number(static_cast<uint32_t>(id), distinct);
+    const size_t begin = plan.feature_begin(f);
+    const std::span<const int64_t> ids = values.subspan(begin, plan.feature_begin(f + 1) - begin);
+    const size_t taken = dedupe.number(ids, plan.lookups_.data() + begin, distinct);
+    if (taken < ids.size()) {
+      work.wrong[t] = {begin + taken, f, taken, ids[taken]};
+      return;
     }
   }
   work.table_distinct[t] = dedupe.found();
   const size_t tables = tables_->tables.size();
-  for (size_t u = 0; u < dedupe.found(); ++u) {
-    const Place place = table.layout.place(distinct[u]);
-    const size_t at = work.table_begin[t] + u;
-    work.servers[at] = place.server;
-    work.slots[at] = place.slot;
-    work.ranks[at] = static_cast<uint32_t>(plan.counts[place.server * tables + t]++);
+  Placed* placed = work.placed.data() + work.table_begin[t];
+  if (tables_->servers == 1) {  // then a row's slot is its number
+    for (uint32_t u = 0; u < dedupe.found(); ++u) placed[u] = {0, distinct[u], u};
+    plan.counts[t] = static_cast<int32_t>(dedupe.found());
+    return;
   }
+  const Layout layout = table.layout;  // a copy of our own stays in registers
+  std::vector<uint32_t>& ranks = lanes_[lane].ranks;
+  ranks.assign(tables_->servers, 0);
+  for (size_t u = 0; u < dedupe.found(); ++u) {
+    const Place place = layout.place(distinct[u]);
+    placed[u] = {place.server, place.slot, ranks[place.server]++};
+  }
+  for (size_t s = 0; s < tables_->servers; ++s) plan.counts[s * tables + t] = static_cast<int32_t>(ranks[s]);
 }
 
 // Gives every (server, table) its part of the rows.
@@ -204,16 +214,15 @@ void Router::place_table(Plan& plan, const Work& work, size_t t) const {
     return;
   }
   uint32_t* offsets = work.distinct.data() + work.table_begin[t];  // the rows are no longer needed
+  const Placed* placed = work.placed.data() + work.table_begin[t];
   for (size_t u = 0; u < work.table_distinct[t]; ++u) {
-    const size_t at = work.table_begin[t] + u;
-    const size_t server = work.servers[at];
-    plan.slots[work.row_base[server * tables + t] + work.ranks[at]] = work.slots[at];
-    offsets[u] = static_cast<uint32_t>(plan.float_base(server, t) + size_t{work.ranks[at]} * table.dim);
+    const size_t at = placed[u].server * tables + t;
+    plan.slots[work.row_base[at] + placed[u].rank] = placed[u].slot;
+    offsets[u] = static_cast<uint32_t>(plan.float_base_[at] + size_t{placed[u].rank} * table.dim);
   }
   for (const uint32_t f : table.features) {
-    const size_t begin = plan.bag_start_.size() ? plan.bag_start_[f * plan.batch_] : f * plan.batch_;
-    const size_t end = plan.bag_start_.size() ? plan.bag_start_[(f + 1) * plan.batch_] : (f + 1) * plan.batch_;
-    for (size_t i = begin; i < end; ++i) {
+    const size_t end = plan.feature_begin(f + 1);
+    for (size_t i = plan.feature_begin(f); i < end; ++i) {
       const uint32_t lookup = plan.lookups_[i];
       plan.lookups_[i] = offsets[lookup & lookup_offset] | (lookup & lookup_first);
     }
@@ -234,22 +243,17 @@ Plan Router::plan(std::span<const int64_t> values, std::optional<std::span<const
   work.table_begin.push_back(0);
   for (size_t t = 0; t < tables.size(); ++t) {
     size_t lookups = 0;
-    for (const uint32_t f : tables[t].features)
-      lookups += plan.bag_start_.size() ? plan.bag_start_[(f + 1) * plan.batch_] - plan.bag_start_[f * plan.batch_]
-                                        : plan.batch_;
+    for (const uint32_t f : tables[t].features) lookups += plan.feature_begin(f + 1) - plan.feature_begin(f);
     work.table_begin.push_back(work.table_begin.back() + lookups);
     for (size_t s = 0; s < tables_->servers && tables[t].is_static; ++s)
       plan.counts[s * tables.size() + t] = tables[t].server_counts[s];
   }
   work.table_distinct.assign(tables.size(), 0);
-  work.distinct = Buffer<uint32_t>(values.size());
-  work.slots = Buffer<uint32_t>(values.size());
-  work.servers = Buffer<uint32_t>(values.size());
-  work.ranks = Buffer<uint32_t>(values.size());
+  work.distinct = Buffer<uint32_t>(work.table_begin.back());
+  work.placed = Buffer<Placed>(work.table_begin.back());
   work.wrong.resize(tables.size());
 
   ThreadPool& pool = ThreadPool::shared();
-  if (dedupes_.size() < static_cast<size_t>(threads_max)) dedupes_.resize(threads_max);
   pool.parallel_for(tables.size(), [&](size_t t, size_t lane) { number_table(plan, work, values, t, lane); });
   Wrong wrong;
   for (const Wrong& found : work.wrong)

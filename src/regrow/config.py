@@ -65,7 +65,8 @@ class TrainConfig:
 
     # "synthetic" (Criteo-like, made as it is read) or "criteo:PATH" (Criteo TSV, plain or .gz).
     data: str = "synthetic"
-    # A preset of `regrow.nn.presets`, or a FILE.toml with the same fields (dim, bottom, top, rows_max, ...).
+    # A preset of `regrow.nn.presets`, or a FILE.toml with the same fields (dim, bottom, top, rows or
+    # rows_max, ...).
     model: str = "kaggle"
     # Rows per table at most; larger ids are folded into it. Too small: different ids share a row and
     # accuracy drops. Too large (or None, the model's own): rows nobody looks up still take memory and
@@ -220,14 +221,16 @@ class TrainConfig:
 
     def load_model(self) -> ModelConfig:
         """The model's shape, from its preset or its file, with `rows_max` applied."""
-        models = _presets()
-        model = models[self.model] if self.model in models else _read_model(Path(self.model))
-        return model if self.rows_max is None else dataclasses.replace(model, rows_max=self.rows_max)
+        from regrow.nn import presets  # late: `regrow.nn` is for model authors, who import this module
+
+        return presets.load(self.model, rows_max=self.rows_max)
 
 
 def model_names() -> list[str]:
     """The presets `model` may name."""
-    return list(_presets())
+    from regrow.nn.presets import MODELS
+
+    return list(MODELS)
 
 
 def _derived_values(config: TrainConfig) -> dict[str, Any]:
@@ -367,39 +370,6 @@ def _check_model(config: TrainConfig) -> None:
         f"must be one of {', '.join(names)}, or a FILE.toml",
         hint=_nearest(config.model, names, quiet=True),
     )
-
-
-def _presets() -> dict[str, ModelConfig]:
-    from regrow.nn.presets import MODELS  # late: `regrow.nn` is for model authors, who import this module
-
-    return MODELS
-
-
-def _read_model(path: Path) -> ModelConfig:
-    """A model of the user's own: the fields of `ModelConfig`, one per line; the name is optional."""
-    from regrow.nn.presets import ModelConfig
-
-    options = {"name": path.stem, **_read_toml(path)}
-    known = [field.name for field in dataclasses.fields(ModelConfig)]
-    for name, value in options.items():
-        if name not in known:
-            raise UserError(f"{path}: unknown field {name!r}", hint=_nearest(name, known))
-        if name in ("bottom", "top"):
-            if type(value) is not list or any(type(width) is not int for width in value):
-                raise UserError(f"{path}: {name} = {value!r}: must be a list of widths, such as [64, 16]")
-            options[name] = tuple(value)
-        elif name != "name" and type(value) is not int:
-            raise UserError(f"{path}: {name} = {value!r}: must be a whole number")
-    missing = [name for name in ("dim", "bottom", "top") if name not in options]
-    if missing:
-        raise UserError(
-            f"{path}: {', '.join(missing)} missing",
-            hint="a model needs dim, bottom (ends with dim) and top (ends with 1)",
-        )
-    try:
-        return ModelConfig(**options)
-    except ValueError as error:
-        raise UserError(f"{path}: {error}") from None
 
 
 def _nearest(name: str, known: typing.Iterable[str], *, quiet: bool = False) -> str | None:

@@ -42,6 +42,7 @@ class World:
         self.out = path / "run"
         self.temp = temp
         self.plan_path = path / "plan.json"
+        self.started: list[subprocess.Popen[str]] = []
         self.plan()
 
     def plan(self, **plan: Any) -> None:
@@ -67,12 +68,21 @@ class World:
         command = [sys.executable, str(HERE / "fake_regrow.py"), str(self.plan_path), "train"]
         options = {"model": "tiny", "servers": 2, "workers": 1, "steps": 3, "out": self.out}
         command += [f"--{name}={value}" for name, value in options.items()]
-        return subprocess.Popen(
+        process = subprocess.Popen(
             [*command, *arguments],
             text=True,
             env={**os.environ, "TMPDIR": str(self.temp)},
             **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, **popen},
         )
+        self.started.append(process)
+        return process
+
+    def close(self) -> None:
+        """A test that failed leaves nothing running either: the children go when their launcher does."""
+        for process in self.started:
+            if process.poll() is None:
+                process.kill()
+                process.communicate()
 
     def summary(self) -> dict[str, Any]:
         return json.loads((self.out / "summary.json").read_text())
@@ -88,7 +98,9 @@ class World:
 def world(tmp_path: Path) -> Iterator[World]:
     # A directory of our own for sockets, with a name shorter than pytest's: socket paths are limited.
     with tempfile.TemporaryDirectory(prefix="rg-", dir="/tmp") as temp:
-        yield World(tmp_path, Path(temp))
+        world = World(tmp_path, Path(temp))
+        yield world
+        world.close()
 
 
 def poll(condition: Callable[[], Any], complaint: str) -> None:
@@ -390,3 +402,16 @@ def test_missing_data_is_found_before_the_start(world: World) -> None:
     with pytest.raises(UserError, match=r"there is no file .*missing\.tsv"):
         world.train(data=f"criteo:{world.out}/missing.tsv", steps=None, epochs=1)
     assert not world.out.exists()
+
+
+def test_ignored_signals_stay_ignored() -> None:
+    """nohup, and shells for their background jobs, mean it."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with local._SignalWatch(lambda: None) as watch:
+            os.kill(os.getpid(), signal.SIGHUP)
+            os.kill(os.getpid(), signal.SIGTERM)
+        assert (watch.first, watch.count) == (signal.SIGTERM, 1)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)

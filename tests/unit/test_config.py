@@ -235,10 +235,9 @@ def test_model_from_preset_and_file(tmp_path: Path) -> None:
 
 
 BAD_MODELS = [
-    ("dim = 4", "bottom, top missing"),
+    ("dim = 4", "bottom is missing"),
     ("dim = 4\nbottom = [8, 3]\ntop = [1]", "model small: bottom [8, 3] must end with dim 4"),
-    ("dim = 4\nbottom = 4\ntop = [1]", "bottom = 4: must be a list of widths, such as [64, 16]"),
-    ("dim = 4.5\nbottom = [4]\ntop = [1]", "dim = 4.5: must be a whole number"),
+    ("dim = 4\nbottom = 4\ntop = [1]", "bottom = 4 must be a list of whole numbers"),
     ("dims = 4", "unknown field 'dims'"),
 ]
 

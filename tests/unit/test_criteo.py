@@ -1,4 +1,4 @@
-"""Criteo's format: the parser against a slow twin, whole and cut anywhere; files, splits, workers and positions.
+"""Criteo's format: the parser against a slow twin, whole and cut anywhere; files, splits, workers, positions.
 
 Lines are made here. Where real data is at hand (REGROW_CRITEO names a directory) the same is tried on it.
 """
@@ -394,7 +394,7 @@ def test_bad_line_stops_with_file_line_and_field(tmp_path: Path) -> None:
 
 
 def test_skipped_lines_keep_their_place(tmp_path: Path) -> None:
-    """Split, batches and positions are the same with and without bad lines; their batches are just shorter."""
+    """Split, batches and positions are the same with and without bad lines; batches are just shorter."""
     good = make_lines(60)
     bad = list(good)
     for index in (0, 7, 8, 9, 39, 40, 59):
@@ -433,7 +433,7 @@ def test_batch_of_bad_lines_alone_is_left_out(tmp_path: Path) -> None:
 def test_another_format_is_refused_even_when_skipping(tmp_path: Path) -> None:
     wrong = write(tmp_path / "a.csv", ["1,2,3"] * (BAD_LINES_RUN_MAX + 5000))
     dataset = CriteoDataset(wrong, rows=ROWS, skip_bad_lines=True)
-    with pytest.raises(DataError, match="in a row are malformed; the first: .*line 1, field 1"):
+    with pytest.raises(DataError, match=r"in a row are malformed; the first: .*line 1, field 1"):
         list(dataset.train_batches(batch=1000, worker=0, workers=1))
 
 

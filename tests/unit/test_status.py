@@ -46,17 +46,20 @@ def test_progress_adds_up() -> None:
     run.receive("worker", 0, progress(30, 3000, loss=0.2), 13.0)
     assert (run.step, run.steps_done, run.steps_total, run.samples) == (30, 50, 200, 5000)
     assert run.loss == pytest.approx(0.4)
-    assert run.samples_per_s == pytest.approx(5000 / 2.0)  # from the first report at 11 s on
+    assert run.samples_per_s(13.0) is None  # worker 1 has reported but once
+    run.receive("worker", 1, progress(24, 2400, loss=0.6), 14.0)
+    assert run.samples_per_s(14.0) == pytest.approx(2000 / 2.0 + 400 / 2.0)
     assert run.auc == 1.0  # every positive above every negative
     line = run.metrics(13.0)
-    assert (line["t"], line["step"], line["samples"], line["servers_alive"]) == (13.0, 30, 5000, 2)
+    assert (line["t"], line["step"], line["samples"], line["servers_alive"]) == (13.0, 30, 5400, 2)
 
 
 def test_rate_follows_the_last_seconds() -> None:
     run = started()
     for second in range(20):
         run.receive("worker", 0, progress(second, second * (100 if second < 10 else 1000)), 10.0 + second)
-    assert run.samples_per_s == pytest.approx(1000.0)
+    assert run.samples_per_s(29.0) == pytest.approx(1000.0)
+    assert run.samples_per_s(29.0 + 2 * status.RATE_WINDOW_SECONDS) == 0.0
 
 
 def test_auc_forgets_old_samples() -> None:
@@ -153,13 +156,13 @@ def test_progress_lines() -> None:
     run = RunStatus(TrainConfig(servers=2, workers=2, steps=100), started_at=0.0)
     assert display.progress_line(run, 0.0) == "starting"
     run = started()
-    run.receive("worker", 0, progress(50, 1000, loss=0.4), 11.0)
-    run.receive("worker", 1, progress(50, 1000, loss=0.6), 13.0)
+    run.receive("worker", 0, progress(25, 1000, loss=0.4), 11.0)
+    run.receive("worker", 0, progress(100, 3000, loss=0.4), 13.0)
     assert display.progress_line(run, 15.0) == (
-        "training: step 50/100 (50 %), 1,000 samples/s, loss 0.5000, AUC 1.0000, 2/2 servers, 5.0 s left"
+        "training: step 50/100 (50 %), 1,000 samples/s, loss 0.4000, AUC 1.0000, 2/2 servers, 5.0 s left"
     )
     assert display.progress_line(run, 40.0) == (
-        "training: step 50/100 (50 %), 1,000 samples/s, loss 0.5000, AUC 1.0000, 2/2 servers, 30.0 s left, "
+        "training: step 50/100 (50 %), 0 samples/s, loss 0.4000, AUC 1.0000, 2/2 servers, 30.0 s left, "
         "nothing has moved for 27 s"
     )
     run.lost("server", 1)

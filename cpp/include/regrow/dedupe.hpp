@@ -14,10 +14,11 @@ namespace regrow {
 
 class Dedupe {
  public:
-  // Starts a list of at most `keys` keys. Keys below the table's capacity are then their own hash, which
-  // `direct` promises for all of them.
+  static constexpr size_t entries_per_key = 4;  // fewer: more collisions; more: more cache
+
+  // Starts a list of at most `keys` keys, all below key_end (at most 2^32).
   void begin(size_t keys, uint64_t key_end) {
-    size_t capacity = std::bit_ceil(keys * 2 < 64 ? size_t{64} : keys * 2);
+    size_t capacity = std::bit_ceil(keys * entries_per_key < 64 ? size_t{64} : keys * entries_per_key);
     if (capacity > capacity_) {
       entries_ = std::make_unique<uint32_t[]>(capacity);
       capacity_ = capacity;
@@ -32,40 +33,56 @@ class Dedupe {
     // Small lists use a small part of a table grown by a large one: less cache. Any part will do, because
     // entries written by earlier lists never count.
     bits_ = std::countr_zero(capacity);
-    direct_ = key_end <= capacity;
+    key_end_ = key_end;
+    direct_ = key_end <= capacity;  // then a key is its own hash, and no two keys collide
   }
 
-  bool direct() const { return direct_; }
   uint32_t found() const { return found_; }
 
-  // The number of `key`, with lookup_first set when it is new. distinct[n] holds key n; new keys are appended.
-  uint32_t number(uint32_t key, uint32_t* distinct) {
-    if (direct_) {
-      uint32_t& entry = entries_[key];
-      if (entry >= base_) return entry - base_;
-      return add(entry, key, distinct);
-    }
-    const uint32_t mask = (uint32_t{1} << bits_) - 1;
-    for (uint32_t at = hashed(key);; at = (at + 1) & mask) {
-      uint32_t& entry = entries_[at];
-      if (entry < base_) return add(entry, key, distinct);
-      if (distinct[entry - base_] == key) return entry - base_;
-    }
+  // Writes the number of each key to numbers[i], with lookup_first set when the key is new. distinct[n] holds
+  // key n; new keys are appended.
+  // Returns how many keys were taken: all, or as many as come before the first one not below key_end.
+  template <typename Key>
+  size_t number(std::span<const Key> keys, uint32_t* numbers, uint32_t* distinct) {
+    return direct_ ? number_as<true>(keys, numbers, distinct) : number_as<false>(keys, numbers, distinct);
   }
 
  private:
-  uint32_t hashed(uint32_t key) const { return (key * 0x9e3779b1u) >> (32 - bits_); }
-
-  uint32_t add(uint32_t& entry, uint32_t key, uint32_t* distinct) {
-    entry = base_ + found_;
-    distinct[found_] = key;
-    return found_++ | lookup_first;
+  // Whether a key is new is a coin toss that no branch predictor wins, so there is no branch for it: the key is
+  // written where it would go if it were new, and an empty entry is read as if it pointed there.
+  template <bool Direct, typename Key>
+  size_t number_as(std::span<const Key> keys, uint32_t* numbers, uint32_t* distinct) {
+    uint32_t* entries = entries_.get();
+    const uint32_t base = base_;
+    const uint32_t mask = (uint32_t{1} << bits_) - 1;
+    const int shift = 32 - bits_;
+    uint32_t found = found_;
+    size_t i = 0;
+    for (; i < keys.size(); ++i) {
+      if (static_cast<uint64_t>(keys[i]) >= key_end_) break;
+      const auto key = static_cast<uint32_t>(keys[i]);
+      distinct[found] = key;
+      for (uint32_t at = Direct ? key : (key * 0x9e3779b1u) >> shift;; at = (at + 1) & mask) {
+        const uint32_t entry = entries[at];
+        const uint32_t empty = 0u - static_cast<uint32_t>(entry < base);  // all ones, or none
+        const uint32_t number = (found & empty) | ((entry - base) & ~empty);
+        if (!Direct && distinct[number] != key) continue;
+        const bool is_new = number == found;
+        entries[at] = base + number;
+        numbers[i] = number | (is_new ? lookup_first : 0);
+        found += is_new;
+        break;
+      }
+    }
+    found_ = found;
+    return i;
   }
 
   std::unique_ptr<uint32_t[]> entries_;
   size_t capacity_ = 0;
   int bits_ = 6;
   bool direct_ = false;
+  uint64_t key_end_ = 0;
   uint32_t base_ = 1;
   uint32_t found_ = 0;
 };

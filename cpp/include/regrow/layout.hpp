@@ -13,16 +13,14 @@ inline constexpr int64_t rows_max = (int64_t{1} << 32) - 1;  // rows and slots t
 inline constexpr int64_t dim_max = int64_t{1} << 16;
 inline constexpr int64_t servers_max = 4096;
 
-// Divides numbers below 2^32 by a fixed divisor below 2^16. With m = ceil(2^64 / d), (n * m) >> 64 is exact as
-// long as n * d < 2^64.
+// Divides numbers below 2^32 by a fixed divisor below 2^16, without a branch. With m = floor((2^64 - 1) / d),
+// (n + 1) * m / 2^64 falls short of (n + 1) / d by more than nothing and less than 1 / d: its floor is that of n / d.
 class Divider {
  public:
-  explicit Divider(uint32_t divisor = 1)
-      : divisor_(divisor), multiplier_(divisor == 1 ? 0 : ~uint64_t{0} / divisor + 1) {}
+  explicit Divider(uint32_t divisor) : divisor_(divisor), multiplier_(~uint64_t{0} / divisor) {}
 
   uint32_t quotient(uint32_t n) const {
-    if (multiplier_ == 0) return n;
-    return static_cast<uint32_t>((static_cast<unsigned __int128>(n) * multiplier_) >> 64);
+    return static_cast<uint32_t>((static_cast<unsigned __int128>(uint64_t{n} + 1) * multiplier_) >> 64);
   }
   uint32_t divisor() const { return divisor_; }
 

@@ -82,6 +82,9 @@ class Plan {
  private:
   friend class Router;
   Feature feature(size_t index) const;
+  size_t feature_begin(size_t feature) const {  // in lookups_
+    return bag_start_.size() ? bag_start_[feature * batch_] : feature * batch_;
+  }
   const RouterTables::Table& static_table(int64_t table, size_t rows_floats, size_t table_floats) const;
   size_t float_base(size_t server, size_t table) const { return float_base_[server * tables_->tables.size() + table]; }
 
@@ -105,7 +108,8 @@ class Router {
 
  private:
   struct Wrong;  // the first id out of range, if any
-  struct Work;   // the arrays one plan is made with
+  struct Placed;
+  struct Work;
   void find_bags(Plan& plan, std::span<const int64_t> values, std::optional<std::span<const int32_t>> lengths,
                  int64_t batch) const;
   void number_table(Plan& plan, Work& work, std::span<const int64_t> values, size_t table, size_t lane);
@@ -114,7 +118,11 @@ class Router {
 
   std::shared_ptr<const RouterTables> tables_;
   std::mutex mutex_;  // the scratch below serves one plan at a time
-  std::vector<Dedupe> dedupes_;  // per lane
+  struct Lane {
+    Dedupe dedupe;
+    std::vector<uint32_t> ranks;
+  };
+  std::vector<Lane> lanes_;
 };
 
 }  // namespace regrow

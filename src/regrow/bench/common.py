@@ -1,7 +1,7 @@
 """What every benchmark shares: the machine, repetition in pairs, ratios with their spread, tables and files.
 
-A figure is a ratio of two things measured in one run, turn by turn, so that whatever else the machine does meets both.
-Nothing here knows what is measured.
+A figure is a ratio of two things measured in one run, turn by turn, so that whatever else the machine does
+meets both. Nothing here knows what is measured.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +30,7 @@ QUARTILE_PAIRS_MIN = 8  # with fewer pairs than this, quartiles say less than th
 MALLOC_KEEP_BYTES = 1 << 30
 MALLOC_MMAP_BYTES = 32 << 20  # the most glibc accepts
 HUGE_PAGE_BYTES = 2 << 20
+OTHERS_CORES_QUIET = 0.1  # what other processes may use before figures are called doubtful
 
 console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
 
@@ -47,7 +48,7 @@ class Ratio:
 
     @classmethod
     def of(cls, values: Sequence[float], *, target: float, better: str = "higher") -> Ratio:
-        """From the ratio of each pair: the median, with quartiles, or the extremes when there are few pairs."""
+        """From the ratio of each pair: the median, with quartiles, or the extremes when pairs are few."""
         if not values:
             raise ValueError("a ratio needs at least one pair")
         if better not in ("higher", "lower"):
@@ -56,9 +57,8 @@ class Ratio:
             low, _, high = statistics.quantiles(values, n=4, method="inclusive")
         else:
             low, high = min(values), max(values)
-        return cls(
-            value=statistics.median(values), low=low, high=high, target=target, better=better, pairs=len(values)
-        )
+        value = statistics.median(values)
+        return cls(value=value, low=low, high=high, target=target, better=better, pairs=len(values))
 
     @property
     def met(self) -> bool:
@@ -94,6 +94,10 @@ def interleave(runs: Mapping[str, Callable[[int], float]], *, repetitions: int) 
 
 def pair_ratios(above: Sequence[float], below: Sequence[float]) -> list[float]:
     return [top / bottom for top, bottom in zip(above, below, strict=True)]
+
+
+def rounded(value: float | None, digits: int) -> float | None:
+    return None if value is None else round(value, digits)
 
 
 def seconds_of(action: Callable[[], object]) -> float:
@@ -146,17 +150,9 @@ def machine_line(facts: Mapping[str, Any]) -> str:
 
 
 def memory_bytes() -> int | None:
-    for name in ("SC_PHYS_PAGES",):
-        with contextlib.suppress(ValueError, OSError, AttributeError):
-            return os.sysconf(name) * os.sysconf("SC_PAGE_SIZE")
+    with contextlib.suppress(ValueError, OSError, AttributeError):
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return None
-
-
-def memory_available_bytes() -> int | None:
-    for line in _lines("/proc/meminfo"):
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return memory_bytes()
 
 
 def cache_l3_bytes() -> int | None:
@@ -194,17 +190,50 @@ def _first_line(path: str) -> str | None:
     return lines[0].strip() if lines else None
 
 
+# -- who else uses it ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Occupancy:
+    """A reading of who has used the processors so far. Two of them tell what others took in between."""
+
+    at: float
+    busy_seconds: float | None  # of all processors, by anybody
+    own_seconds: float
+
+    @classmethod
+    def read(cls, own_seconds: float) -> Occupancy:
+        return cls(at=time.perf_counter(), busy_seconds=_busy_seconds(), own_seconds=own_seconds)
+
+    def others_cores(self, later: Occupancy) -> float | None:
+        """Cores that other processes kept busy between two readings, on average."""
+        if self.busy_seconds is None or later.busy_seconds is None or later.at <= self.at:
+            return None
+        busy = later.busy_seconds - self.busy_seconds - (later.own_seconds - self.own_seconds)
+        return max(0.0, busy / (later.at - self.at))
+
+
+def _busy_seconds() -> float | None:
+    fields = (_first_line("/proc/stat") or "").split()
+    if len(fields) < 9 or fields[0] != "cpu":
+        return None
+    user, nice, system, _idle, _wait, irq, softirq, stolen = (int(field) for field in fields[1:9])
+    return (user + nice + system + irq + softirq + stolen) / os.sysconf("SC_CLK_TCK")
+
+
 # -- memory --------------------------------------------------------------------------------------------------
 
 
 def keep_memory() -> bool:
-    """Tells malloc to keep what is freed. Otherwise each large output returns to the kernel and is faulted in anew."""
+    """Tells malloc to keep what is freed; else each large output goes back and is faulted in anew."""
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError):
         return False
     m_trim_threshold, m_mmap_threshold = -1, -3
-    return bool(mallopt(m_mmap_threshold, MALLOC_MMAP_BYTES)) and bool(mallopt(m_trim_threshold, MALLOC_KEEP_BYTES))
+    mapped = mallopt(m_mmap_threshold, MALLOC_MMAP_BYTES)
+    trimmed = mallopt(m_trim_threshold, MALLOC_KEEP_BYTES)
+    return bool(mapped) and bool(trimmed)
 
 
 def collapse_pages(address: int, size_bytes: int) -> bool:
@@ -220,7 +249,7 @@ def collapse_pages(address: int, size_bytes: int) -> bool:
     madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
     madv_hugepage, madv_collapse = 14, 25
     madvise(first, end - first, madv_hugepage)
-    return madvise(first, end - first, madv_collapse) == 0
+    return bool(madvise(first, end - first, madv_collapse) == 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -316,9 +345,18 @@ class Report:
             console.print(f"[yellow]missed:[/] {name} is {ratio.value:.4g}, target {sign} {ratio.target:g}")
         if self.ratios and not missed:
             console.print(f"[green]every target is met[/] ({len(self.ratios)})")
+        self._warn_of_others()
         if json_path is not None:
             write_json(json_path, self.to_dict())
         return 0
+
+    def _warn_of_others(self) -> None:
+        taken = [row["others_cores"] for row in self.rows if row.get("others_cores") is not None]
+        if taken and max(taken) > OTHERS_CORES_QUIET:
+            console.print(
+                f"[yellow]not alone:[/] other processes used up to {max(taken):.2f} cores meanwhile; "
+                "wall-clock ratios then favour the side with more processes"
+            )
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -348,7 +386,7 @@ class Report:
         console.print(table)
 
 
-def print_table(title: str, headings: Sequence[str], rows: Iterator[Sequence[str]] | Sequence[Sequence[str]]) -> None:
+def print_table(title: str, headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Left-aligned first column, the rest numbers."""
     table = Table(title=title, title_justify="left")
     for position, heading in enumerate(headings):

@@ -1,16 +1,17 @@
 """The peer: FBGEMM's table-batched embeddings (what TorchRec trains with) on one CPU, at their best.
 
-Two things live here: `PeerTables`, which the kernel benchmark times, and a whole single-process training run around it,
-started as `python -m regrow.bench.peer` with its settings as JSON on stdin and its figures as JSON on stdout. FBGEMM
-is optional; nothing outside the benchmarks imports it.
+Two things live here: `PeerTables`, which the kernel benchmark times, and a whole single-process training run
+around it, started as `python -m regrow.bench.peer` with its settings as JSON on stdin and its figures as
+JSON on stdout. FBGEMM is optional; nothing outside the benchmarks imports it.
 
 Which of FBGEMM's own paths is fastest depends on machine and build, so there is a choice of layouts, all with
 the same numbers, and the benchmarks take the fastest:
 
 - "split": one FBGEMM table per feature. The update is a kernel FBGEMM generates at run time.
-- "merged": all tables one FBGEMM table, shared by the features, ids shifted. The update is its compiled loop.
-- "...-threads": the features in halves (or more), each a module of its own in a Python thread of its own. Published
-  CPU builds do not thread their kernels, whatever `torch.set_num_threads` says; this way two cores are used.
+- "merged": all tables one FBGEMM table, shared by the features, ids shifted. The update is its compiled loop,
+  without the switches between SSE and AVX code that cost the generated kernel 400 ns a row on some CPUs.
+- "...-threads": the features in as many parts as threads, each a module of its own in a Python thread of its
+  own. The published CPU build does not thread its kernels, whatever `torch.set_num_threads` says.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import contextlib
 import gc
 import importlib.util
 import io
+import itertools
 import json
 import logging
 import os
@@ -28,7 +30,7 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -39,11 +41,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from regrow.bench import common
+from regrow.config import TrainConfig
+from regrow.data.batch import Batch, Dataset
+from regrow.data.catalog import open_dataset
+from regrow.nn.dlrm import DLRM
 
 LAYOUTS = ("split", "merged", "split-threads", "merged-threads")
 PACKAGE = "fbgemm-gpu-cpu==1.8.0"
 DATA_AHEAD_BATCHES = 4  # too few: the trainer waits for data; too many: memory
-TRIAL_STEPS = 12
+TRIAL_STEPS, TRIAL_WARMUP_STEPS = 12, 6
+STEPS_ENDLESS = 1 << 30
 Prepared = list[tuple[Tensor, Tensor]]
 
 
@@ -93,7 +100,7 @@ class PeerTables:
         parts = min(threads, len(rows)) if layout.endswith("-threads") else 1
         self.merged = layout.startswith("merged")
         bounds = np.linspace(0, len(rows), parts + 1).astype(int)
-        self.spans = [slice(int(a), int(b)) for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
+        self.spans = [slice(int(a), int(b)) for a, b in itertools.pairwise(bounds)]
         self.modules = [self._module(self.rows[span], learning_rate, eps) for span in self.spans]
         self.shifts = [np.cumsum([0, *self.rows[span][:-1]], dtype=np.int64)[:, None] for span in self.spans]
         self._offsets: dict[int, list[Tensor]] = {}
@@ -138,7 +145,7 @@ class PeerTables:
 
     def backward(self, outputs: list[Tensor], gradients: Sequence[Tensor]) -> None:
         """Groups equal ids, sums their gradients and updates the rows."""
-        self._each(lambda part: outputs[part].backward(gradients[part]))
+        self._each(lambda part: torch.autograd.backward(outputs[part], gradients[part]))
 
     def split_columns(self, matrix: Tensor) -> list[Tensor]:
         """[batch, all features * dim] as one contiguous piece per part."""
@@ -150,7 +157,7 @@ class PeerTables:
         """A view of one table's rows."""
         for span, module in zip(self.spans, self.modules, strict=True):
             if span.start <= table < span.stop:
-                split = module.split_embedding_weights()
+                split: list[Tensor] = module.split_embedding_weights()
                 if not self.merged:
                     return split[table - span.start]
                 first = sum(self.rows[span.start : table])
@@ -194,8 +201,8 @@ class Timer:
         self.seconds: dict[str, float] = {}
         self._last = time.perf_counter()
 
-    def start(self) -> None:
-        self._last = time.perf_counter()
+    def total(self) -> float:
+        return sum(self.seconds.values())
 
     def lap(self, name: str) -> None:
         now = time.perf_counter()
@@ -206,30 +213,23 @@ class Timer:
 class PeerTrainer:
     """A DLRM and its tables in one process."""
 
-    def __init__(self, settings: dict[str, Any], layout: str) -> None:
-        from regrow.data.synthetic import table_rows
-        from regrow.nn.dlrm import DLRM
-        from regrow.nn.presets import MODELS
-
-        shape = MODELS[settings["model"]]
-        self.batch = int(settings["batch"])
-        self.rows = table_rows(settings["model"], settings["rows_max"])
+    def __init__(self, config: TrainConfig, rows: list[int], *, layout: str, threads: int) -> None:
+        if config.optimizer != "rowwise_adagrad":
+            raise ValueError(f"the peer trains rows with rowwise_adagrad, not {config.optimizer}")
+        shape = config.load_model()
+        self.batch = config.batch
         self.tables = PeerTables(
-            self.rows,
-            shape.dim,
-            layout=layout,
-            threads=settings["threads"],
-            learning_rate=settings["learning_rate"],
+            rows, shape.dim, layout=layout, threads=threads, learning_rate=config.learning_rate
         )
         self.tables.fill_uniform()
         self.tables.use_huge_pages()
-        self.model = DLRM.from_config(shape, seed=settings["seed"])
+        self.model = DLRM.from_config(shape, seed=config.seed)
         self.optimizer = dense_optimizer(
-            settings["dense_optimizer"], list(self.model.parameters()), settings["dense_learning_rate"]
+            config.dense_optimizer, list(self.model.parameters()), config.dense_learning_rate
         )
         self.timer = Timer()
 
-    def step(self, batch: Any, prepared: Prepared) -> float:
+    def step(self, batch: Batch, prepared: Prepared) -> float:
         timer = self.timer
         timer.lap("data")
         outputs = self.tables.forward(prepared)
@@ -239,7 +239,7 @@ class PeerTrainer:
         logits = self.model(torch.from_numpy(batch.dense), leaf)
         loss = functional.binary_cross_entropy_with_logits(logits, torch.from_numpy(batch.labels))
         timer.lap("dense forward")
-        loss.backward()
+        torch.autograd.backward(loss)
         timer.lap("dense backward")
         assert leaf.grad is not None
         self.tables.backward(outputs, self.tables.split_columns(leaf.grad))
@@ -263,7 +263,9 @@ def dense_optimizer(kind: str, parameters: list[Any], learning_rate: float) -> t
     raise ValueError(f"unknown dense optimizer {kind!r}")
 
 
-def batches_ahead(dataset: Any, batch: int, tables: PeerTables) -> Iterator[tuple[Any, Prepared]]:
+def batches_ahead(
+    dataset: Dataset, batch: int, tables: PeerTables
+) -> Generator[tuple[Batch, Prepared], None, None]:
     """Batches made in a thread of their own, ready when they are wanted."""
     ready: queue.Queue[Any] = queue.Queue(maxsize=DATA_AHEAD_BATCHES)
     wanted = threading.Event()
@@ -291,65 +293,64 @@ def batches_ahead(dataset: Any, batch: int, tables: PeerTables) -> Iterator[tupl
 
 def train(settings: dict[str, Any]) -> dict[str, Any]:
     """Trains with each layout asked for, briefly, then with the fastest until the time is over."""
-    from regrow.data.synthetic import SyntheticDataset, table_rows
-
+    config = TrainConfig.from_dict(settings["config"]).replace(steps=STEPS_ENDLESS)
+    threads: int = settings["threads"]
     common.keep_memory()
-    torch.set_num_threads(settings["threads"])
-    rows = table_rows(settings["model"], settings["rows_max"])
-    dataset = SyntheticDataset(rows=rows, seed=settings["seed"])
+    torch.set_num_threads(threads)
+    dataset = open_dataset(config)
     layouts = list(settings["layouts"])
     trials: dict[str, float] = {}
     if len(layouts) > 1:
         for layout in layouts:
-            trainer = PeerTrainer(settings, layout)
-            trials[layout] = _rate(trainer, dataset, warmup_steps=6, steps=TRIAL_STEPS)["samples_per_second"]
+            trainer = PeerTrainer(config, dataset.rows, layout=layout, threads=threads)
+            trials[layout] = _rate(trainer, dataset, warmup_steps=TRIAL_WARMUP_STEPS, steps=TRIAL_STEPS)[
+                "samples_per_second"
+            ]
             trainer.tables.close()
             del trainer
             gc.collect()
         layouts.sort(key=lambda layout: -trials[layout])
-    trainer = PeerTrainer(settings, layouts[0])
-    figures = _rate(
-        trainer,
-        dataset,
-        warmup_steps=settings["warmup_steps"],
-        steps=settings["steps"],
-        seconds_max=settings.get("seconds_max"),
-    )
+    trainer = PeerTrainer(config, dataset.rows, layout=layouts[0], threads=threads)
+    figures = _rate(trainer, dataset, warmup_steps=settings["warmup_steps"], seconds_max=settings["seconds"])
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return {
         **figures,
         "layout": layouts[0],
         "trials": {layout: round(rate) for layout, rate in trials.items()},
-        "rows": sum(rows),
-        "threads": settings["threads"],
+        "rows": sum(dataset.rows),
+        "threads": threads,
         "peak_rss_bytes": usage.ru_maxrss * 1024,
     }
 
 
 def _rate(
-    trainer: PeerTrainer, dataset: Any, *, warmup_steps: int, steps: int, seconds_max: float | None = None
+    trainer: PeerTrainer,
+    dataset: Dataset,
+    *,
+    warmup_steps: int,
+    steps: int = STEPS_ENDLESS,
+    seconds_max: float | None = None,
 ) -> dict[str, Any]:
+    """Figures of the steps after the warm-up, until there were enough or the time is over."""
     batches = batches_ahead(dataset, trainer.batch, trainer.tables)
     done, losses, samples = 0, 0.0, 0
-    wall = cpu = 0.0
-    try:
+    with contextlib.closing(batches):
         for batch, prepared in batches:
             if done == warmup_steps:
                 trainer.timer = Timer()
-                wall, cpu = time.perf_counter(), time.process_time()
+                before = common.Occupancy.read(time.process_time())
                 losses, samples = 0.0, 0
-            elif done == 0:
-                trainer.timer.start()
             losses += trainer.step(batch, prepared) * len(batch)
             samples += len(batch)
             done += 1
             measured = done - warmup_steps
-            late = seconds_max is not None and measured > 0 and time.perf_counter() - wall > seconds_max
-            if measured >= steps or late:
+            if measured < 1:
+                continue
+            if measured >= steps or (seconds_max is not None and trainer.timer.total() > seconds_max):
                 break
-        seconds, cpu_seconds = time.perf_counter() - wall, time.process_time() - cpu
-    finally:
-        batches.close()  # type: ignore[attr-defined]
+        after = common.Occupancy.read(time.process_time())
+    seconds = after.at - before.at
+    cpu_seconds = after.own_seconds - before.own_seconds
     parts = trainer.timer.seconds
     return {
         "samples_per_second": samples / seconds,
@@ -358,6 +359,7 @@ def _rate(
         "steps": done - warmup_steps,
         "seconds": seconds,
         "loss": losses / samples,
+        "others_cores": common.rounded(before.others_cores(after), 2),
         "step_milliseconds": {name: value * 1000 / (done - warmup_steps) for name, value in parts.items()},
     }
 

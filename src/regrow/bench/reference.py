@@ -3,8 +3,6 @@
 No servers, no kernels of ours: tables are tensors, gradients come from autograd, optimizers are a few lines
 each with the formulas and names the servers use. `staleness` delays every update by that many steps, which is
 what asynchronous workers do to each other.
-
-    python -m regrow.bench.reference --criteo train.tsv.gz --train-rows 117335 --seeds 0,1,2
 """
 
 from __future__ import annotations

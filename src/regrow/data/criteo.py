@@ -1,4 +1,4 @@
-"""Criteo's click logs in their original form: tab-separated text, plain or gzip, streamed and never held whole.
+"""Criteo's click logs in their original form: tab-separated text, plain or gzip, streamed, never held whole.
 
 The file's order is the order of training. Everything is counted in lines: the first `train_rows` lines are
 for training, the rest for testing, and global batch b of an epoch is the lines from b * batch on. A
@@ -221,15 +221,17 @@ class CriteoDataset:
         self.bad_lines += bad
         self.bad_line_first = self.bad_line_first or message
 
-                def _note_run(self, lines: int, samples: int) -> None: self._bad_run = 0 if samples else
-                self._bad_run + lines if self._bad_run >= BAD_LINES_RUN_MAX: raise DataError( f"{self.path}:
-                {self._bad_run:,} lines in a row are malformed; the first: {self.bad_line_first}",
-                hint="This does not look like Criteo's format: label, 13 integers, 26 hexadecimal
-                categories.", )
+    def _note_run(self, lines: int, samples: int) -> None:
+        self._bad_run = 0 if samples else self._bad_run + lines
+        if self._bad_run >= BAD_LINES_RUN_MAX:
+            raise DataError(
+                f"{self._bad_run:,} lines in a row are malformed; the first: {self.bad_line_first}",
+                hint="This is not Criteo's format: label, 13 integers, 26 hexadecimal categories.",
+            )
 
 
 class _Lines:
-    """The lines of a file from one place on. `line` and `offset` (in the uncompressed text) are the next one's."""
+    """A file's lines from one place on. `line` and `offset` (in the uncompressed text) are of the next."""
 
     def __init__(self, path: Path, *, line: int = 0, offset: int = 0) -> None:
         self.path = path
@@ -335,7 +337,7 @@ class _Lines:
 
 
 def _open(path: Path) -> BinaryIO:
-    """The uncompressed bytes of a file. Its content decides whether it is gzip; its name must not contradict."""
+    """A file's uncompressed bytes. The content decides whether it is gzip; the name may not contradict."""
     try:
         file = path.open("rb")
     except FileNotFoundError:

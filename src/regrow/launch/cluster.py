@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import secrets
+import shutil
 import sys
 import tempfile
 import threading
@@ -18,7 +19,7 @@ from typing import Any
 from regrow.config import GIB, MIB
 from regrow.core.job import JobSpec
 from regrow.core.link import Identity
-from regrow.errors import ChildFailed, UserError
+from regrow.errors import ChildFailed, ConnectionLost, UserError
 from regrow.launch.local import CHILD_COMMAND, child_env
 from regrow.launch.processes import Children, Ended, Said
 from regrow.launch.rundir import SocketDir
@@ -27,6 +28,7 @@ from regrow.runtime.client import Client, SocketClient
 START_SECONDS_MAX = 120.0
 OPEN_SECONDS_MAX = 600.0  # filling very large tables takes minutes
 STOP_SECONDS = 10.0
+NEWS_SECONDS_MAX = 2.0
 FRAME_BYTES_MAX = 1 * GIB
 
 
@@ -48,6 +50,7 @@ class LocalCluster:
         self._children = Children()
         self._clients: list[SocketClient] = []
         self._failure: ChildFailed | None = None
+        self._failed = threading.Event()
         self._closing = threading.Event()
         self._coordinator: str | None = None
         atexit.register(self.close)
@@ -68,15 +71,22 @@ class LocalCluster:
         if self._failure is not None:
             raise self._failure
         assert self._coordinator is not None
-        client = SocketClient(
-            identity=Identity(role="worker", id=worker),
-            token=bytes.fromhex(self._token),
-            coordinator=self._coordinator,
-            job=job,
-            redo_bytes_max=redo_bytes_max,
-            section_bytes_max=FRAME_BYTES_MAX,
-            open_seconds_max=OPEN_SECONDS_MAX,
-        )
+        try:
+            client = SocketClient(
+                identity=Identity(role="worker", id=worker),
+                token=bytes.fromhex(self._token),
+                coordinator=self._coordinator,
+                job=job,
+                redo_bytes_max=redo_bytes_max,
+                section_bytes_max=FRAME_BYTES_MAX,
+                open_seconds_max=OPEN_SECONDS_MAX,
+            )
+        except ConnectionLost:
+            # A link breaks before the death behind it is known, and the death explains more.
+            if self._failed.wait(NEWS_SECONDS_MAX):
+                assert self._failure is not None
+                raise self._failure from None
+            raise
         self._clients.append(client)
         return client
 
@@ -94,6 +104,8 @@ class LocalCluster:
             children.end(
                 children.running(), asked_seconds=STOP_SECONDS, term_seconds=2.0, hurry=lambda: False
             )
+        if self._failure is None:
+            shutil.rmtree(self._logs, ignore_errors=True)
 
     def __enter__(self) -> LocalCluster:
         return self
@@ -147,10 +159,15 @@ class LocalCluster:
                 self._note(news)
 
     def _note(self, news: Any) -> None:
-        """Keeps the first failure, for whoever asks next; clients notice lost links by themselves."""
+        """Keeps the first failure, for whoever asks next. Then the coordinator stops, so that nobody waits for
+        a view that never comes; clients with links notice by themselves."""
         if self._failure is not None:
             return
         if isinstance(news, Ended) and not self._closing.is_set():
             self._failure = ChildFailed(f"{news.child.name} {news.exit}", hint=f"its log: {news.child.log}")
         elif isinstance(news, Said) and news.event["event"] == "error":
             self._failure = ChildFailed(f"{news.child.name}: {news.event.get('message')}")
+        if self._failure is not None:
+            self._failed.set()
+            for child in self._children.running("coordinator"):
+                child.tell({"do": "stop"})

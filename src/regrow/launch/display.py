@@ -120,11 +120,12 @@ class LiveDisplay:
                 Text("training", style="bold"), bar, Text(step_text(status)), Text(left_text(status, now))
             )
             rows.append(head)
-            rows.append(Text("  ".join(figures(status))))
+            rows.append(Text("  ".join(figures(status, now))))
         else:
             self._spinner.update(text=Text(progress_line(status, now) or status.phase))
             rows.append(self._spinner)
-        rows.append(self._server_row(status))
+        if status.phase not in ("stopping", "done"):
+            rows.append(self._server_row(status))
         quiet = status.stalled_seconds(now)
         if quiet is not None:
             rows.append(Text(f"nothing has moved for {quiet:.0f} s; see logs/", style="yellow"))
@@ -163,9 +164,13 @@ def progress_line(status: RunStatus, now: float) -> str | None:
         ready = sum(server.state == "ready" for server in status.servers)
         held = sum(server.bytes for server in status.servers)
         rows = f" ({size_text(held)})" if held else ""
-        return f"loading: {ready}/{len(status.servers)} servers have their rows{rows}, workers start, {since}"
+        return f"loading: workers start, {ready}/{len(status.servers)} servers have their rows{rows}, {since}"
     if status.phase == "training":
-        parts = [step_text(status), *figures(status), f"{status.servers_alive}/{len(status.servers)} servers"]
+        parts = [
+            step_text(status),
+            *figures(status, now),
+            f"{status.servers_alive}/{len(status.servers)} servers",
+        ]
         parts.append(left_text(status, now))
         quiet = status.stalled_seconds(now)
         if quiet is not None:
@@ -179,11 +184,12 @@ def progress_line(status: RunStatus, now: float) -> str | None:
     return None
 
 
-def figures(status: RunStatus) -> list[str]:
+def figures(status: RunStatus, now: float) -> list[str]:
     """What training is like just now; figures not known yet are left out."""
     found = []
-    if status.samples_per_s is not None:
-        found.append(f"{status.samples_per_s:,.0f} samples/s")
+    speed = status.samples_per_s(now)
+    if speed is not None:
+        found.append(f"{speed:,.0f} samples/s")
     if status.loss is not None:
         found.append(f"loss {status.loss:.4f}")
     if status.auc is not None:

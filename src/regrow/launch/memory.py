@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import math
 from dataclasses import dataclass
 from pathlib import Path
 
+from regrow import _core
 from regrow.config import GIB, MIB, TrainConfig
+from regrow.data.catalog import table_rows
 from regrow.errors import MemoryShort
 from regrow.nn.presets import ModelConfig
 
 # Resident memory of an interpreter with what its role imports, before it holds any data.
 BASE_BYTES = {"coordinator": 60 * MIB, "server": 60 * MIB, "worker": 400 * MIB}
 FLOAT_BYTES = 4
-RECORD_FLOATS_STEP = 4  # records are padded to 16 bytes
+DENSE_STATE = {"sgd": 0, "momentum": 1, "adagrad": 1, "adam": 2}  # floats of optimizer state per weight
 
 CGROUP_ROOT = Path("/sys/fs/cgroup")
 UNLIMITED_BYTES = 1 << 60  # version 1 says "no limit" with a number near 2**63
@@ -53,10 +54,10 @@ def check(config: TrainConfig) -> Need:
 
 def needed(config: TrainConfig, model: ModelConfig) -> Need:
     per_server = sum(
-        table_bytes(rows, model.dim, optimizer=config.optimizer, servers=config.servers)
-        for rows in table_rows(config, model)
+        _core.shard_bytes(rows, model.dim, 1, 0, 1, config.servers, config.optimizer)
+        for rows in table_rows(model)
     )
-    dense = dense_parameters(model) * (1 + state_floats(1, config.dense_optimizer)) * FLOAT_BYTES
+    dense = dense_parameters(model) * (1 + DENSE_STATE[config.dense_optimizer]) * FLOAT_BYTES
     # A worker holds batches pulled ahead, as rows and gradients, and the pushes nobody has confirmed yet.
     batch_bytes = config.batch * model.tables * model.dim * FLOAT_BYTES
     worker = BASE_BYTES["worker"] + (2 + config.prefetch) * 2 * batch_bytes + config.redo_bytes_max
@@ -80,36 +81,6 @@ def advice(config: TrainConfig, model: ModelConfig, need: Need, available: int) 
         else:
             too_many = middle
     return f"lower --rows-max (now {model.rows_max}) to {fits}, or choose a --model with a smaller dim"
-
-
-def table_rows(config: TrainConfig, model: ModelConfig) -> list[int]:
-    """Rows of each table; for data whose tables are not known yet, the most they can have."""
-    from regrow.data import synthetic
-
-    if config.data_kind == "synthetic" and model.name in synthetic.CARDINALITIES:
-        return synthetic.table_rows(model.name, model.rows_max)
-    return [model.rows_max] * model.tables
-
-
-def table_bytes(rows: int, dim: int, *, optimizer: str, servers: int, k: int = 1) -> int:
-    """One server's share of a table: its records, and a bit per slot for rows that were touched."""
-    stripes = math.ceil(rows / k)
-    slots = math.ceil(stripes / servers) * k
-    floats = dim + state_floats(dim, optimizer)
-    record = math.ceil(floats / RECORD_FLOATS_STEP) * RECORD_FLOATS_STEP * FLOAT_BYTES
-    return slots * record + math.ceil(slots / 64) * 8
-
-
-def state_floats(dim: int, optimizer: str) -> int:
-    """Optimizer state of one row."""
-    return {
-        "sgd": 0,
-        "momentum": dim,
-        "adagrad": dim,
-        "rowwise_adagrad": 1,
-        "adam": 2 * dim,
-        "partial_rowwise_adam": dim + 1,
-    }[optimizer]
 
 
 def dense_parameters(model: ModelConfig) -> int:

@@ -15,6 +15,7 @@ from typing import Any
 from regrow.config import TrainConfig
 from regrow.metrics import ScoreHistogram
 
+RATE_SECONDS_MIN = 0.25  # two reports closer than this say nothing about speed
 RATE_WINDOW_SECONDS = 5.0  # shorter: the figure jitters with every report; longer: a stall shows late
 AUC_WINDOW_SAMPLES = 200_000  # shorter: noise (see test_rows); longer: the start of training drags it down
 AUC_WINDOW_REPORTS_MAX = 1024
@@ -25,7 +26,7 @@ PHASES = ("starting", "loading", "training", "evaluating", "stopping", "done")
 
 @dataclass(slots=True, kw_only=True)
 class ServerStatus:
-    """starting -> allocating (it listens) -> ready (its rows are there) -> gone."""
+    """starting -> allocating (it listens) -> ready (its rows are there) -> stopped, or gone too early."""
 
     state: str = "starting"
     rows: int = 0
@@ -38,7 +39,7 @@ class ServerStatus:
 
 @dataclass(slots=True, kw_only=True)
 class WorkerStatus:
-    """starting -> training (first report) -> trained -> gone."""
+    """starting -> training (first report) -> trained -> stopped, or gone too early."""
 
     state: str = "starting"
     step: int = 0
@@ -50,14 +51,28 @@ class WorkerStatus:
     wait_seconds: float = 0.0
     lookups: int = 0
     distinct: int = 0  # rows per batch, summed over the batches
+    # (when, samples) of its reports of late.
+    reports: deque[tuple[float, int]] = field(default_factory=deque)
     # What the worker measured itself, when it was through.
     trained: dict[str, Any] = field(default_factory=dict)
     trained_at: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
         told = dataclasses.asdict(self)
-        del told["trained_at"]  # a reading of a clock that nobody else has
+        del told["trained_at"], told["reports"]  # readings of a clock that nobody else has
         return told
+
+    def reported(self, now: float) -> None:
+        self.reports.append((now, self.samples))
+        while len(self.reports) > 2 and self.reports[1][0] <= now - RATE_WINDOW_SECONDS:
+            self.reports.popleft()
+
+    def samples_per_s(self, now: float) -> float | None:
+        """Over the last few seconds. What was done before the first report took an unknown time."""
+        (first_at, first), (last_at, last) = self.reports[0], self.reports[-1]
+        if now - last_at > RATE_WINDOW_SECONDS:
+            return 0.0
+        return (last - first) / (last_at - first_at) if last_at - first_at >= RATE_SECONDS_MIN else None
 
 
 class RunStatus:
@@ -73,7 +88,6 @@ class RunStatus:
         self.evaluated: dict[str, Any] = {}
         self.test_samples_done = 0
         self.progress_at = started_at
-        self._rates: deque[tuple[float, int]] = deque()
         self._histograms: deque[ScoreHistogram] = deque()
         self._histogram_samples = 0
 
@@ -97,11 +111,12 @@ class RunStatus:
             self._receive_worker(self.workers[id], kind, event, now)
 
     def lost(self, role: str, id: int) -> None:
-        """This process is no more."""
+        """This process is no more; which is as it should be once the run is being stopped."""
+        state = "stopped" if self.phase in ("stopping", "done") else "gone"
         if role == "server":
-            self.servers[id].state = "gone"
+            self.servers[id].state = state
         elif role == "worker":
-            self.workers[id].state = "gone"
+            self.workers[id].state = state
 
     def _receive_server(self, server: ServerStatus, kind: str, event: dict[str, Any]) -> None:
         if kind == "listening":
@@ -118,9 +133,7 @@ class RunStatus:
         if kind == "planned":
             worker.steps_total = int(event["steps"])
         elif kind == "progress":
-            if worker.state == "starting":
-                worker.state = "training"
-                self._rates.append((now, self.samples))
+            worker.state = "training"
             worker.step, worker.samples = int(event["step"]), int(event["samples"])
             worker.staleness_mean = float(event.get("staleness_mean", 0.0))
             worker.staleness_max = float(event.get("staleness_max", 0.0))
@@ -129,25 +142,20 @@ class RunStatus:
             worker.distinct = int(event.get("distinct", 0))
             if self._add_histograms(event):
                 worker.loss = finite(event["loss"])
-            self._progressed(now)
+            worker.reported(now)
+            self.progress_at = now
         elif kind == "trained":
             worker.state, worker.trained_at = "trained", now
             worker.step, worker.samples = int(event["steps"]), int(event["samples"])
             worker.trained = {name: value for name, value in event.items() if name != "event"}
             float(worker.trained["seconds"])
-            self._progressed(now)
+            self.progress_at = now
         elif kind == "evaluating":
             self.test_samples_done = int(event["samples"])
             self.progress_at = now
         elif kind == "evaluated":
             self.evaluated = {name: value for name, value in event.items() if name != "event"}
             float(event["auc"]), float(event["logloss"])
-
-    def _progressed(self, now: float) -> None:
-        self.progress_at = now
-        self._rates.append((now, self.samples))
-        while len(self._rates) > 2 and self._rates[0][0] < now - RATE_WINDOW_SECONDS:
-            self._rates.popleft()
 
     def _add_histograms(self, event: dict[str, Any]) -> bool:
         """False for a report without samples, whose loss means nothing."""
@@ -192,13 +200,13 @@ class RunStatus:
     def samples(self) -> int:
         return sum(worker.samples for worker in self.workers)
 
-    @property
-    def samples_per_s(self) -> float | None:
-        """Over the last few seconds."""
-        if len(self._rates) < 2:
+    def samples_per_s(self, now: float) -> float | None:
+        """Of all workers together, over the last few seconds of training."""
+        if self.phase != "training":
             return None
-        (first_at, first), (last_at, last) = self._rates[0], self._rates[-1]
-        return (last - first) / (last_at - first_at) if last_at > first_at else None
+        rates = [worker.samples_per_s(now) for worker in self.workers if worker.reports]
+        known = [rate for rate in rates if rate is not None]
+        return sum(known) if known and len(known) == len(rates) else None
 
     @property
     def loss(self) -> float | None:
@@ -227,7 +235,7 @@ class RunStatus:
 
     @property
     def servers_alive(self) -> int:
-        return sum(server.state != "gone" for server in self.servers)
+        return sum(server.state not in ("gone", "stopped") for server in self.servers)
 
     @property
     def training_seconds(self) -> float | None:
@@ -254,7 +262,7 @@ class RunStatus:
             "step": self.step,
             "steps_done": self.steps_done,
             "samples": self.samples,
-            "samples_per_s": rounded(self.samples_per_s, 1),
+            "samples_per_s": rounded(self.samples_per_s(now), 1),
             "loss": rounded(self.loss, 6),
             "auc": rounded(self.auc, 6),
             "servers_alive": self.servers_alive,

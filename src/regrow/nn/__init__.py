@@ -1,0 +1,1 @@
+"""What a model author touches: embedding tables on servers, the DLRM, its presets and its training loop."""

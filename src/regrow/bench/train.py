@@ -1,0 +1,294 @@
+"""Whole training: five servers and two workers against FBGEMM embeddings in one process with every core.
+
+Same network, same data generator, same batch, same table sizes, same optimizers. The peer has no messages to
+send, no second copy of anything and nothing to survive: what is measured is the price of being distributed on
+a machine where that brings nothing. Each side runs in processes of its own, one side at a time, in turns;
+rates are taken after a warm-up, ours from the workers' own reports.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from regrow.bench import common, peer
+from regrow.config import TrainConfig
+from regrow.errors import RegrowError
+from regrow.launch import local
+from regrow.launch.status import RunStatus
+
+SUMMARY = "Whole training (5 servers, 2 workers) against FBGEMM in one process: samples per second."
+
+TARGET = 0.9
+MODELS = ("kaggle", "terabyte", "mlperf")
+BATCH = 2048
+SERVERS, WORKERS = 5, 2
+SEED = 1
+PEER_TIMEOUT_SECONDS = 900
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """How much is measured."""
+
+    pairs: int
+    rows_max: dict[str, int]
+    seconds: float  # of steady state, per run
+    warmup_seconds: float
+    layouts: tuple[str, ...]
+
+
+FULL = Size(
+    pairs=3,
+    # Tables of 2 to 4 GiB: a hundred times the cache, and room for either side in 24 GiB.
+    rows_max={"kaggle": 10_000_000, "terabyte": 2_000_000, "mlperf": 1_000_000},
+    seconds=20.0,
+    warmup_seconds=3.0,
+    layouts=peer.LAYOUTS,
+)
+QUICK = Size(
+    pairs=1,
+    rows_max={"kaggle": 1_000_000, "terabyte": 200_000, "mlperf": 100_000},
+    seconds=3.0,
+    warmup_seconds=0.7,
+    layouts=("merged-threads",),
+)
+
+
+def run(*, quick: bool, json_path: str | None, models: Sequence[str] = MODELS) -> int:
+    size = QUICK if quick else FULL
+    report = common.Report.start("train")
+    missing = peer.missing_reason()
+    if missing:
+        common.console.print(f"[yellow]{missing}[/]\nMeasuring Regrow alone.")
+    for model in models:
+        measure_model(report, model, size=size, with_peer=missing is None)
+    _print_rows(report)
+    return report.finish(json_path)
+
+
+def measure_model(report: common.Report, model: str, *, size: Size, with_peer: bool) -> None:
+    config = make_config(model, size)
+    cores = report.facts["cores"]
+    layouts = size.layouts if cores > 1 else ("split", "merged")
+    peers: list[dict[str, Any]] = []
+    ours: list[dict[str, Any]] = []
+    # Until a rate is known, a cautious guess decides how many steps fill the time.
+    rate = 8_000.0
+    for pair in range(size.pairs):
+        if with_peer:
+            peers.append(run_peer(config, size=size, cores=cores, layouts=layouts, rate=rate))
+            layouts, rate = (peers[-1]["layout"],), peers[-1]["samples_per_second"]
+        elif pair == 0:
+            rate = run_ours(config, size=size, rate=rate, seconds=5.0)["samples_per_second"]
+        ours.append(run_ours(config, size=size, rate=rate))
+        _say(model, pair, peers, ours)
+    _record(report, model, peers, ours)
+
+
+def make_config(model: str, size: Size) -> TrainConfig:
+    return TrainConfig(
+        model=model,
+        rows_max=size.rows_max[model],
+        batch=BATCH,
+        servers=SERVERS,
+        workers=WORKERS,
+        mode="async",
+        protection="none",
+        optimizer="rowwise_adagrad",
+        seed=SEED,
+        steps=1,
+        test_rows=BATCH,
+        digest=False,
+    )
+
+
+# -- the peer ------------------------------------------------------------------------------------------------
+
+
+def run_peer(
+    config: TrainConfig, *, size: Size, cores: int, layouts: Sequence[str], rate: float
+) -> dict[str, Any]:
+    """One run in a process of its own; several layouts: the fastest of them."""
+    settings = {
+        "config": config.to_dict(),
+        "threads": cores,
+        "layouts": list(layouts),
+        "warmup_steps": max(3, int(size.warmup_seconds * rate / config.batch)),
+        "seconds": size.seconds,
+    }
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "regrow.bench.peer"],
+        input=json.dumps(settings),
+        capture_output=True,
+        text=True,
+        timeout=PEER_TIMEOUT_SECONDS,
+        check=False,
+    )
+    if done.returncode != 0:
+        words = (done.stderr or done.stdout).strip().splitlines() or ["without a word"]
+        raise RegrowError(f"the peer failed (exit {done.returncode}): {words[-1]}")
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
+
+
+# -- ours ----------------------------------------------------------------------------------------------------
+
+
+class Recorder:
+    """A display that shows nothing and remembers when each worker had done how much."""
+
+    def __init__(self, *, warmup_seconds: float) -> None:
+        self.warmup_seconds = warmup_seconds
+        # Per worker: (when, samples) of every report.
+        self.reports: dict[int, list[tuple[float, int]]] = {}
+        # Processor time of the run and of the machine, at each look while training.
+        self.usage: list[tuple[float, common.Occupancy]] = []
+
+    def live(self) -> AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def update(self, status: RunStatus, now: float) -> None:
+        if status.phase != "training":
+            return
+        training = all(worker.state == "training" for worker in status.workers)
+        for index, worker in enumerate(status.workers):
+            seen = self.reports.setdefault(index, [])
+            if worker.reports and (not seen or worker.reports[-1][0] > seen[-1][0]):
+                seen.append(worker.reports[-1])
+        if training:
+            cpu = children_cpu_seconds()
+            if cpu is not None:
+                self.usage.append((now, common.Occupancy.read(cpu)))
+
+    def finish(self, summary: dict[str, Any], path: Path) -> None:
+        pass
+
+    def steady(self) -> dict[str, Any]:
+        """Samples per second of all workers, from the end of the warm-up until one of them is through."""
+        if not self.reports or any(len(seen) < 3 for seen in self.reports.values()):
+            raise RegrowError("the run was too short to have a steady state: workers need time for reports")
+        begin = max(seen[0][0] for seen in self.reports.values()) + self.warmup_seconds
+        end = min(seen[-1][0] for seen in self.reports.values())
+        total = 0.0
+        for seen in self.reports.values():
+            inside = [point for point in seen if begin <= point[0] <= end]
+            if len(inside) < 2:
+                inside = [point for point in seen if point[0] <= end][-2:]
+            (first_at, first), (last_at, last) = inside[0], inside[-1]
+            total += (last - first) / (last_at - first_at)
+        figures: dict[str, Any] = {"samples_per_second": total, "seconds": end - begin}
+        looks = [look for at, look in self.usage if begin <= at <= end]
+        if len(looks) >= 2:
+            before, after = looks[0], looks[-1]
+            rate = (after.own_seconds - before.own_seconds) / (after.at - before.at)
+            figures["cpu_seconds_per_1000_samples"] = rate * 1000 / total
+            figures["others_cores"] = common.rounded(before.others_cores(after), 2)
+        return figures
+
+
+def run_ours(config: TrainConfig, *, size: Size, rate: float, seconds: float | None = None) -> dict[str, Any]:
+    """Through the same door as `regrow train`."""
+    wanted = (seconds or size.seconds) + size.warmup_seconds
+    steps = max(8, int(wanted * rate / (config.batch * config.workers)))
+    recorder = Recorder(warmup_seconds=size.warmup_seconds)
+    with tempfile.TemporaryDirectory(prefix="regrow-bench-") as directory:
+        summary = local.train(config.replace(steps=steps, out=f"{directory}/run"), display=recorder)
+    return {
+        **recorder.steady(),
+        "whole_samples_per_second": summary["samples_per_s"],
+        "cpu_seconds": summary["cpu_seconds"],
+        "peak_rss_bytes": summary["peak_rss_bytes"]["total"],
+        "wait_seconds": summary["wait_seconds"],
+        "staleness_mean": summary["staleness_mean"],
+        "rows": summary["rows"],
+        "distinct_rows_per_step": summary.get("distinct_rows_per_step"),
+        "loss": summary["loss"],
+    }
+
+
+def children_cpu_seconds() -> float | None:
+    """Processor time of this process and its direct children so far; None where /proc does not tell."""
+    own = os.getpid()
+    ticks = 0
+    try:
+        for entry in os.scandir("/proc"):
+            if not entry.name.isdigit():
+                continue
+            with contextlib.suppress(OSError):
+                # The name in parentheses may hold anything; the fields follow its end.
+                fields = Path(entry.path, "stat").read_text().rpartition(")")[2].split()
+                if int(entry.name) == own or int(fields[1]) == own:
+                    ticks += int(fields[11]) + int(fields[12])
+    except OSError:
+        return None
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+# -- what is shown -------------------------------------------------------------------------------------------
+
+
+def _say(model: str, pair: int, peers: list[dict[str, Any]], ours: list[dict[str, Any]]) -> None:
+    mine = ours[-1]["samples_per_second"]
+    text = f"{model}, run {pair + 1}: regrow {mine:,.0f} samples/s"
+    if peers:
+        theirs = peers[-1]["samples_per_second"]
+        text += f", fbgemm {theirs:,.0f} samples/s ({peers[-1]['layout']}), ratio {mine / theirs:.2f}"
+    common.console.print(text)
+
+
+def _record(
+    report: common.Report, model: str, peers: list[dict[str, Any]], ours: list[dict[str, Any]]
+) -> None:
+    for index, mine in enumerate(ours):
+        report.rows.append({"kind": "run", "system": "regrow", "model": model, "run": index, **mine})
+    for index, theirs in enumerate(peers):
+        report.rows.append({"kind": "run", "system": "fbgemm", "model": model, "run": index, **theirs})
+    if peers:
+        rates = [
+            mine["samples_per_second"] / theirs["samples_per_second"]
+            for mine, theirs in zip(ours, peers, strict=True)
+        ]
+        report.ratios[f"train_{model}"] = common.Ratio.of(rates, target=TARGET)
+
+
+def _print_rows(report: common.Report) -> None:
+    rows = []
+    for model in dict.fromkeys(row["model"] for row in report.rows):
+        for system in ("fbgemm", "regrow"):
+            runs = [row for row in report.rows if row["model"] == model and row["system"] == system]
+            if runs:
+                rows.append(_summary_row(model, system, runs))
+    common.print_table(
+        f"batches of {BATCH}, medians of the runs",
+        ("model", "system", "table rows", "samples/s", "CPU s per 1000 samples", "peak memory"),
+        rows,
+    )
+    for row in report.rows:
+        if row["system"] == "fbgemm" and row["run"] == 0:
+            parts = row["step_milliseconds"]
+            total = sum(parts.values())
+            told = ", ".join(f"{name} {value:.1f} ms ({value / total:.0%})" for name, value in parts.items())
+            common.console.print(f"fbgemm's step, {row['model']}: {told}")
+
+
+def _summary_row(model: str, system: str, runs: list[dict[str, Any]]) -> tuple[str, ...]:
+    cpu = [row["cpu_seconds_per_1000_samples"] for row in runs if "cpu_seconds_per_1000_samples" in row]
+    return (
+        model,
+        system,
+        f"{runs[0]['rows']:,}",
+        f"{statistics.median(row['samples_per_second'] for row in runs):,.0f}",
+        f"{statistics.median(cpu):.4f}" if cpu else "-",
+        f"{max(row['peak_rss_bytes'] for row in runs) / 2**30:.1f} GiB",
+    )

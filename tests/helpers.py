@@ -1,0 +1,252 @@
+"""Small jobs, plans by hand, and plain forms of messages and effects that compare and print as a whole."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from regrow import _core
+from regrow.core import framing
+from regrow.core.effects import Delivered, Log, Refuse, Send
+from regrow.core.job import JobSpec, OptimizerKind, OptimizerSpec, TableSpec
+from regrow.core.layout import Layout
+from regrow.core.link import Identity
+from regrow.core.messages import (
+    Assign,
+    Challenge,
+    Declare,
+    Dump,
+    Hello,
+    Load,
+    Loaded,
+    Member,
+    Message,
+    Open,
+    Opened,
+    Pull,
+    Push,
+    Pushed,
+    Ready,
+    Records,
+    Refused,
+    Register,
+    Rows,
+    View,
+    Welcome,
+)
+from regrow.core.shard import ShardServer
+from regrow.store.memory import MemoryStore
+
+COORDINATOR = Identity(role="coordinator", id=0)
+SECTION_TYPES = {"counts": np.int32, "slots": np.uint32}  # everything else is float32
+
+
+def worker(index: int, incarnation: int = 0) -> Identity:
+    return Identity(role="worker", id=index, incarnation=incarnation)
+
+
+def server(index: int, incarnation: int = 0) -> Identity:
+    return Identity(role="server", id=index, incarnation=incarnation)
+
+
+def wait_until(true: Callable[[], Any], *, seconds: float = 30.0, what: str = "it") -> None:
+    """Polls until something is so; a machine under load gets its time, a test that fails does not hang."""
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, f"{what} did not happen within {seconds} s"
+        time.sleep(0.002)
+
+
+# --- Jobs and plans ---
+
+
+def table(
+    name: str = "t0",
+    *,
+    rows: int = 10,
+    dim: int = 2,
+    kind: OptimizerKind = "sgd",
+    lr: float = 1.0,
+    bound: float = 0.0,
+    k: int = 1,
+    r: int = 0,
+) -> TableSpec:
+    """By default all zeros and `w -= g`, so that expected values are counted on fingers."""
+    optimizer = OptimizerSpec(kind=kind, learning_rate=lr)
+    return TableSpec(name=name, rows=rows, dim=dim, init_bound=bound, optimizer=optimizer, k=k, r=r)
+
+
+def job(*tables: TableSpec, servers: int = 1, workers: int = 1, **options: Any) -> JobSpec:
+    return JobSpec(tables=tables or (table(),), servers=servers, workers=workers, **options)
+
+
+def view(of: JobSpec, *, epoch: int = 1) -> View:
+    members = tuple(Member(id=s, incarnation=0, address=f"unix:/s{s}") for s in range(of.servers))
+    return View(epoch=epoch, servers=members, job=of)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HandPlan:
+    """A plan made of plain lists; `where` says which floats belong to (table, row)."""
+
+    counts: Any
+    slots: Any
+    row_start: Any
+    float_start: Any
+    floats: int
+    where: dict[tuple[int, int], slice]
+
+
+def plan_of(of: JobSpec, rows: Sequence[Iterable[int]]) -> HandPlan:
+    """The plan of these rows of each table, as a worker's router would lay it out."""
+    places: list[list[tuple[int, int, int]]] = []
+    for index, (spec, wanted) in enumerate(zip(of.tables, rows, strict=True)):
+        wanted = list(wanted)
+        layout = Layout(servers=of.servers, k=spec.k, r=spec.r, groups=of.groups)
+        servers, slots = layout.place(np.array(wanted, np.int64), table=index)
+        places.append(list(zip(wanted, servers.tolist(), slots.tolist(), strict=True)))
+    counts = np.zeros((of.servers, len(of.tables)), np.int32)
+    slots_all: list[int] = []
+    row_start, float_start = [0], [0]
+    where: dict[tuple[int, int], slice] = {}
+    offset = 0
+    for s in range(of.servers):
+        for index, spec in enumerate(of.tables):
+            for row, holder, slot in places[index]:
+                if holder == s:
+                    counts[s, index] += 1
+                    slots_all.append(slot)
+                    where[index, row] = slice(offset, offset + spec.dim)
+                    offset += spec.dim
+        row_start.append(len(slots_all))
+        float_start.append(offset)
+    return HandPlan(
+        counts=counts,
+        slots=np.array(slots_all, np.uint32),
+        row_start=np.array(row_start, np.int64),
+        float_start=np.array(float_start, np.int64),
+        floats=offset,
+        where=where,
+    )
+
+
+# --- Machines ---
+
+
+def shard_server(of: JobSpec | None = None, *, index: int = 0, reply_bytes_max: int = 1 << 20) -> ShardServer:
+    """A server; with a job, one that has its first view."""
+    made = ShardServer(identity=server(index), build_store=MemoryStore, reply_bytes_max=reply_bytes_max)
+    if of is not None:
+        made.receive(Delivered(source=COORDINATOR, message=view(of)))
+    return made
+
+
+def arrays(**values: Any) -> dict[str, Any]:
+    """Lists as the arrays that messages carry: `arrays(counts=[1], slots=[7])`."""
+    return {name: np.array(value, SECTION_TYPES.get(name, np.float32)) for name, value in values.items()}
+
+
+# --- Plain forms ---
+
+
+def plain(message: Message) -> tuple[str, dict[str, Any]]:
+    """A message as its name and its fields, arrays as their type and elements. (-0.0 equals 0.0 here.)"""
+    fields = {}
+    for field in dataclasses.fields(message):  # type: ignore[arg-type]
+        value = getattr(message, field.name)
+        if isinstance(value, np.ndarray):
+            value = (value.dtype.str, value.ravel().tolist())
+        fields[field.name] = value
+    return type(message).__name__, fields
+
+
+def told(effects: Iterable[Any]) -> list[tuple[str, ...] | tuple[str, str, Any]]:
+    """Effects as tuples: what, to whom, and all of it."""
+    out: list[Any] = []
+    for effect in effects:
+        if isinstance(effect, Send):
+            out.append(("send", str(effect.target), plain(effect.message)))
+        elif isinstance(effect, Refuse):
+            out.append(("refuse", str(effect.target), effect.reason))
+        elif isinstance(effect, Log):
+            out.append(("log", effect.text))
+        else:
+            out.append(effect)
+    return out
+
+
+# --- Damage ---
+
+
+def mutated(rng: random.Random, data: bytes) -> bytes:
+    """Damage as it happens, with the header's checksum made good again half of the time."""
+    damaged = bytearray(data)
+    for _ in range(rng.randint(1, 4)):
+        at = rng.randrange(len(damaged))
+        match rng.randrange(4):
+            case 0:
+                damaged[at] ^= 1 << rng.randrange(8)
+            case 1:
+                damaged[at] = rng.choice((0, 1, 0x7F, 0x80, 0xFF))
+            case 2:
+                del damaged[at : at + rng.randint(1, 8)]
+            case 3:
+                damaged[at:at] = rng.randbytes(rng.randint(1, 8))
+        if not damaged:
+            return b""
+    if rng.random() < 0.5 and len(damaged) >= framing.HEADER_BYTES:
+        damaged[:4] = framing.MAGIC
+        head = bytes(damaged[: framing._HEADER.size])
+        damaged[framing._HEADER.size : framing.HEADER_BYTES] = framing._CHECKSUM.pack(_core.crc32c(head))
+    return bytes(damaged)
+
+
+# --- One of every message ---
+
+
+def example_messages() -> list[Message]:
+    """At least one of each kind, with the ends of their ranges among them."""
+    wide = job(
+        table("long name " * 20, rows=2**32 - 1, dim=1 << 16, kind="adam"),
+        table("", k=4, r=1),
+        servers=5,
+        workers=3,
+        mode="sync",
+        seed=2**63 - 1,
+    )
+    many = job(*(table(f"table {index}") for index in range(200)))
+    ends = 2**62
+    floats = np.array([0.0, -0.0, 1.5, np.inf, -np.inf, 1e-45, 3.4e38], np.float32)
+    return [
+        Challenge(protocol=1, nonce=bytes(range(32))),
+        Hello(protocol=2**32 - 1, role="worker", id=3, incarnation=7, nonce=b"n" * 32, proof=b"p" * 32),
+        Welcome(role="server", id=0, incarnation=2**32 - 1, proof=b"\xff" * 32),
+        Refused(reason="because of \u00e4 \u2014 \U0001f331\n"),
+        Refused(reason="x" * 4096),
+        Register(address="unix:/somewhere/s0"),
+        Declare(job=wide),
+        View(epoch=ends, servers=(), job=wide),
+        view(many),
+        Ready(rows=0, memory_bytes=ends),
+        Open(),
+        Opened(durable=ends, committed=0),
+        Pull(request=1, step=0, **arrays(counts=[2, 0, 1], slots=[0, 2**32 - 1, 5])),
+        Pull(request=ends, step=ends, **arrays(counts=[], slots=[])),
+        Rows(request=1, durable=2, clock=3, rows=floats),
+        Rows(request=1, durable=2, clock=3, rows=np.arange(5000, dtype=np.float32)),
+        Rows(request=0, durable=0, clock=0, **arrays(rows=[])),
+        Push(seq=9, **arrays(counts=[1, -1], slots=[4], grads=[0.25, -3.0])),
+        Push(seq=0, **arrays(counts=[0], slots=[], grads=[])),
+        Push(seq=1, **arrays(counts=[700], slots=range(700), grads=range(1400))),
+        Pushed(seq=ends, durable=ends, clock=ends),
+        Assign(**arrays(counts=[1], slots=[0], weights=[1.0, 2.0])),
+        Dump(request=5, table=2**32 - 1, slot_first=ends, slot_count=2**32 - 1),
+        Records(request=5, records=floats[:4]),
+        Load(request=6, table=0, **arrays(slots=[3, 4], records=range(8))),
+        Loaded(request=6),
+    ]

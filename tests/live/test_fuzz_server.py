@@ -1,0 +1,271 @@
+"""Goal: nothing that arrives on a socket harms a server: it answers or closes, serves others meanwhile, and
+keeps its size.
+
+Method: a real server process gets thousands of connections with random bytes, damaged handshakes, half frames
+and, from a peer with the right token, damaged frames of every kind. Between them a good client pulls and
+pushes and compares exact values. Memory is read from /proc before and after.
+"""
+
+from __future__ import annotations
+
+import random
+import socket
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers import COORDINATOR, arrays, example_messages, job, mutated, plan_of, server, table, view, worker
+
+from regrow.core.framing import FrameReader, Limits, Stamp, encode
+from regrow.core.link import Identity, Initiator, Link
+from regrow.core.messages import Assign, Dump, Hello, Load, Message, Open, Pull, Push, Refused
+from regrow.launch.cluster import LocalCluster
+from regrow.runtime.client import Client
+
+ANSWER_SECONDS_MAX = 20.0
+RSS_GROWTH_BYTES_MAX = 6 << 20
+LIMITS = Limits(meta_bytes_max=1 << 20, section_bytes_max=1 << 20)
+JOB = job(table(rows=10, dim=2), table("wide", rows=4, dim=9), workers=3)
+
+
+class World:
+    """One server, its coordinator, and a good client that knows what its rows must be."""
+
+    def __init__(self, transport: str) -> None:
+        self.cluster = LocalCluster(servers=1, transport=transport)
+        self.client: Client = self.cluster.client(JOB)
+        assert self.client.session.view is not None
+        self.server = self.client.session.view.servers[0].address
+        self.coordinator = str(self.cluster._coordinator)
+        self.token = bytes.fromhex(self.cluster._token)
+        self.steps = 0
+
+    def probe(self) -> None:
+        """A pull sees what was written, a push changes it by exactly its gradients, all of it is read back."""
+        self.steps += 1
+        before = np.arange(20, dtype=np.float32).reshape(10, 2) * self.steps
+        self.client.write_records(0, 0, before)
+        plan = plan_of(JOB, [range(10), []])
+        ticket = self.client.pull(plan, step=self.steps)
+        rows = ticket.wait(ANSWER_SECONDS_MAX).reshape(10, 2)
+        assert np.array_equal(rows, before)
+        self.client.push(ticket, np.full(20, self.steps, np.float32))
+        self.client.drain(ANSWER_SECONDS_MAX)
+        assert np.array_equal(self.client.records(0, 0, 10), before - self.steps)
+
+    def rss_bytes(self, name: str) -> int:
+        status = Path(f"/proc/{self.cluster.pids[name]}/status").read_text()
+        return int(status.split("VmRSS:")[1].split()[0]) * 1024
+
+    def log(self, name: str) -> str:
+        return (self.cluster._logs / f"{name.replace(' ', '-')}.log").read_text()
+
+
+@pytest.fixture(scope="module", params=["unix", "tcp"])
+def world(request: pytest.FixtureRequest) -> Iterator[World]:
+    made = World(request.param)
+    with made.cluster:
+        yield made
+
+
+def connect(address: str) -> socket.socket:
+    scheme, _, rest = address.partition(":")
+    if scheme == "unix":
+        made = socket.socket(socket.AF_UNIX)
+        made.settimeout(ANSWER_SECONDS_MAX)
+        made.connect(rest)
+        return made
+    host, _, port = rest.rpartition(":")
+    return socket.create_connection((host, int(port)), timeout=ANSWER_SECONDS_MAX)
+
+
+class Peer:
+    """Our end of a connection, byte by byte."""
+
+    def __init__(self, address: str) -> None:
+        self.socket = connect(address)
+        self.reader = FrameReader(limits=LIMITS)
+
+    def send(self, data: bytes) -> None:
+        try:
+            self.socket.sendall(data)
+        except ConnectionError:
+            pass  # closed on us already: that is an answer too
+
+    def receive(self) -> list[Message] | None:
+        """What came next; None when the other side has closed."""
+        try:
+            count = self.socket.recv_into(self.reader.buffer())
+        except ConnectionError:
+            return None
+        return [frame.message for frame in self.reader.advance(count)] if count else None
+
+    def finish(self) -> list[Message]:
+        """Says that nothing more will come; the other side must then end it in time, whatever it got."""
+        try:
+            self.socket.shutdown(socket.SHUT_WR)
+        except OSError:
+            pass
+        said: list[Message] = []
+        while (more := self.receive()) is not None:
+            said += more
+        self.socket.close()
+        return said
+
+
+def bytes_of(message: Message, stamp: Stamp | None = None) -> bytes:
+    return b"".join(encode(message, stamp or Stamp()))
+
+
+# --- Strangers ---
+
+SAMPLES = [bytes_of(message) for message in example_messages()]
+
+
+def stranger(rng: random.Random, address: str) -> list[Message]:
+    """One connection of somebody without the token."""
+    peer = Peer(address)
+    match rng.randrange(6):
+        case 0:
+            peer.send(rng.randbytes(rng.randint(1, 5000)))
+        case 1:
+            peer.send(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        case 2:
+            sample = rng.choice(SAMPLES)
+            peer.send(sample[: rng.randrange(len(sample))])
+        case 3:
+            peer.send(rng.choice(SAMPLES))
+        case 4:
+            peer.send(mutated(rng, rng.choice(SAMPLES)))
+        case 5:
+            nonce, proof = rng.randbytes(32), rng.randbytes(32)
+            hello = Hello(protocol=1, role="worker", id=1, incarnation=0, nonce=nonce, proof=proof)
+            peer.send(bytes_of(hello) + rng.randbytes(rng.randint(0, 50)))
+    return peer.finish()
+
+
+@pytest.mark.parametrize("target", ["server 0", "coordinator"])
+def test_strangers(world: World, target: str) -> None:
+    rng = random.Random(f"strangers {target}")
+    address = world.server if target == "server 0" else world.coordinator
+    said: Counter[str] = Counter()
+    rss_bytes = 0
+    for number in range(1600):
+        if number == 400:
+            rss_bytes = world.rss_bytes(target)
+        if number % 100 == 0:
+            world.probe()
+        said.update(type(message).__name__ for message in stranger(rng, address))
+    assert set(said) == {"Challenge", "Refused"}, "a stranger learns nothing else"
+    assert said["Challenge"] == 1600
+    assert said["Refused"] > 400
+    assert world.rss_bytes(target) - rss_bytes < RSS_GROWTH_BYTES_MAX
+    world.probe()
+    assert "Traceback" not in world.log(target)
+
+
+def test_strangers_who_wait(world: World) -> None:
+    """Half a frame, and then nothing: others are served, and those who leave are forgotten."""
+    for _ in range(3):
+        idle = [Peer(world.server) for _ in range(100)]
+        for number, peer in enumerate(idle):
+            peer.send(SAMPLES[0][:number])
+        world.probe()
+        for peer in idle:
+            peer.finish()
+
+
+# --- Peers with the token ---
+
+
+def open_link(rng: random.Random, world: World, address: str, local: Identity) -> tuple[Peer, Link]:
+    """A proper handshake, from a peer that will not behave afterwards."""
+    expected = server(0) if address == world.server else COORDINATOR
+    machine = Initiator(token=world.token, local=local, nonce=rng.randbytes(32), expected=expected)
+    peer = Peer(address)
+    while machine.peer is None:
+        messages = peer.receive()
+        assert messages, "the server does not finish a good handshake"
+        for message in messages:
+            for reply in machine.receive(message):
+                peer.send(bytes_of(reply))
+    return peer, Link(local=local, peer=machine.peer)
+
+
+def likely(rng: random.Random) -> Message:
+    """A message that a worker might send to this server, right or nearly right."""
+    counts = [rng.randint(0, 3), rng.randint(0, 3)]
+    slots = [rng.randint(0, 10) for _ in range(sum(counts))]
+    floats = [rng.uniform(-1, 1) for _ in range(counts[0] * 2 + counts[1] * 9 + rng.choice((0, 0, 0, 1)))]
+    part = arrays(counts=counts, slots=slots)
+    kinds: list[Any] = [
+        lambda: Open(),
+        lambda: Pull(request=rng.randint(0, 9), step=rng.randint(0, 9), **part),
+        lambda: Push(seq=rng.randint(0, 3), **part, **arrays(grads=floats)),
+        lambda: Assign(**part, **arrays(weights=floats)),
+        lambda: Dump(
+            request=1, table=rng.randint(0, 2), slot_first=rng.randint(0, 9), slot_count=rng.randint(0, 3)
+        ),
+        lambda: Load(request=1, table=rng.randint(0, 2), **arrays(slots=slots, records=range(4 * len(slots)))),
+        lambda: view(JOB, epoch=rng.randint(0, 5)),
+    ]
+    made: Message = rng.choice(kinds)()
+    return made
+
+
+def insider(rng: random.Random, world: World, address: str) -> list[Message]:
+    """One connection of somebody who holds the token and sends what it should not."""
+    # Never as the good client itself: a newer incarnation of it would rightly put it out of work.
+    who = rng.choice(
+        [
+            worker(1, rng.randint(0, 3)),
+            worker(2),
+            worker(rng.randint(3, 2**32 - 1)),
+            server(rng.randint(1, 2**32 - 1), rng.randint(0, 9)),
+            Identity(role="coordinator", id=1, incarnation=rng.randint(0, 2**32 - 1)),
+        ]
+    )
+    peer, link = open_link(rng, world, address, who)
+    for _ in range(rng.randint(1, 6)):
+        message = likely(rng) if rng.random() < 0.8 else rng.choice(example_messages())
+        stamp = link.stamp()
+        if rng.random() < 0.1:
+            stamp = Stamp(
+                source_incarnation=rng.randint(0, 3),
+                target_incarnation=rng.randint(0, 1),
+                number=rng.choice((0, 1, 2, 2**64 - 1)),
+                acknowledged=rng.choice((0, 1, 2**64 - 1)),
+            )
+        data = bytes_of(message, stamp)
+        peer.send(mutated(rng, data) if rng.random() < 0.4 else data)
+    return peer.finish()
+
+
+@pytest.mark.parametrize("target", ["server 0", "coordinator"])
+def test_insiders(world: World, target: str) -> None:
+    rng = random.Random(f"insiders {target}")
+    address = world.server if target == "server 0" else world.coordinator
+    said: Counter[str] = Counter()
+    reasons: Counter[str] = Counter()
+    rss_bytes = 0
+    for number in range(800):
+        if number == 200:
+            rss_bytes = world.rss_bytes(target)
+        if number % 40 == 0:
+            world.probe()
+        for message in insider(rng, world, address):
+            said[type(message).__name__] += 1
+            if isinstance(message, Refused):
+                reasons[message.reason.split(" ")[0]] += 1
+    if target == "server 0":
+        assert {"Rows", "Pushed", "Opened", "Records", "Loaded", "Refused"} <= set(said), said
+    else:
+        assert {"View", "Refused"} <= set(said), said
+    assert len(reasons) > 5, f"this test has lost its variety: {reasons}"
+    assert world.rss_bytes(target) - rss_bytes < RSS_GROWTH_BYTES_MAX
+    world.probe()
+    assert "Traceback" not in world.log(target)
+    assert "Traceback" not in world.log("server 0")

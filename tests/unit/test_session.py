@@ -1,0 +1,378 @@
+"""Goal: a worker's wishes reach the right servers, and what it still needs is kept exactly as long as needed.
+
+Method: a session alone, with plans written by hand; servers are played by the test, so every order of answers
+can be tried. Two servers are enough to see that all of them are waited for.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers import COORDINATOR, HandPlan, arrays, job, plain, plan_of, server, table, told, view, worker
+
+from regrow.core import session as session_module
+from regrow.core.effects import Delivered, Joined, Lost
+from regrow.core.job import JobSpec
+from regrow.core.link import Identity
+from regrow.core.messages import (
+    Assign,
+    Dump,
+    Load,
+    Loaded,
+    Message,
+    Open,
+    Opened,
+    Pull,
+    Push,
+    Pushed,
+    Records,
+    Rows,
+)
+from regrow.core.session import (
+    CLOCKS_KEPT_MAX,
+    AssignWanted,
+    Connect,
+    DumpAnswered,
+    DumpWanted,
+    Failed,
+    LoadAnswered,
+    LoadWanted,
+    PullAnswered,
+    PullWanted,
+    PushDurable,
+    PushReceived,
+    PushWanted,
+    Session,
+    SessionOpened,
+)
+from regrow.errors import ProtocolError
+
+S0, S1 = server(0), server(1)
+TWO = job(servers=2)  # row i of the one table is on server i % 2, slot i // 2
+SYNC = job(servers=2, mode="sync")
+
+
+def hear(session: Session, source: Identity, message: Message) -> list[Any]:
+    return told(session.receive(Delivered(source=source, message=message)))
+
+
+def opened(of: JobSpec = TWO) -> Session:
+    session = Session()
+    session.receive(Delivered(source=COORDINATOR, message=view(of)))
+    for index in range(of.servers):
+        session.receive(Joined(peer=server(index)))
+    for index in range(of.servers):
+        hear(session, server(index), Opened(durable=0, committed=0))
+    return session
+
+
+def pull_wanted(request: int, *, step: int = 1, rows: tuple[int, ...] = (0, 1, 3)) -> PullWanted:
+    plan = plan_of(TWO, [rows])
+    return PullWanted(request=request, step=step, plan=plan, rows=np.full(plan.floats, np.nan, np.float32))
+
+
+def push_wanted(seq: int, *, request: int = 0, rows: tuple[int, ...] = (0, 1, 3)) -> PushWanted:
+    plan = plan_of(TWO, [rows])
+    return PushWanted(seq=seq, request=request, plan=plan, grads=np.arange(plan.floats, dtype=np.float32))
+
+
+def sent(target: Identity, message: Message) -> tuple[str, str, Any]:
+    return "send", str(target), plain(message)
+
+
+def rows(request: int, values: list[float], *, durable: int = 0, clock: int = 0) -> Rows:
+    return Rows(request=request, durable=durable, clock=clock, **arrays(rows=values))
+
+
+def pushed(seq: int, *, durable: int = 0, clock: int = 0) -> Pushed:
+    return Pushed(seq=seq, durable=durable, clock=clock)
+
+
+# --- Opening ---
+
+
+def test_a_session_opens_when_every_server_knows_the_worker() -> None:
+    session = Session()
+    first = view(TWO)
+    assert session.receive(Delivered(source=COORDINATOR, message=first)) == [Connect(view=first)]
+    assert told(session.receive(Joined(peer=S1))) == [sent(S1, Open())]
+    assert told(session.receive(Joined(peer=S0))) == [sent(S0, Open())]
+    assert hear(session, S1, Opened(durable=7, committed=3)) == []
+    assert hear(session, S0, Opened(durable=5, committed=4)) == [SessionOpened(durable=5, committed=4)]
+
+
+def test_joining_a_coordinator_or_an_old_incarnation_says_nothing() -> None:
+    session = Session()
+    assert session.receive(Joined(peer=COORDINATOR)) == []
+    session.receive(Delivered(source=COORDINATOR, message=view(TWO)))
+    assert session.receive(Joined(peer=server(0, incarnation=1))) == []
+
+
+# --- Pulls ---
+
+
+def test_a_pull_asks_every_server_for_its_part_also_for_nothing() -> None:
+    session = opened()
+    assert told(session.receive(pull_wanted(1, step=4, rows=(4, 0, 2)))) == [
+        sent(S0, Pull(request=1, step=4, **arrays(counts=[3], slots=[2, 0, 1]))),
+        sent(S1, Pull(request=1, step=4, **arrays(counts=[0], slots=[]))),
+    ]
+
+
+def test_tables_follow_each_other_within_a_server() -> None:
+    of = job(table("a"), table("b", dim=1), servers=2)
+    session = opened(of)
+    plan = plan_of(of, [[0, 1], [0, 1, 2]])  # table 1 starts one server further
+    wanted = PullWanted(request=1, step=1, plan=plan, rows=np.zeros(plan.floats, np.float32))
+    assert told(session.receive(wanted)) == [
+        sent(S0, Pull(request=1, step=1, **arrays(counts=[1, 1], slots=[0, 0]))),
+        sent(S1, Pull(request=1, step=1, **arrays(counts=[1, 2], slots=[0, 0, 1]))),
+    ]
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_a_pull_is_answered_when_the_last_server_has_answered(order: tuple[int, ...]) -> None:
+    session = opened()
+    wanted = pull_wanted(1)
+    session.receive(wanted)
+    answers = [rows(1, [1, 2]), rows(1, [3, 4, 5, 6])]
+    assert hear(session, server(order[0]), answers[order[0]]) == []
+    assert hear(session, server(order[1]), answers[order[1]]) == [PullAnswered(request=1)]
+    assert wanted.rows.tolist() == [1, 2, 3, 4, 5, 6]
+    # Late copies are nobody's.
+    assert hear(session, S0, rows(1, [9, 9])) == []
+    assert wanted.rows.tolist() == [1, 2, 3, 4, 5, 6]
+
+
+def test_rows_go_straight_to_where_they_are_wanted() -> None:
+    session = opened()
+    wanted = pull_wanted(1)
+    session.receive(wanted)
+    place = session.destination(S1, 1, 4)
+    assert place is not None
+    assert np.shares_memory(place, wanted.rows[2:])
+    place[:] = [3, 4, 5, 6]
+    hear(session, S1, Rows(request=1, durable=0, clock=0, rows=place))
+    assert hear(session, S0, rows(1, [1, 2])) == [PullAnswered(request=1)]
+    assert wanted.rows.tolist() == [1, 2, 3, 4, 5, 6]
+
+
+def test_nobody_waits_there() -> None:
+    session = opened()
+    session.receive(pull_wanted(1))
+    hear(session, S0, rows(1, [1, 2]))
+    assert session.destination(S0, 1, 2) is None, "answered already"
+    assert session.destination(S1, 2, 4) is None, "no such request"
+    assert session.destination(S1, 1, 3) is None, "of another size"
+    assert session.destination(server(2), 1, 4) is None, "no such server"
+    assert session.destination(worker(1), 1, 4) is None, "not a server"
+
+
+def test_an_answer_of_the_wrong_size_is_an_error() -> None:
+    session = opened()
+    session.receive(pull_wanted(1))
+    with pytest.raises(ProtocolError, match="S0 answered 3 values, 2 were asked for"):
+        hear(session, S0, rows(1, [1, 2, 3]))
+
+
+def test_several_pulls_may_be_under_way() -> None:
+    session = opened()
+    first, second = pull_wanted(1), pull_wanted(2, step=2)
+    session.receive(first)
+    session.receive(second)
+    assert hear(session, S0, rows(2, [1, 1])) == []
+    assert hear(session, S1, rows(2, [1, 1, 1, 1])) == [PullAnswered(request=2)]
+    assert hear(session, S1, rows(1, [0, 0, 0, 0])) == []
+    assert hear(session, S0, rows(1, [0, 0])) == [PullAnswered(request=1)]
+
+
+# --- Pushes and the redo log ---
+
+
+def test_a_push_goes_to_every_server_out_of_the_callers_memory() -> None:
+    session = opened()
+    wanted = push_wanted(1, rows=(1, 3))
+    effects = session.receive(wanted)
+    assert told(effects) == [
+        sent(S0, Push(seq=1, **arrays(counts=[0], slots=[], grads=[]))),
+        sent(S1, Push(seq=1, **arrays(counts=[2], slots=[0, 1], grads=[0, 1, 2, 3]))),
+    ]
+    assert np.shares_memory(effects[1].message.grads, wanted.grads)  # type: ignore[union-attr]
+
+
+def test_a_push_is_kept_until_every_server_has_it_durably() -> None:
+    session = opened()
+    for seq in (1, 2):
+        session.receive(push_wanted(seq))
+    assert (session.redo_bytes, session.redo_bytes_max) == (48, 48)
+    assert hear(session, S0, pushed(1, durable=0)) == []
+    assert hear(session, S0, pushed(2, durable=2)) == []
+    assert hear(session, S1, pushed(1, durable=0)) == [PushReceived(seq=1, staleness=0.0)]
+    assert session.redo_bytes == 48, "the second server has received it, but may lose it"
+    assert hear(session, S1, pushed(2, durable=1)) == [
+        PushReceived(seq=2, staleness=0.0),
+        PushDurable(seq=1),
+    ]
+    assert session.redo_bytes == 24
+    # Any answer carries the watermark, not only that of the push.
+    session.receive(pull_wanted(5, step=0))
+    assert hear(session, S1, rows(5, [0, 0, 0, 0], durable=2)) == [PushDurable(seq=2)]
+    assert (session.redo_bytes, session.redo_bytes_max) == (0, 48)
+
+
+def test_durable_never_runs_ahead_of_received() -> None:
+    """A watermark may arrive with an earlier answer; the push is reported once, after its own."""
+    session = opened()
+    session.receive(push_wanted(1))
+    hear(session, S0, pushed(1, durable=1))
+    session.receive(pull_wanted(2, step=0))
+    assert hear(session, S1, rows(2, [0, 0, 0, 0], durable=1)) == []
+    assert hear(session, S1, pushed(1, durable=1)) == [PushReceived(seq=1, staleness=0.0), PushDurable(seq=1)]
+
+
+def test_a_watermark_does_not_fall() -> None:
+    session = opened()
+    session.receive(push_wanted(1))
+    hear(session, S0, pushed(1, durable=1))
+    hear(session, S0, pushed(1, durable=0))
+    assert hear(session, S1, pushed(1, durable=1))[-1] == PushDurable(seq=1)
+
+
+def test_repeated_acknowledgements_count_once() -> None:
+    session = opened()
+    session.receive(push_wanted(1))
+    for _ in range(3):
+        assert hear(session, S0, pushed(1)) == []
+    assert hear(session, S1, pushed(1)) == [PushReceived(seq=1, staleness=0.0)]
+    assert hear(session, S1, pushed(1)) == []
+    assert hear(session, S1, pushed(99)) == [], "a push nobody made"
+
+
+def test_staleness_is_what_others_did_between_pull_and_push() -> None:
+    session = opened()
+    session.receive(pull_wanted(1))
+    hear(session, S0, rows(1, [0, 0], clock=10))
+    hear(session, S1, rows(1, [0, 0, 0, 0], clock=20))
+    session.receive(push_wanted(1, request=1))
+    hear(session, S0, pushed(1, clock=14))  # 11, 12 and 13 were others'
+    assert hear(session, S1, pushed(1, clock=21)) == [PushReceived(seq=1, staleness=1.5)]
+
+
+def test_a_caller_that_never_pushes_does_not_grow_the_session() -> None:
+    session = opened()
+    for request in range(1, CLOCKS_KEPT_MAX + 50):
+        session.receive(pull_wanted(request, rows=()))
+        hear(session, S0, rows(request, []))
+        assert hear(session, S1, rows(request, [])) == [PullAnswered(request=request)]
+    assert len(session._clocks) == CLOCKS_KEPT_MAX
+    assert not session._pulls
+
+
+# --- Synchronous mode ---
+
+
+def test_the_next_pull_leaves_when_every_server_has_staged_the_push() -> None:
+    session = opened(SYNC)
+    session.receive(pull_wanted(1, step=1))
+    hear(session, S0, rows(1, [0, 0]))
+    hear(session, S1, rows(1, [0, 0, 0, 0]))
+    assert len(session.receive(push_wanted(1, request=1))) == 2
+    assert session.receive(pull_wanted(2, step=2)) == []
+    # Reading takes part in nothing, but does not overtake either.
+    assert session.receive(pull_wanted(3, step=0)) == []
+    assert hear(session, S1, pushed(1)) == []
+    staged = hear(session, S0, pushed(1))
+    assert staged[0] == PushReceived(seq=1, staleness=0.0)
+    assert [(effect[1], effect[2][1]["step"]) for effect in staged[1:]] == [
+        ("S0", 2),
+        ("S1", 2),
+        ("S0", 0),
+        ("S1", 0),
+    ]
+    assert hear(session, S0, rows(2, [0, 0], durable=1)) == []
+    answered = hear(session, S1, rows(2, [0, 0, 0, 0], durable=1))
+    assert answered == [PushDurable(seq=1), PullAnswered(request=2)]
+    assert session.redo_bytes == 0
+
+
+def test_an_asynchronous_pull_does_not_wait() -> None:
+    session = opened(TWO)
+    session.receive(push_wanted(1))
+    assert len(session.receive(pull_wanted(2, step=2))) == 2
+
+
+# --- Assign, dump, load ---
+
+
+def test_assign() -> None:
+    session = opened()
+    plan: HandPlan = plan_of(TWO, [[1]])
+    assert told(session.receive(AssignWanted(plan=plan, **arrays(weights=[1, 2])))) == [
+        sent(S0, Assign(**arrays(counts=[0], slots=[], weights=[]))),
+        sent(S1, Assign(**arrays(counts=[1], slots=[0], weights=[1, 2]))),
+    ]
+
+
+def test_dump_and_load() -> None:
+    session = opened()
+    dump = {"request": 3, "table": 0, "slot_first": 1, "slot_count": 2}
+    assert told(session.receive(DumpWanted(server=1, **dump))) == [sent(S1, Dump(**dump))]
+    values = arrays(records=[1, 2])["records"]
+    answered = session.receive(Delivered(source=S1, message=Records(request=3, records=values)))
+    assert answered == [DumpAnswered(request=3, records=values)]
+    assert hear(session, S1, Records(request=3, records=values)) == []
+    load = {"request": 4, "table": 0, **arrays(slots=[5], records=[1, 2, 3, 4])}
+    assert told(session.receive(LoadWanted(server=0, **load))) == [sent(S0, Load(**load))]
+    assert hear(session, S0, Loaded(request=4)) == [LoadAnswered(request=4)]
+
+
+# --- What ends a session ---
+
+
+def test_a_lost_server_ends_it() -> None:
+    session = opened()
+    assert session.receive(Lost(peer=S1, reason="it broke")) == [Failed(reason="lost S1: it broke")]
+
+
+def test_a_lost_coordinator_ends_it_only_before_the_first_view() -> None:
+    assert Session().receive(Lost(peer=COORDINATOR, reason="x")) == [Failed(reason="lost C: x")]
+    assert opened().receive(Lost(peer=COORDINATOR, reason="x")) == []
+    assert opened().receive(Lost(peer=server(0, incarnation=9), reason="x")) == []
+
+
+def test_a_second_view_ends_it() -> None:
+    effects = hear(opened(), COORDINATOR, view(TWO, epoch=2))
+    assert effects == [Failed(reason="the servers changed (view 2), and nothing protects their rows")]
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        (S0, view(TWO, epoch=2)),
+        (S0, Open()),
+        (server(2), pushed(1)),
+        (COORDINATOR, pushed(1)),
+        (worker(1), rows(1, [])),
+    ],
+)
+def test_messages_that_do_not_belong(source: Identity, message: Message) -> None:
+    with pytest.raises(ProtocolError, match=f"{type(message).__name__} from {source}"):
+        hear(opened(), source, message)
+
+
+def test_every_effect_is_declared() -> None:
+    """Drivers dispatch on this union; what is missing there would be dropped or misread."""
+    declared = {effect.__name__ for effect in session_module.Effect.__args__}  # type: ignore[attr-defined]
+    assert declared == {
+        "Send",
+        "Connect",
+        "SessionOpened",
+        "PullAnswered",
+        "PushReceived",
+        "PushDurable",
+        "DumpAnswered",
+        "LoadAnswered",
+        "Failed",
+    }
