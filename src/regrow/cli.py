@@ -93,6 +93,11 @@ KNOBS: dict[str, tuple[Knob, ...]] = {
         ),
         Knob(name="train_rows", type=int, default="all", help="Train on this many rows, from the front."),
         Knob(name="test_rows", type=int, default="all", help="Judge on this many; under 20000 is noisy."),
+        Knob(
+            name="skew",
+            type=float,
+            help="Zipf exponent of synthetic ids: 0 is uniform; at the default 0.1 % of ids take 90 %.",
+        ),
         Knob(name="skip_bad_lines", type=bool, help="Leave out malformed lines; or stop at the first."),
     ),
     "How to train": (
@@ -239,10 +244,7 @@ def train(config_path: str | None, overwrite: bool, quiet: bool, **options: Any)
     Leaves config.toml, metrics.jsonl, summary.json and logs/ in the run directory.
     """
     given = {name: value for name, value in options.items() if value is not None}
-    if config_path is None:
-        config = TrainConfig.from_dict(given)
-    else:
-        config = TrainConfig.from_toml(config_path, given)
+    config = TrainConfig.from_dict(given) if config_path is None else TrainConfig.from_toml(config_path, given)
     from regrow.launch import display, local  # late: numpy and rich
 
     local.train(config, overwrite=overwrite, display=display.choose(quiet=quiet))

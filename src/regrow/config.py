@@ -78,6 +78,9 @@ class TrainConfig:
     # Rows to judge on. Too small: the AUC is noise (20,000 rows give a standard error near 0.004). Too
     # large: evaluation takes longer than training. None: what the data set calls its test rows.
     test_rows: int | None = None
+    # Zipf exponent of synthetic ids. 0: uniform, every batch touches other rows. Too large: a handful of rows take all
+    # accesses and there is nothing to shard. The default gives the published skew of click data.
+    skew: float = 1.25
     # False: the first malformed line stops the run and is named. True: such lines are counted and left
     # out, which hides a file in the wrong format.
     skip_bad_lines: bool = False
@@ -254,7 +257,7 @@ def _derived_values(config: TrainConfig) -> dict[str, Any]:
         endless = given["data"] == "synthetic" and given["train_rows"] is None
         derived |= {"steps": STEPS_DEFAULT} if endless else {"epochs": 1}
     # A TOML file may well say `learning_rate = 1`.
-    for name in ("learning_rate", "dense_learning_rate"):
+    for name in ("learning_rate", "dense_learning_rate", "skew"):
         if type(given[name]) is int:
             derived[name] = float(given[name])
     return derived
@@ -298,6 +301,8 @@ def _check(config: TrainConfig) -> None:
     _check_range(config, "threads_per_server", 1, 1024)
     _check_range(config, "redo_bytes_max", 64 * KIB, 64 * GIB)
     _check_range(config, "frame_bytes_max", 64 * KIB, 4 * GIB - 1)
+    if not 0.0 <= config.skew <= 4.0:
+        raise ConfigError("skew", config.skew, "must be between 0 and 4")
     _check_rate(config, "learning_rate")
     _check_rate(config, "dense_learning_rate")
     if not re.fullmatch(r"cpu|cuda(:\d{1,3})?", config.device):

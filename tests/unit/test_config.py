@@ -48,6 +48,7 @@ BAD_OPTIONS: list[tuple[dict[str, Any], str, str | None]] = [
     ({"transport": "udp"}, "transport = 'udp': must be one of: unix, tcp", None),
     ({"device": "gpu"}, 'device = \'gpu\': must be "cpu", "cuda" or "cuda:N"', None),
     ({"device": "cuda:"}, 'device = \'cuda:\': must be "cpu", "cuda" or "cuda:N"', None),
+    ({"skew": 5.0}, "skew = 5.0: must be between 0 and 4", None),
     (
         {"learning_rate": 0.0},
         "learning_rate = 0.0: must be above 0 and at most 10000",

@@ -72,7 +72,7 @@ def test_same_as_torch_forward_and_after_an_sgd_step(pooling, servers):
         torch.testing.assert_close(out[name], value.detach())
     direction = torch.randn(6, 21, generator=torch.Generator().manual_seed(1))
     (out.values() * direction).sum().backward()
-    (torch.cat([expected[name] for name in out.keys()], dim=1) * direction).sum().backward()
+    (torch.cat(list(expected.values()), dim=1) * direction).sum().backward()
     for name, weight in weights.items():
         torch.testing.assert_close(collection.weight(name), (weight - 0.5 * weight.grad).detach())
 

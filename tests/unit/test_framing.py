@@ -97,7 +97,30 @@ def test_small_frames_that_arrive_together_come_out_together() -> None:
     data = b"".join(bytes_of(message) for message in pushed)
     reader = FrameReader(limits=WIDE)
     reader.buffer()[: len(data)] = data
-    check(reader.advance(len(data)), *pushed)
+    check(list(reader.advance(len(data))), *pushed)
+
+
+def test_a_frame_may_change_what_is_allowed_of_the_next() -> None:
+    """A view often follows the last word of the handshake in the same piece."""
+    welcome, large = EXAMPLES[2], Rows(request=1, durable=0, clock=0, **arrays(rows=[1] * 500))
+    data = bytes_of(welcome) + bytes_of(large)
+    reader = FrameReader(limits=LIMITS_STRANGER)
+    reader.buffer()[: len(data)] = data
+    frames = []
+    for frame in reader.advance(len(data)):
+        frames.append(frame)
+        reader.limits = WIDE
+    check(frames, welcome, large)
+
+
+def test_what_came_before_the_damage_is_delivered() -> None:
+    reader = FrameReader(limits=WIDE)
+    data = bytes_of(Open()) + bytes(HEADER_BYTES)
+    reader.buffer()[: len(data)] = data
+    arrived = reader.advance(len(data))
+    check([next(arrived)], Open())
+    with pytest.raises(ProtocolError, match="wrong first bytes"):
+        next(arrived)
 
 
 # --- No copies ---

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import msgspec
@@ -108,23 +108,24 @@ class FrameReader:
             return self._open.rest()
         return self._scratch[self._filled :]
 
-    def advance(self, count: int) -> list[Frame]:
-        """`count` bytes were put into `buffer()`: returns the frames that are now complete.
+    def advance(self, count: int) -> Iterator[Frame]:
+        """`count` bytes were put into `buffer()`: gives the frames that are now complete, to be taken to the end.
 
-        After a ProtocolError the stream is over: frames that came in the same piece are lost with it, as if
-        it had broken a little earlier.
+        They are read one by one, because a frame may change what is allowed of the next: what follows the last
+        word of a handshake in the same piece is no longer from a stranger.
         """
-        frames: list[Frame] = []
         if self._open is not None:
             self._open.advance(count)
             if self._open.complete:
-                frames.append(self._open.finish())
-                self._open = None
-            return frames
+                frame, self._open = self._open.finish(), None
+                yield frame
+            return
         self._filled += count
         start = 0
         while self._open is None and self._filled - start >= self._needed:
-            start = self._understand(start, frames)
+            start, complete = self._understand(start)
+            if complete is not None:
+                yield complete
         self._filled -= start
         if self._filled and start:
             self._scratch[: self._filled] = bytes(self._scratch[start : start + self._filled])
@@ -132,15 +133,14 @@ class FrameReader:
             grown = memoryview(bytearray(self._needed))
             grown[: self._filled] = self._scratch[: self._filled]
             self._scratch = grown
-        return frames
 
-    def _understand(self, start: int, frames: list[Frame]) -> int:
-        """Reads one header, or one header with its meta, at `start`; returns where unread bytes begin."""
+    def _understand(self, start: int) -> tuple[int, Frame | None]:
+        """Reads one header, or a header with what follows; returns where unread bytes begin."""
         fields = self._header(start)
         kind, section_count, meta_bytes = fields[1], fields[2], fields[4]
         self._needed = HEADER_BYTES + meta_bytes
         if self._filled - start < self._needed:
-            return start
+            return start, None
         cls = KINDS[kind]
         meta = _decode_meta(cls, self._scratch[start + HEADER_BYTES : start + self._needed])
         stamp = Stamp(
@@ -159,10 +159,9 @@ class FrameReader:
             opened.advance(count)
             start += count
         if opened.complete:
-            frames.append(opened.finish())
-        else:
-            self._open = opened
-        return start
+            return start, opened.finish()
+        self._open = opened
+        return start, None
 
     def _header(self, start: int) -> tuple[Any, ...]:
         """The header at `start`, or ProtocolError: nothing of a frame is used before this has passed."""

@@ -30,6 +30,7 @@ def open_dataset(config: TrainConfig) -> Dataset:
         return SyntheticDataset(
             rows=rows,
             seed=config.seed,
+            skew=config.skew,
             train_rows=train_rows,
             test_rows=config.test_rows or SYNTHETIC_TEST_ROWS,
             dense_features=model.dense_features,
@@ -47,6 +48,7 @@ def open_dataset(config: TrainConfig) -> Dataset:
         config.data_path,
         rows=rows,
         train_rows=config.train_rows,
+        test_rows=config.test_rows,
         seed=config.seed,
         # Steps are counted by the trainer, and the file is read again when it ends before them.
         epochs=config.epochs or EPOCHS_UNBOUNDED,

@@ -297,7 +297,7 @@ class _Run:
 
     def _enter(self, phase: str) -> None:
         self.status.enter(phase, time.monotonic())
-        self._display_due = 0.0
+        self._display_due = self._metrics_due = 0.0
         self._tick()
 
     def _tick(self) -> None:

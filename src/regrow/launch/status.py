@@ -51,6 +51,8 @@ class WorkerStatus:
     wait_seconds: float = 0.0
     lookups: int = 0
     distinct: int = 0  # rows per batch, summed over the batches
+    redo_bytes_max: int = 0  # the most it ever kept because it was not durable yet
+    position: dict[str, Any] | None = None  # where its next batch starts in the data
     # (when, samples) of its reports of late.
     reports: deque[tuple[float, int]] = field(default_factory=deque)
     # What the worker measured itself, when it was through.
@@ -140,6 +142,8 @@ class RunStatus:
             worker.wait_seconds = float(event.get("wait_seconds", 0.0))
             worker.lookups = int(event.get("lookups", 0))
             worker.distinct = int(event.get("distinct", 0))
+            worker.redo_bytes_max = int(event.get("redo_bytes_max", 0))
+            worker.position = event.get("position")
             if self._add_histograms(event):
                 worker.loss = finite(event["loss"])
             worker.reported(now)

@@ -60,7 +60,7 @@ class DenseTable:
         """`values` has changed: the module sees it."""
         if not self._on_host:
             with torch.no_grad():
-                torch._foreach_copy_(self._parameters, self._views)
+                torch._foreach_copy_(list[torch.Tensor](self._parameters), self._views)
 
     def take_grads(self) -> np.ndarray[Any, Any]:
         """The gradients of the last backward, flat; they are cleared from the parameters."""

@@ -172,7 +172,8 @@ class EmbeddingCollection(nn.Module):
         self._prefetched[id(features)] = (features, self._ask(features))
 
     def forward(self, features: Features) -> KeyedTensor:
-        _, batch = self._prefetched.pop(id(features), None) or (features, self._ask(features))
+        prefetched = self._prefetched.pop(id(features), None)
+        batch = prefetched[1] if prefetched is not None else self._ask(features)
         device = features.values().device
         pooled = _Lookup.apply(self._anchor, self._client, batch).to(device)
         return KeyedTensor(self._features, self._widths, pooled)

@@ -12,7 +12,7 @@ import sys
 import traceback
 
 from regrow import _core
-from regrow.errors import RegrowError
+from regrow.errors import ConnectionLost, RegrowError
 from regrow.runtime.parent import Parent
 
 
@@ -36,7 +36,9 @@ def main() -> int:
             serve.run(parent)
     except RegrowError as error:
         logging.error("%s", error)
-        parent.report("error", message=str(error), kind="user")
+        # Whoever lost a peer is a victim: the launcher looks for the cause elsewhere first.
+        kind = "lost" if isinstance(error, ConnectionLost) else "user"
+        parent.report("error", message=error.message, hint=error.hint, kind=kind)
         return 1
     except MemoryError as error:
         traceback.print_exc()

@@ -186,8 +186,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def buffer_updated(self, nbytes: int) -> None:
         try:
-            frames = self._reader.advance(nbytes)
-            for frame in frames:
+            for frame in self._reader.advance(nbytes):
                 if self._transport.is_closing():
                     return
                 # A stranger has nothing to refuse, and its words do not belong in our log.

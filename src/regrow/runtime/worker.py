@@ -60,7 +60,7 @@ def step_count(config: TrainConfig, dataset: Any) -> int:
     if config.steps is not None:
         return config.steps
     epochs = config.epochs or 1
-    rows = dataset.train_rows_total() // epochs
+    rows = int(dataset.train_rows_total()) // epochs
     if config.batch > rows:
         raise ValueError(f"a batch of {config.batch} is larger than the training data ({rows} rows)")
     batches = -(-rows // config.batch) * epochs
@@ -73,7 +73,7 @@ def _obey(parent: Parent, trainer: Trainer, client: SocketClient) -> None:
         if command.get("do") == "stop":
             return
         if command.get("do") == "evaluate":
-            auc, logloss, samples = trainer.evaluate()
+            auc, logloss, samples = trainer.evaluate(lambda done: parent.report("evaluating", samples=done))
             digest = client.digest() if trainer.config.digest else None
             parent.report(
                 "evaluated", auc=auc, logloss=logloss, test_samples=samples, model_sha256=digest
