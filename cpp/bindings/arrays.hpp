@@ -55,12 +55,6 @@ std::span<T> write(const Output& array, const char* name) {
   return {static_cast<T*>(array.data()), array.size()};
 }
 
-// A NumPy array over memory that `owner` keeps alive.
-template <typename T>
-nb::ndarray<nb::numpy, const T> view(std::span<const T> data, std::initializer_list<size_t> shape, nb::handle owner) {
-  return nb::ndarray<nb::numpy, const T>(data.data(), shape, owner);
-}
-
 // A NumPy array that owns a copy.
 template <typename T>
 nb::ndarray<nb::numpy, T> copied(std::span<const T> data) {

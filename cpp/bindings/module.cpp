@@ -6,6 +6,7 @@ namespace regrow::bindings {
 void bind_system(nanobind::module_& m);  // instruction set, threads, memory, checksum
 void bind_shard(nanobind::module_& m);   // Shard, shard_bytes, merge_pushes: a server's side
 void bind_router(nanobind::module_& m);  // Router, Plan: a worker's side
+void bind_criteo(nanobind::module_& m);  // parse_criteo, skip_lines: a data file's text to arrays
 }  // namespace regrow::bindings
 
 NB_MODULE(_core, m) {
@@ -13,4 +14,5 @@ NB_MODULE(_core, m) {
   bind_system(m);
   bind_shard(m);
   bind_router(m);
+  bind_criteo(m);
 }

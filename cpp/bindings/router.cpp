@@ -16,8 +16,9 @@ void make_router(Router* self, std::vector<int64_t> rows, std::vector<int64_t> d
                  std::vector<int64_t> r, std::vector<int64_t> table_index, std::vector<bool> mean_pooling,
                  std::vector<int64_t> feature_tables, std::vector<int64_t> static_tables, int64_t servers,
                  int64_t groups) {
-  new (self) Router({std::move(rows), std::move(dims), std::move(k), std::move(r), std::move(table_index),
-                     std::move(mean_pooling), std::move(feature_tables), std::move(static_tables), servers, groups});
+  new (self)
+      Router({std::move(rows), std::move(dims), std::move(k), std::move(r), std::move(table_index),
+              std::move(mean_pooling), std::move(feature_tables), std::move(static_tables), servers, groups});
 }
 
 std::unique_ptr<Plan> make_plan(Router& router, const Input& values, const std::optional<Input>& lengths,
@@ -32,8 +33,8 @@ std::unique_ptr<Plan> make_plan(Router& router, const Input& values, const std::
 void check_matrix(const Plan& plan, size_t ndim, const int64_t* shape, const char* name) {
   const auto width = static_cast<int64_t>(plan.tables().width);
   if (ndim != 2 || shape[0] != static_cast<int64_t>(plan.batch()) || shape[1] != width)
-    throw std::invalid_argument(std::string(name) + " must have the shape (" + std::to_string(plan.batch()) + ", " +
-                                std::to_string(width) + ")");
+    throw std::invalid_argument(std::string(name) + " must have the shape (" + std::to_string(plan.batch()) +
+                                ", " + std::to_string(width) + ")");
 }
 
 void pool(const Plan& plan, const Input& rows, const Output& out) {
@@ -75,8 +76,9 @@ nb::object part(nb::handle plan, const T* data, std::initializer_list<size_t> sh
 const Plan& plan_of(nb::handle self) { return *nb::inst_ptr<Plan>(self); }
 
 std::string described(const Plan& plan) {
-  return "Plan(" + std::to_string(plan.lookups) + " lookups, " + std::to_string(plan.distinct) + " distinct rows, " +
-         std::to_string(plan.tables().servers) + " servers, " + std::to_string(plan.floats()) + " floats)";
+  return "Plan(" + std::to_string(plan.lookups) + " lookups, " + std::to_string(plan.distinct) +
+         " distinct rows, " + std::to_string(plan.tables().servers) + " servers, " +
+         std::to_string(plan.floats()) + " floats)";
 }
 
 }  // namespace
@@ -91,10 +93,13 @@ void bind_router(nb::module_& m) {
       .def_prop_ro("counts",
                    [](nb::handle self) {
                      const Plan& plan = plan_of(self);
-                     return part(self, plan.counts.data(), {plan.tables().servers, plan.tables().tables.size()});
+                     return part(self, plan.counts.data(),
+                                 {plan.tables().servers, plan.tables().tables.size()});
                    })
       .def_prop_ro("slots",
-                   [](nb::handle self) { return part(self, plan_of(self).slots.data(), {plan_of(self).slots.size()}); })
+                   [](nb::handle self) {
+                     return part(self, plan_of(self).slots.data(), {plan_of(self).slots.size()});
+                   })
       .def_prop_ro("row_start",
                    [](nb::handle self) {
                      return part(self, plan_of(self).row_start.data(), {plan_of(self).row_start.size()});

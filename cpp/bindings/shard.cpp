@@ -16,8 +16,8 @@ namespace {
 using namespace nb::literals;
 
 size_t add_table(Shard& shard, int64_t rows, int64_t dim, int64_t k, int64_t r, const std::string& optimizer,
-                 double learning_rate, double eps, double beta1, double beta2, double momentum, double weight_decay,
-                 uint64_t seed, double init_bound, int64_t table) {
+                 double learning_rate, double eps, double beta1, double beta2, double momentum,
+                 double weight_decay, uint64_t seed, double init_bound, int64_t table) {
   nb::gil_scoped_release release;
   TableSettings settings;
   settings.rows = rows;
@@ -72,7 +72,8 @@ nb::tuple merged(const Input& dims, const std::vector<std::tuple<Input, Input, I
   const auto dims_span = read<int32_t>(dims, "dims");
   std::vector<PushView> views;
   for (const auto& [counts, slots, grads] : parts)
-    views.push_back({read<int32_t>(counts, "counts"), read<uint32_t>(slots, "slots"), read<float>(grads, "grads")});
+    views.push_back(
+        {read<int32_t>(counts, "counts"), read<uint32_t>(slots, "slots"), read<float>(grads, "grads")});
   auto* push = new MergedPush;
   nb::capsule owner(push, [](void* memory) noexcept { delete static_cast<MergedPush*>(memory); });
   {
@@ -98,7 +99,8 @@ void bind_shard(nb::module_& m) {
       .def("add_table", &add_table, nb::kw_only(), "rows"_a, "dim"_a, "k"_a = 1, "r"_a = 0, "optimizer"_a,
            "learning_rate"_a, "eps"_a = 1e-8, "beta1"_a = 0.9, "beta2"_a = 0.999, "momentum"_a = 0.9,
            "weight_decay"_a = 0.0, "seed"_a, "init_bound"_a, "table"_a,
-           "Takes memory for this server's part of a table, fills in initial values, returns the table's position.")
+           "Takes memory for this server's part of a table, fills in initial values, returns the table's "
+           "position.")
       .def_prop_ro("table_count", &Shard::table_count)
       .def_prop_ro("memory_bytes", &Shard::memory_bytes)
       .def("record_floats", &Shard::record_floats, "table"_a)
@@ -108,7 +110,8 @@ void bind_shard(nb::module_& m) {
       .def("assign_untouched", &assign_untouched, "counts"_a, "slots"_a, "weights"_a)
       .def("read_records", &read_records, "table"_a, "first_slot"_a, "count"_a, "out"_a)
       .def("write_records", &write_records, "table"_a, "first_slot"_a, "count"_a, "src"_a)
-      .def("touched", [](const Shard& shard, size_t table) { return copied(shard.touched(table)); }, "table"_a)
+      .def(
+          "touched", [](const Shard& shard, size_t table) { return copied(shard.touched(table)); }, "table"_a)
       .def("__repr__", &described);
 
   m.def(

@@ -38,9 +38,9 @@ uint32_t crc32c_of(nb::handle data, uint32_t seed) {
   return crc32c(held.bytes(), seed);
 }
 
-// glibc takes large blocks from the system and gives them back at once, so every step pays anew for zeroed pages.
-// Kept in the heap they cost the memory of one step and no page faults. (M_MMAP_THRESHOLD would do the same, but
-// only for blocks up to 32 MB.)
+// glibc takes large blocks from the system and gives them back at once, so every step pays anew for zeroed
+// pages. Kept in the heap they cost the memory of one step and no page faults. (M_MMAP_THRESHOLD would do the
+// same, but only for blocks up to 32 MB.)
 void tune_malloc() {
 #if defined(__GLIBC__)
   constexpr int keep_bytes = 1 << 30;
@@ -53,12 +53,16 @@ void tune_malloc() {
 
 void bind_system(nb::module_& m) {
   m.def("simd_level", [] { return std::string(kernels().name); }, "The instruction set the kernels use now.");
-  m.def("set_simd", [](const std::string& level) { set_simd(level); }, "level"_a,
-        "Chooses 'avx2' or 'portable'; both give the same bits.");
+  m.def(
+      "set_simd", [](const std::string& level) { set_simd(level); }, "level"_a,
+      "Chooses 'avx2' or 'portable'; both give the same bits.");
   m.def("get_threads", [] { return ThreadPool::shared().size(); }, "Threads that share the loops over rows.");
-  m.def("set_threads", [](int n) { ThreadPool::shared().resize(n); }, "n"_a, nb::call_guard<nb::gil_scoped_release>(),
-        "Sets how many threads (the caller included) share the loops over rows.");
-  m.def("crc32c", &crc32c_of, "data"_a, "seed"_a = 0, "CRC-32C of a buffer; seed is the checksum of what came before.");
+  m.def(
+      "set_threads", [](int n) { ThreadPool::shared().resize(n); }, "n"_a,
+      nb::call_guard<nb::gil_scoped_release>(),
+      "Sets how many threads (the caller included) share the loops over rows.");
+  m.def("crc32c", &crc32c_of, "data"_a, "seed"_a = 0,
+        "CRC-32C of a buffer; seed is the checksum of what came before.");
   m.def("tune_malloc", &tune_malloc, "Lets the process keep its large buffers from step to step.");
 }
 

@@ -167,7 +167,8 @@ REGROW_INLINE void update_row(float* record, const float* __restrict grad, size_
   }
 }
 
-// Threads may share a word of the bitmap. Most rows were touched before: looking first spares the atomic write.
+// Threads may share a word of the bitmap. Most rows were touched before: looking first spares the atomic
+// write.
 REGROW_INLINE void touch(uint64_t* touched, uint32_t slot) {
   uint64_t* word = touched + slot / 64;
   const uint64_t bit = uint64_t{1} << (slot % 64);
@@ -228,7 +229,8 @@ void pool_dim(const Feature& feature, const float* rows, size_t bag_begin, size_
     for (size_t bag = bag_begin; bag < bag_end; ++bag) {
       if (bag + lookups_ahead < bag_end)
         prefetch_read(rows + (lookups[bag + lookups_ahead] & lookup_offset), dim);
-      memcpy(matrix + bag * feature.matrix_stride, rows + (lookups[bag] & lookup_offset), dim * sizeof(float));
+      memcpy(matrix + bag * feature.matrix_stride, rows + (lookups[bag] & lookup_offset),
+             dim * sizeof(float));
     }
     return;
   }
@@ -254,8 +256,10 @@ void pool_dim(const Feature& feature, const float* rows, size_t bag_begin, size_
   }
 }
 
-// The first gradient of a row replaces what was there (0 + g, as if the row had been zeroed), later ones are added.
-REGROW_INLINE void add_row(uint32_t lookup, const float* __restrict grad, size_t dim, float size, float* grads) {
+// The first gradient of a row replaces what was there (0 + g, as if the row had been zeroed), later ones are
+// added.
+REGROW_INLINE void add_row(uint32_t lookup, const float* __restrict grad, size_t dim, float size,
+                           float* grads) {
   float* __restrict out = grads + (lookup & lookup_offset);
   const bool first = lookup & lookup_first;
   if (size == 1.0f) {
@@ -276,7 +280,9 @@ void unpool_dim(const Feature& feature, const float* matrix, size_t bag_begin, s
   const size_t dim = length<Dim>(feature.dim);
   const uint32_t* lookups = feature.lookups;
   const size_t stride = feature.matrix_stride;
-  const auto ours = [=](uint32_t lookup) { return (lookup & lookup_offset) - offset_begin < offset_end - offset_begin; };
+  const auto ours = [=](uint32_t lookup) {
+    return (lookup & lookup_offset) - offset_begin < offset_end - offset_begin;
+  };
   if (!feature.bag_start) {
     for (size_t bag = bag_begin; bag < bag_end; ++bag) {
       if (bag + lookups_ahead < bag_end) {
@@ -310,8 +316,8 @@ void pool(const Feature& feature, const float* rows, size_t bag_begin, size_t ba
   }
 }
 
-void unpool(const Feature& feature, const float* matrix, size_t bag_begin, size_t bag_end, uint32_t offset_begin,
-            uint32_t offset_end, float* grads) {
+void unpool(const Feature& feature, const float* matrix, size_t bag_begin, size_t bag_end,
+            uint32_t offset_begin, uint32_t offset_end, float* grads) {
 #define REGROW_UNPOOL(Dim) \
   return unpool_dim<Dim>(feature, matrix, bag_begin, bag_end, offset_begin, offset_end, grads)
   switch (feature.dim) {
@@ -393,8 +399,9 @@ uint32_t crc32c(uint32_t crc, const uint8_t* data, size_t size, const Crc32cTabl
   for (; size >= 8; size -= 8, data += 8) {
     uint32_t low = crc;
     for (int byte = 0; byte < 4; ++byte) low ^= uint32_t{data[byte]} << (8 * byte);
-    crc = slices[7][low & 255] ^ slices[6][low >> 8 & 255] ^ slices[5][low >> 16 & 255] ^ slices[4][low >> 24] ^
-          slices[3][data[4]] ^ slices[2][data[5]] ^ slices[1][data[6]] ^ slices[0][data[7]];
+    crc = slices[7][low & 255] ^ slices[6][low >> 8 & 255] ^ slices[5][low >> 16 & 255] ^
+          slices[4][low >> 24] ^ slices[3][data[4]] ^ slices[2][data[5]] ^ slices[1][data[6]] ^
+          slices[0][data[7]];
   }
   for (; size; --size, ++data) crc = crc >> 8 ^ slices[0][(crc ^ *data) & 255];
   return ~crc;

@@ -11,7 +11,7 @@
 namespace regrow {
 namespace {
 
-constexpr size_t lookups_max = size_t{1} << 30;
+constexpr size_t lookups_max = Dedupe::keys_max;
 constexpr size_t floats_max = lookup_first;  // offsets share 32 bits with a flag
 // Samples pooled together: their part of the output stays in cache while the features take turns.
 constexpr size_t bags_per_task = 64;
@@ -26,13 +26,14 @@ void check_same_length(const char* name, size_t size, size_t expected) {
 
 void check_floats(const char* name, size_t size, size_t expected) {
   if (size != expected)
-    throw std::invalid_argument(std::string(name) + " must have " + std::to_string(expected) + " floats, not " +
-                                std::to_string(size));
+    throw std::invalid_argument(std::string(name) + " must have " + std::to_string(expected) +
+                                " floats, not " + std::to_string(size));
 }
 
 }  // namespace
 
-RouterTables::RouterTables(const RouterSettings& settings) : servers(static_cast<uint32_t>(settings.servers)) {
+RouterTables::RouterTables(const RouterSettings& settings)
+    : servers(static_cast<uint32_t>(settings.servers)) {
   const size_t count = settings.rows.size();
   check_same_length("dims", settings.dims.size(), count);
   check_same_length("k", settings.k.size(), count);
@@ -46,15 +47,22 @@ RouterTables::RouterTables(const RouterSettings& settings) : servers(static_cast
     if (settings.dims[t] < 1 || settings.dims[t] > dim_max)
       throw std::invalid_argument("dims[" + std::to_string(t) + "] must be between 1 and " + text(dim_max) +
                                   ", not " + text(settings.dims[t]));
-    tables.push_back({static_cast<uint32_t>(settings.rows[t]), static_cast<uint32_t>(settings.dims[t]),
-                      settings.mean_pooling[t], false,
-                      Layout(settings.servers, settings.k[t], settings.r[t], settings.groups, settings.table_index[t]),
-                      {}, {}, {}, {}});
+    tables.push_back(
+        {static_cast<uint32_t>(settings.rows[t]),
+         static_cast<uint32_t>(settings.dims[t]),
+         settings.mean_pooling[t],
+         false,
+         Layout(settings.servers, settings.k[t], settings.r[t], settings.groups, settings.table_index[t]),
+         {},
+         {},
+         {},
+         {}});
   }
   for (size_t f = 0; f < settings.feature_tables.size(); ++f) {
     const int64_t t = settings.feature_tables[f];
     if (t < 0 || t >= static_cast<int64_t>(count))
-      throw std::invalid_argument("feature_tables[" + std::to_string(f) + "] = " + text(t) + " names no table");
+      throw std::invalid_argument("feature_tables[" + std::to_string(f) + "] = " + text(t) +
+                                  " names no table");
     tables[static_cast<size_t>(t)].features.push_back(static_cast<uint32_t>(f));
     feature_tables.push_back(static_cast<uint32_t>(t));
     feature_columns.push_back(width);
@@ -106,8 +114,8 @@ struct Router::Work {
 Router::Router(const RouterSettings& settings)
     : tables_(std::make_shared<const RouterTables>(settings)), lanes_(threads_max) {}
 
-void Router::find_bags(Plan& plan, std::span<const int64_t> values, std::optional<std::span<const int32_t>> lengths,
-                       int64_t batch) const {
+void Router::find_bags(Plan& plan, std::span<const int64_t> values,
+                       std::optional<std::span<const int32_t>> lengths, int64_t batch) const {
   if (batch < 0) throw std::invalid_argument("batch must not be negative, not " + text(batch));
   if (values.size() > lookups_max)
     throw std::invalid_argument("a plan takes at most " + std::to_string(lookups_max) + " ids, not " +
@@ -123,8 +131,9 @@ void Router::find_bags(Plan& plan, std::span<const int64_t> values, std::optiona
     return;
   }
   if (lengths->size() != bags)
-    throw std::invalid_argument("lengths must have " + std::to_string(bags) + " entries (" + std::to_string(features) +
-                                " features of " + text(batch) + " samples), not " + std::to_string(lengths->size()));
+    throw std::invalid_argument("lengths must have " + std::to_string(bags) + " entries (" +
+                                std::to_string(features) + " features of " + text(batch) + " samples), not " +
+                                std::to_string(lengths->size()));
   plan.bag_start_ = Buffer<uint32_t>(bags + 1);
   size_t total = 0;
   for (size_t bag = 0; bag < bags; ++bag) {
@@ -136,7 +145,8 @@ void Router::find_bags(Plan& plan, std::span<const int64_t> values, std::optiona
     if (total > values.size()) break;
   }
   if (total != values.size())
-    throw std::invalid_argument(std::string("lengths add up to ") + (total > values.size() ? "more than " : "") +
+    throw std::invalid_argument(std::string("lengths add up to ") +
+                                (total > values.size() ? "more than " : "") +
                                 std::to_string(std::min(total, values.size())) + "; there are " +
                                 std::to_string(values.size()) + " values");
   plan.bag_start_[bags] = static_cast<uint32_t>(total);
@@ -198,8 +208,9 @@ void Router::lay_out(Plan& plan, Work& work) const {
   plan.row_start.push_back(static_cast<int64_t>(row));
   plan.float_start.push_back(static_cast<int64_t>(offset));
   if (offset >= floats_max)
-    throw std::invalid_argument("the rows of this batch have " + std::to_string(offset) + " floats; at most " +
-                                std::to_string(floats_max - 1) + " are possible: use a smaller batch");
+    throw std::invalid_argument("the rows of this batch have " + std::to_string(offset) +
+                                " floats; at most " + std::to_string(floats_max - 1) +
+                                " are possible: use a smaller batch");
   plan.slots = Buffer<uint32_t>(row);
   for (const uint32_t distinct : work.table_distinct) plan.distinct += distinct;
 }
@@ -210,7 +221,8 @@ void Router::place_table(Plan& plan, const Work& work, size_t t) const {
   const size_t tables = tables_->tables.size();
   if (table.is_static) {
     for (size_t row = 0; row < table.rows; ++row)
-      plan.slots[work.row_base[table.places[row].server * tables + t] + table.ranks[row]] = table.places[row].slot;
+      plan.slots[work.row_base[table.places[row].server * tables + t] + table.ranks[row]] =
+          table.places[row].slot;
     return;
   }
   uint32_t* offsets = work.distinct.data() + work.table_begin[t];  // the rows are no longer needed
@@ -229,7 +241,8 @@ void Router::place_table(Plan& plan, const Work& work, size_t t) const {
   }
 }
 
-Plan Router::plan(std::span<const int64_t> values, std::optional<std::span<const int32_t>> lengths, int64_t batch) {
+Plan Router::plan(std::span<const int64_t> values, std::optional<std::span<const int32_t>> lengths,
+                  int64_t batch) {
   std::lock_guard lock(mutex_);
   const std::vector<RouterTables::Table>& tables = tables_->tables;
   Plan plan;
@@ -304,8 +317,8 @@ void Plan::unpool(std::span<const float> grad, std::span<float> grads) const {
     const auto offset_begin = static_cast<uint32_t>(end * part / parts);
     const auto offset_end = static_cast<uint32_t>(end * (part + 1) / parts);
     for (const uint32_t f : tables[task / parts].features)
-      kernel.unpool(feature(f), grad.data() + tables_->feature_columns[f], 0, batch_, offset_begin, offset_end,
-                    grads.data());
+      kernel.unpool(feature(f), grad.data() + tables_->feature_columns[f], 0, batch_, offset_begin,
+                    offset_end, grads.data());
   });
 }
 

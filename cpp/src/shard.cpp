@@ -21,8 +21,8 @@ std::string text(int64_t number) { return std::to_string(number); }
 
 void check_finite(const char* name, double value, double least) {
   if (!(value >= least) || !(value <= 3.0e38))
-    throw std::invalid_argument(std::string(name) + " must be a finite number of at least " + std::to_string(least) +
-                                ", not " + std::to_string(value));
+    throw std::invalid_argument(std::string(name) + " must be a finite number of at least " +
+                                std::to_string(least) + ", not " + std::to_string(value));
 }
 
 void check_share(const char* name, double value) {
@@ -51,13 +51,16 @@ void check_settings(const TableSettings& settings) {
 uint32_t checked_slots(const Layout& layout, int64_t rows) {
   const uint64_t slots = layout.slots_per_server(static_cast<uint64_t>(rows));
   if (slots > static_cast<uint64_t>(rows_max))
-    throw std::invalid_argument("a table of " + text(rows) + " rows needs more slots than 32 bits can number");
+    throw std::invalid_argument("a table of " + text(rows) +
+                                " rows needs more slots than 32 bits can number");
   return static_cast<uint32_t>(slots);
 }
 
 size_t touched_words(uint32_t slots) { return (size_t{slots} + 63) / 64; }
 
-size_t records_bytes(uint32_t slots, size_t stride) { return (size_t{slots} * stride * sizeof(float) + 63) / 64 * 64; }
+size_t records_bytes(uint32_t slots, size_t stride) {
+  return (size_t{slots} * stride * sizeof(float) + 63) / 64 * 64;
+}
 
 size_t arena_bytes(uint32_t slots, size_t stride) {
   return records_bytes(slots, stride) + touched_words(slots) * sizeof(uint64_t);
@@ -72,10 +75,12 @@ size_t shard_bytes(int64_t rows, int64_t dim, int64_t k, int64_t r, int64_t grou
   return Arena::rounded(arena_bytes(slots, static_cast<size_t>(record_floats(optimizer, dim))));
 }
 
-Shard::Shard(int64_t servers, int64_t server, int64_t groups) : servers_(servers), server_(server), groups_(groups) {
+Shard::Shard(int64_t servers, int64_t server, int64_t groups)
+    : servers_(servers), server_(server), groups_(groups) {
   Layout(servers, 1, 0, groups, 0);  // checks servers and groups
   if (server < 0 || server >= servers)
-    throw std::invalid_argument("server must be between 0 and " + text(servers - 1) + ", not " + text(server));
+    throw std::invalid_argument("server must be between 0 and " + text(servers - 1) + ", not " +
+                                text(server));
 }
 
 size_t Shard::add_table(const TableSettings& settings) {
@@ -101,11 +106,13 @@ void Shard::fill_initial(const Table& table) const {
   const Records& records = table.records;
   const size_t slots_per_task = std::max<size_t>(1, floats_per_task / records.stride);
   const Kernels& kernel = kernels();
-  ThreadPool::shared().parallel_for((table.slots + slots_per_task - 1) / slots_per_task, [&](size_t task, size_t) {
+  ThreadPool::shared().parallel_for((table.slots + slots_per_task - 1) / slots_per_task, [&](size_t task,
+                                                                                             size_t) {
     const size_t end = std::min<size_t>(table.slots, (task + 1) * slots_per_task);
     for (size_t slot = task * slots_per_task; slot < end; ++slot) {
       const uint64_t row = table.layout.row_of(static_cast<uint32_t>(server_), static_cast<uint32_t>(slot));
-      if (row < rows) kernel.fill_initial(records.base + slot * records.stride, records.dim, row_key(key, row), bound);
+      if (row < rows)
+        kernel.fill_initial(records.base + slot * records.stride, records.dim, row_key(key, row), bound);
     }
   });
 }
@@ -123,7 +130,8 @@ size_t Shard::memory_bytes() const {
   return bytes;
 }
 
-void Shard::check_call(std::span<const int32_t> counts, std::span<const uint32_t> slots, size_t floats) const {
+void Shard::check_call(std::span<const int32_t> counts, std::span<const uint32_t> slots,
+                       size_t floats) const {
   if (counts.size() != tables_.size())
     throw std::invalid_argument("counts has " + std::to_string(counts.size()) + " entries; this shard has " +
                                 std::to_string(tables_.size()) + " tables");
@@ -131,7 +139,8 @@ void Shard::check_call(std::span<const int32_t> counts, std::span<const uint32_t
   size_t floats_due = 0;
   for (size_t t = 0; t < counts.size(); ++t) {
     if (counts[t] < 0)
-      throw std::invalid_argument("counts[" + std::to_string(t) + "] must not be negative, not " + text(counts[t]));
+      throw std::invalid_argument("counts[" + std::to_string(t) + "] must not be negative, not " +
+                                  text(counts[t]));
     rows += static_cast<size_t>(counts[t]);
     floats_due += static_cast<size_t>(counts[t]) * tables_[t].records.dim;
   }
@@ -147,7 +156,8 @@ void Shard::check_call(std::span<const int32_t> counts, std::span<const uint32_t
     const uint32_t most = count ? kernels().max_u32(table_slots, count) : 0;
     if (count && most >= tables_[t].slots)
       throw std::out_of_range("slot " + std::to_string(most) + " of table " + std::to_string(t) +
-                              " is out of range; this server has " + std::to_string(tables_[t].slots) + " slots of it");
+                              " is out of range; this server has " + std::to_string(tables_[t].slots) +
+                              " slots of it");
   }
 }
 
@@ -173,14 +183,16 @@ void Shard::for_runs(std::span<const int32_t> counts, std::span<const uint32_t> 
       const size_t first = std::max(begin, table_begin);
       const size_t last = std::min(end, table_end);
       if (first < last)
-        body(Run{table, slots.data() + first, last - first, float_begin + (first - table_begin) * table.records.dim});
+        body(Run{table, slots.data() + first, last - first,
+                 float_begin + (first - table_begin) * table.records.dim});
       float_begin += static_cast<size_t>(counts[t]) * table.records.dim;
       table_begin = table_end;
     }
   });
 }
 
-void Shard::gather(std::span<const int32_t> counts, std::span<const uint32_t> slots, std::span<float> out) const {
+void Shard::gather(std::span<const int32_t> counts, std::span<const uint32_t> slots,
+                   std::span<float> out) const {
   check_call(counts, slots, out.size());
   const Kernels& kernel = kernels();
   for_runs(counts, slots, [&](const Run& run) {
@@ -188,8 +200,8 @@ void Shard::gather(std::span<const int32_t> counts, std::span<const uint32_t> sl
   });
 }
 
-void Shard::update(std::span<const int32_t> counts, std::span<const uint32_t> slots, std::span<const float> grads,
-                   int64_t step) {
+void Shard::update(std::span<const int32_t> counts, std::span<const uint32_t> slots,
+                   std::span<const float> grads, int64_t step) {
   check_call(counts, slots, grads.size());
   std::vector<UpdateNumbers> numbers;
   for (const Table& table : tables_) {
@@ -201,7 +213,8 @@ void Shard::update(std::span<const int32_t> counts, std::span<const uint32_t> sl
   for_runs(counts, slots, [&](const Run& run) {
     const auto rule = static_cast<size_t>(run.table.settings.optimizer);
     const auto table = static_cast<size_t>(&run.table - tables_.data());
-    kernel.update[rule](run.table.records, run.slots, run.count, grads.data() + run.float_begin, numbers[table]);
+    kernel.update[rule](run.table.records, run.slots, run.count, grads.data() + run.float_begin,
+                        numbers[table]);
   });
 }
 
@@ -224,35 +237,39 @@ void Shard::assign_untouched(std::span<const int32_t> counts, std::span<const ui
 
 void Shard::check_range(size_t table, int64_t first_slot, int64_t count, size_t floats) const {
   const Table& found = at(table);
-  if (first_slot < 0 || count < 0 || first_slot > int64_t{found.slots} || count > int64_t{found.slots} - first_slot)
+  if (first_slot < 0 || count < 0 || first_slot > int64_t{found.slots} ||
+      count > int64_t{found.slots} - first_slot)
     throw std::out_of_range("slots " + text(first_slot) + " to " + text(first_slot + count) + " of table " +
                             std::to_string(table) + " are out of range; this server has " +
                             std::to_string(found.slots) + " slots of it");
   const size_t floats_due = static_cast<size_t>(count) * found.records.stride;
   if (floats != floats_due)
-    throw std::invalid_argument("these records have " + std::to_string(floats_due) + " floats; the array has " +
-                                std::to_string(floats));
+    throw std::invalid_argument("these records have " + std::to_string(floats_due) +
+                                " floats; the array has " + std::to_string(floats));
 }
 
 void Shard::read_records(size_t table, int64_t first_slot, int64_t count, std::span<float> out) const {
   check_range(table, first_slot, count, out.size());
   const Records& records = tables_[table].records;
   const float* source = records.base + static_cast<size_t>(first_slot) * records.stride;
-  ThreadPool::shared().parallel_for((out.size() + floats_per_task - 1) / floats_per_task, [&](size_t task, size_t) {
-    const size_t begin = task * floats_per_task;
-    std::memcpy(out.data() + begin, source + begin, std::min(floats_per_task, out.size() - begin) * sizeof(float));
-  });
+  ThreadPool::shared().parallel_for(
+      (out.size() + floats_per_task - 1) / floats_per_task, [&](size_t task, size_t) {
+        const size_t begin = task * floats_per_task;
+        std::memcpy(out.data() + begin, source + begin,
+                    std::min(floats_per_task, out.size() - begin) * sizeof(float));
+      });
 }
 
 void Shard::write_records(size_t table, int64_t first_slot, int64_t count, std::span<const float> source) {
   check_range(table, first_slot, count, source.size());
   const Records& records = tables_[table].records;
   float* target = records.base + static_cast<size_t>(first_slot) * records.stride;
-  ThreadPool::shared().parallel_for((source.size() + floats_per_task - 1) / floats_per_task, [&](size_t task, size_t) {
-    const size_t begin = task * floats_per_task;
-    std::memcpy(target + begin, source.data() + begin,
-                std::min(floats_per_task, source.size() - begin) * sizeof(float));
-  });
+  ThreadPool::shared().parallel_for(
+      (source.size() + floats_per_task - 1) / floats_per_task, [&](size_t task, size_t) {
+        const size_t begin = task * floats_per_task;
+        std::memcpy(target + begin, source.data() + begin,
+                    std::min(floats_per_task, source.size() - begin) * sizeof(float));
+      });
 }
 
 std::span<const uint64_t> Shard::touched(size_t table) const {

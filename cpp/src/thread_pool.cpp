@@ -1,7 +1,7 @@
-// How a job is shared: the caller opens a door, rings a bell and starts on the tasks. Workers who come while the
-// door is open count themselves in, take tasks, count themselves out. The caller shuts the door when no task is
-// left and waits for those inside. A worker that comes late finds the door shut, and one that never comes
-// (after a fork there are none) is never waited for.
+// How a job is shared: the caller opens a door, rings a bell and starts on the tasks. Workers who come while
+// the door is open count themselves in, take tasks, count themselves out. The caller shuts the door when no
+// task is left and waits for those inside. A worker that comes late finds the door shut, and one that never
+// comes (after a fork there are none) is never waited for.
 #include "regrow/thread_pool.hpp"
 
 #include <stdexcept>
@@ -39,7 +39,8 @@ void ThreadPool::resize(int threads) {
                                 std::to_string(threads));
   std::lock_guard lock(mutex_);
   stop_all();
-  for (int lane = 1; lane < threads; ++lane) threads_.emplace_back([this, lane] { serve(static_cast<size_t>(lane)); });
+  for (int lane = 1; lane < threads; ++lane)
+    threads_.emplace_back([this, lane] { serve(static_cast<size_t>(lane)); });
   size_ = threads;
 }
 

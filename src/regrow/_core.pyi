@@ -18,6 +18,7 @@ _F32 = Any
 _I32 = Any
 _I64 = Any
 _U32 = Any
+_U8 = Any
 
 def simd_level() -> Literal["avx2", "portable"]:
     """The instruction set the kernels use now."""
@@ -163,3 +164,19 @@ class Router:
     ) -> None: ...
     def plan(self, values: _I64, lengths: _I32 | None, batch: int) -> Plan:
         """Plans a batch of feature-major ids; `lengths` is per (feature, sample), None: one id per bag."""
+
+def parse_criteo(
+    text: _U8,
+    *,
+    lines_max: int,
+    final: bool,
+    skip_bad: bool,
+    rows: _I64,
+    dense: _F32,
+    ids: _I64,
+    labels: _F32,
+) -> tuple[int, int, int, tuple[int, int, str] | None]:
+    """Parses Criteo lines: (lines, samples, bytes, (line, field, reason) of the first bad one)."""
+
+def skip_lines(text: _U8, *, lines_max: int, final: bool) -> tuple[int, int]:
+    """(lines, bytes) of up to lines_max lines."""

@@ -92,7 +92,8 @@ def test_epochs_of_a_file_with_a_short_last_batch_and_an_idle_worker(tmp_path):
 @pytest.mark.parametrize("victim", ["server", "worker"])
 def test_a_killed_process_ends_the_run_and_leaves_nothing(tmp_path, victim):
     run = subprocess.Popen(
-        [sys.executable, "-m", "regrow.cli", "train", "--out", str(tmp_path / "run"), *["--rows-max", "2000", "--steps", "100000", "--batch", "64", "--servers", "2", "--workers", "2"]],
+        [sys.executable, "-m", "regrow.cli", "train", "--out", str(tmp_path / "run"), "--rows-max", "2000"]
+        + ["--steps", "100000", "--batch", "64", "--servers", "2", "--workers", "2"],
         stderr=subprocess.PIPE,
         text=True,
     )

@@ -1,5 +1,5 @@
-// A block of zeroed memory for the records of one table, on huge pages where the system has them: a random row
-// then costs one TLB entry per 2 MB instead of one per 4 kB.
+// A block of zeroed memory for the records of one table, on huge pages where the system has them: a random
+// row then costs one TLB entry per 2 MB instead of one per 4 kB.
 #pragma once
 
 #include <cstddef>

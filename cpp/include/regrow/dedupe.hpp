@@ -14,20 +14,22 @@ namespace regrow {
 
 class Dedupe {
  public:
+  static constexpr size_t keys_max = size_t{1} << 28;
   static constexpr size_t entries_per_key = 4;  // fewer: more collisions; more: more cache
 
-  // Starts a list of at most `keys` keys, all below key_end (at most 2^32).
+  Dedupe() = default;
+  explicit Dedupe(uint32_t base) : base_(base) {}  // as if it had numbered so many keys before: for tests
+
+  // Starts a list of at most `keys` keys (up to keys_max), all below key_end (up to 2^32).
   void begin(size_t keys, uint64_t key_end) {
-    size_t capacity = std::bit_ceil(keys * entries_per_key < 64 ? size_t{64} : keys * entries_per_key);
+    const size_t capacity = std::bit_ceil(keys < 16 ? 16 * entries_per_key : keys * entries_per_key);
+    const bool numbers_end = keys > UINT32_MAX - base_ - found_;
+    base_ = numbers_end ? 1 : base_ + found_;
     if (capacity > capacity_) {
       entries_ = std::make_unique<uint32_t[]>(capacity);
       capacity_ = capacity;
-      base_ = 1;
-    } else if (keys > UINT32_MAX - base_ - found_) {
+    } else if (numbers_end) {
       std::memset(entries_.get(), 0, capacity_ * sizeof(uint32_t));
-      base_ = 1;
-    } else {
-      base_ += found_;
     }
     found_ = 0;
     // Small lists use a small part of a table grown by a large one: less cache. Any part will do, because
@@ -48,8 +50,8 @@ class Dedupe {
   }
 
  private:
-  // Whether a key is new is a coin toss that no branch predictor wins, so there is no branch for it: the key is
-  // written where it would go if it were new, and an empty entry is read as if it pointed there.
+  // Whether a key is new is a coin toss that no branch predictor wins, so there is no branch for it: the key
+  // is written where it would go if it were new, and an empty entry is read as if it pointed there.
   template <bool Direct, typename Key>
   size_t number_as(std::span<const Key> keys, uint32_t* numbers, uint32_t* distinct) {
     uint32_t* entries = entries_.get();

@@ -1,7 +1,7 @@
 // The inner loops, as tables of function pointers: one table per instruction set, all giving the same bits.
 // Plain pointers and numbers only: the code behind this header is compiled once per instruction set, and any
-// inline function it shared with the rest of the program could be linked in its AVX2 form on a CPU without it.
-// Callers have checked every bound; kernels check nothing.
+// inline function it shared with the rest of the program could be linked in its AVX2 form on a CPU without
+// it. Callers have checked every bound; kernels check nothing.
 #pragma once
 
 #include <stddef.h>
@@ -45,13 +45,14 @@ struct Kernels {
   uint32_t (*max_u32)(const uint32_t* values, size_t count);
   void (*fill_initial)(float* weights, size_t dim, uint64_t row_key, float bound);
   void (*gather)(const Records& records, const uint32_t* slots, size_t count, float* out);
-  void (*update[optimizer_count])(const Records& records, const uint32_t* slots, size_t count, const float* grads,
-                                  const UpdateNumbers& numbers);
+  void (*update[optimizer_count])(const Records& records, const uint32_t* slots, size_t count,
+                                  const float* grads, const UpdateNumbers& numbers);
   void (*pool)(const Feature& feature, const float* rows, size_t bag_begin, size_t bag_end, float* matrix);
   // Adds only into offsets begin <= offset < end, so that several threads can share a table without a lock.
   void (*unpool)(const Feature& feature, const float* matrix, size_t bag_begin, size_t bag_end,
                  uint32_t offset_begin, uint32_t offset_end, float* grads);
-  // Row i is copied to target + index * dim when targets[i] = index | lookup_first, and added there otherwise.
+  // Row i is copied to target + index * dim when targets[i] = index | lookup_first, and added there
+  // otherwise.
   void (*merge_rows)(const uint32_t* targets, size_t count, size_t dim, const float* source, float* target);
   uint32_t (*crc32c)(uint32_t crc, const uint8_t* data, size_t size, const struct Crc32cTables& tables);
 };

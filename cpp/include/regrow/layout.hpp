@@ -1,6 +1,6 @@
 // Where a row lives: pure arithmetic, no directory. The Python twin is src/regrow/core/layout.py and the two
-// must agree for every row. Divisions by numbers known beforehand are multiplications by a reciprocal, because
-// routing a batch places every distinct row.
+// must agree for every row. Divisions by numbers known beforehand are multiplications by a reciprocal,
+// because routing a batch places every distinct row.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,8 @@ inline constexpr int64_t dim_max = int64_t{1} << 16;
 inline constexpr int64_t servers_max = 4096;
 
 // Divides numbers below 2^32 by a fixed divisor below 2^16, without a branch. With m = floor((2^64 - 1) / d),
-// (n + 1) * m / 2^64 falls short of (n + 1) / d by more than nothing and less than 1 / d: its floor is that of n / d.
+// (n + 1) * m / 2^64 falls short of (n + 1) / d by more than nothing and less than 1 / d: its floor is that
+// of n / d.
 class Divider {
  public:
   explicit Divider(uint32_t divisor) : divisor_(divisor), multiplier_(~uint64_t{0} / divisor) {}
@@ -85,14 +86,17 @@ class Layout {
   static uint32_t checked(int64_t servers, int64_t k, int64_t r, int64_t groups, int64_t table) {
     const auto text = [](int64_t number) { return std::to_string(number); };
     if (servers < 1 || servers > servers_max)
-      throw std::invalid_argument("servers must be between 1 and " + text(servers_max) + ", not " + text(servers));
+      throw std::invalid_argument("servers must be between 1 and " + text(servers_max) + ", not " +
+                                  text(servers));
     if (groups < 1 || servers % groups != 0)
-      throw std::invalid_argument("groups must divide servers: " + text(servers) + " servers, " + text(groups) +
-                                  " groups");
+      throw std::invalid_argument("groups must divide servers: " + text(servers) + " servers, " +
+                                  text(groups) + " groups");
     if (k < 1 || r < 0)
-      throw std::invalid_argument("k must be at least 1 and r at least 0, not k=" + text(k) + ", r=" + text(r));
+      throw std::invalid_argument("k must be at least 1 and r at least 0, not k=" + text(k) +
+                                  ", r=" + text(r));
     if (k > servers || r > servers || servers / groups < k + r)
-      throw std::invalid_argument("k + r = " + text(k + r) + " members need as many servers in a group; there are " +
+      throw std::invalid_argument("k + r = " + text(k + r) +
+                                  " members need as many servers in a group; there are " +
                                   text(servers / groups));
     if (table < 0) throw std::invalid_argument("table must not be negative, not " + text(table));
     return static_cast<uint32_t>(servers);

@@ -86,13 +86,15 @@ class Plan {
     return bag_start_.size() ? bag_start_[feature * batch_] : feature * batch_;
   }
   const RouterTables::Table& static_table(int64_t table, size_t rows_floats, size_t table_floats) const;
-  size_t float_base(size_t server, size_t table) const { return float_base_[server * tables_->tables.size() + table]; }
+  size_t float_base(size_t server, size_t table) const {
+    return float_base_[server * tables_->tables.size() + table];
+  }
 
   std::shared_ptr<const RouterTables> tables_;
   size_t batch_ = 0;
-  Buffer<uint32_t> lookups_;         // one per value, as in kernels.hpp
-  Buffer<uint32_t> bag_start_;       // empty when every bag has one id
-  std::vector<size_t> float_base_;   // [server][table]: where its rows begin
+  Buffer<uint32_t> lookups_;        // one per value, as in kernels.hpp
+  Buffer<uint32_t> bag_start_;      // empty when every bag has one id
+  std::vector<size_t> float_base_;  // [server][table]: where its rows begin
 };
 
 class Router {

@@ -58,8 +58,8 @@ class ThreadPool {
   std::atomic<int> size_{1};
   std::vector<std::thread> threads_;
   Job* job_ = nullptr;
-  std::atomic<uint32_t> bell_{0};   // rung for every job; sleepers wait on it
-  std::atomic<uint64_t> door_{0};   // epoch << 32 | open << 31 | threads inside the job
+  std::atomic<uint32_t> bell_{0};  // rung for every job; sleepers wait on it
+  std::atomic<uint64_t> door_{0};  // epoch << 32 | open << 31 | threads inside the job
   std::atomic<bool> stopping_{false};
 };
 

@@ -1,0 +1,266 @@
+// Runs every kernel on odd sizes, in every instruction set, with one thread and with several, and exits 0 if
+// the results agree with each other. Built under the address and undefined-behaviour sanitizers by
+// tests/unit/test_sanitizers.py: here memory is what is checked; values are compared with the twins in
+// Python.
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "regrow/crc32c.hpp"
+#include "regrow/dispatch.hpp"
+#include "regrow/merge.hpp"
+#include "regrow/router.hpp"
+#include "regrow/shard.hpp"
+#include "regrow/thread_pool.hpp"
+
+namespace {
+
+using namespace regrow;
+
+#define CHECK(condition)                                                           \
+  do {                                                                             \
+    if (!(condition)) {                                                            \
+      std::fprintf(stderr, "%s:%d: not so: %s\n", __FILE__, __LINE__, #condition); \
+      std::exit(1);                                                                \
+    }                                                                              \
+  } while (false)
+
+std::mt19937_64 chance(1);
+
+// Exactly as long as asked for, on the heap, so that one element too far is caught.
+template <typename T>
+struct Exact {
+  explicit Exact(size_t size) : data(new T[size]()), size(size) {}
+  std::unique_ptr<T[]> data;
+  size_t size;
+  std::span<T> span() { return {data.get(), size}; }
+};
+
+Exact<float> random_floats(size_t size) {
+  Exact<float> floats(size);
+  for (float& value : floats.span()) value = static_cast<float>(chance() % 2001) / 1000.0f - 1.0f;
+  return floats;
+}
+
+template <typename T>
+void add_bytes(std::string& digest, std::span<const T> data) {
+  digest.append(reinterpret_cast<const char*>(data.data()), data.size_bytes());
+}
+
+template <typename Error, typename Call>
+bool throws(Call&& call) {
+  try {
+    call();
+  } catch (const Error&) {
+    return true;
+  }
+  return false;
+}
+
+// ---- one thing at a time: each returns all it computed, as bytes
+
+std::string shard_digest(size_t dim) {
+  std::string digest;
+  Shard shard(5, 3, 1);
+  for (int rule = 0; rule < optimizer_count; ++rule) {
+    TableSettings settings;
+    settings.rows = 1003 + rule;
+    settings.dim = static_cast<int64_t>(dim);
+    settings.k = 2;
+    settings.r = 1;
+    settings.optimizer = static_cast<Optimizer>(rule);
+    settings.numbers.learning_rate = 0.1;
+    settings.numbers.weight_decay = dim % 2 ? 0.01 : 0.0;
+    settings.seed = 7;
+    settings.init_bound = 0.5;
+    settings.table = rule;
+    shard.add_table(settings);
+  }
+  for (int64_t step = 1; step <= 3; ++step) {
+    std::vector<int32_t> counts;
+    std::vector<uint32_t> all;
+    for (size_t t = 0; t < shard.table_count(); ++t) {
+      std::vector<uint32_t> slots(shard.slots(t));
+      std::iota(slots.begin(), slots.end(), 0u);
+      std::shuffle(slots.begin(), slots.end(), chance);
+      slots.resize(slots.size() - static_cast<size_t>(step));
+      counts.push_back(static_cast<int32_t>(slots.size()));
+      all.insert(all.end(), slots.begin(), slots.end());
+    }
+    Exact<float> grads = random_floats(all.size() * dim);
+    Exact<float> out(all.size() * dim);
+    if (step == 2) shard.assign_untouched(counts, all, grads.span());
+    shard.update(counts, all, grads.span(), step);
+    shard.gather(counts, all, out.span());
+    add_bytes<float>(digest, out.span());
+    all.back() = shard.slots(shard.table_count() - 1);
+    CHECK(throws<std::out_of_range>([&] { shard.update(counts, all, grads.span(), step); }));
+    CHECK(throws<std::invalid_argument>([&] { shard.gather(counts, all, out.span().subspan(1)); }));
+  }
+  for (size_t t = 0; t < shard.table_count(); ++t) {
+    Exact<float> records(shard.slots(t) * shard.record_floats(t));
+    shard.read_records(t, 0, shard.slots(t), records.span());
+    shard.write_records(t, 0, shard.slots(t), records.span());
+    add_bytes<float>(digest, records.span());
+    add_bytes<uint64_t>(digest, shard.touched(t));
+  }
+  return digest;
+}
+
+std::string router_digest(bool bags, int64_t servers, int64_t batch) {
+  RouterSettings settings;
+  settings.rows = {100000, 9, 50, 300};
+  settings.dims = {16, 3, 5, 33};
+  settings.k = servers == 1 ? std::vector<int64_t>{1, 1, 1, 1} : std::vector<int64_t>{2, 1, 3, 1};
+  settings.r = {0, 0, 0, 0};
+  settings.table_index = {0, 1, 2, 3};
+  settings.mean_pooling = {false, false, true, false};
+  settings.feature_tables = {0, 2, 0, 3};
+  settings.static_tables = {1};
+  settings.servers = servers;
+  Router router(settings);
+  std::string digest;
+  for (int repeat = 0; repeat < 3; ++repeat) {
+    std::vector<int32_t> lengths;
+    std::vector<int64_t> values;
+    for (const int64_t table : settings.feature_tables)
+      for (int64_t sample = 0; sample < batch; ++sample) {
+        lengths.push_back(bags ? static_cast<int32_t>(chance() % 4) : 1);
+        for (int32_t i = 0; i < lengths.back(); ++i)
+          values.push_back(static_cast<int64_t>(chance() % static_cast<uint64_t>(settings.rows[table])));
+      }
+    std::optional<std::span<const int32_t>> given;
+    if (bags) given = lengths;
+    const Plan plan = router.plan(values, given, batch);
+    Exact<float> rows = random_floats(static_cast<size_t>(plan.floats()));
+    Exact<float> pooled(static_cast<size_t>(batch) * plan.tables().width);
+    Exact<float> grads(rows.size);
+    Exact<float> dense(27);
+    plan.pool(rows.span(), pooled.span());
+    plan.unpool(pooled.span(), grads.span());
+    plan.static_get(1, rows.span(), dense.span());
+    plan.static_put(1, dense.span(), grads.span());
+    add_bytes<int32_t>(digest, plan.counts);
+    add_bytes<uint32_t>(digest, plan.slots.span());
+    add_bytes<float>(digest, pooled.span());
+    add_bytes<float>(digest, grads.span());
+    if (!values.empty()) {
+      values.back() = 100000;  // too large for every table
+      CHECK(throws<std::out_of_range>([&] { router.plan(values, given, batch); }));
+    }
+  }
+  return digest;
+}
+
+std::string merge_digest() {
+  const std::vector<int32_t> dims = {16, 5, 64};
+  std::vector<std::vector<int32_t>> counts;
+  std::vector<std::vector<uint32_t>> slots;
+  std::vector<Exact<float>> grads;
+  std::vector<PushView> parts;
+  for (int part = 0; part < 4; ++part) {
+    counts.push_back({});
+    slots.push_back({});
+    size_t floats = 0;
+    for (const int32_t dim : dims) {
+      counts.back().push_back(static_cast<int32_t>(chance() % 50));
+      floats += static_cast<size_t>(counts.back().back() * dim);
+      for (int32_t i = 0; i < counts.back().back(); ++i) slots.back().push_back(chance() % 60);
+    }
+    grads.push_back(random_floats(floats));
+  }
+  for (size_t part = 0; part < counts.size(); ++part)
+    parts.push_back({counts[part], slots[part], grads[part].span()});
+  const MergedPush merged = merge_pushes(dims, parts);
+  std::string digest;
+  add_bytes<int32_t>(digest, merged.counts);
+  add_bytes<uint32_t>(digest, merged.slots.span());
+  add_bytes<float>(digest, merged.grads.span());
+  return digest;
+}
+
+std::string crc_digest() {
+  std::string digest;
+  for (const size_t size : {0, 1, 7, 8, 9, 63, 3071, 3072, 3073, 10000}) {
+    Exact<uint8_t> data(size);
+    for (uint8_t& byte : data.span()) byte = static_cast<uint8_t>(chance());
+    digest += std::to_string(crc32c(data.span())) + " ";
+  }
+  return digest;
+}
+
+// Numbers run out after four thousand million keys; a table that starts near the end must start over
+// unnoticed.
+void dedupe_wraps() {
+  Dedupe dedupe(UINT32_MAX - 1000);
+  for (int list = 0; list < 100; ++list) {
+    std::vector<uint32_t> keys(100);
+    for (uint32_t& key : keys) key = chance() % 150;
+    Exact<uint32_t> numbers(keys.size());
+    Exact<uint32_t> distinct(keys.size());
+    dedupe.begin(keys.size(), list % 2 ? 150 : uint64_t{1} << 32);
+    CHECK(dedupe.number(std::span<const uint32_t>(keys), numbers.data.get(), distinct.data.get()) ==
+          keys.size());
+    uint32_t seen = 0;
+    for (size_t i = 0; i < keys.size(); ++i) {
+      const uint32_t number = numbers.data[i] & lookup_offset;
+      CHECK(distinct.data[number] == keys[i]);
+      CHECK((number == seen) == ((numbers.data[i] & lookup_first) != 0));
+      seen += number == seen;
+    }
+    CHECK(seen == dedupe.found());
+  }
+}
+
+// Callers that find the pool busy work alone, and the pool may change size between their jobs.
+void pool_is_shared() {
+  ThreadPool& pool = ThreadPool::shared();
+  std::vector<std::thread> callers;
+  for (int caller = 0; caller < 3; ++caller)
+    callers.emplace_back([&pool, caller] {
+      for (size_t tasks = 0; tasks < 200; ++tasks) {
+        std::vector<int> done(tasks);
+        pool.parallel_for(tasks,
+                          [&](size_t task, size_t lane) { done[task] += lane < threads_max ? 1 : 100; });
+        for (const int times : done) CHECK(times == 1);
+        if (caller == 0 && tasks % 50 == 0) pool.resize(2 + static_cast<int>(tasks / 50));
+      }
+    });
+  for (std::thread& caller : callers) caller.join();
+}
+
+std::string all_digests() {
+  chance.seed(5);
+  std::string digest;
+  for (const size_t dim : {1, 7, 8, 16, 33, 64, 128}) digest += shard_digest(dim);
+  for (const bool bags : {false, true})
+    for (const int64_t servers : {1, 3, 7})
+      for (const int64_t batch : {0, 1, 200}) digest += router_digest(bags, servers, batch);
+  return digest + merge_digest() + crc_digest();
+}
+
+}  // namespace
+
+int main() {
+  dedupe_wraps();
+  pool_is_shared();
+  const std::string best = kernels().name;
+  std::string first;
+  for (const std::string& level : {std::string("portable"), best})
+    for (const int threads : {1, 3}) {
+      set_simd(level);
+      ThreadPool::shared().resize(threads);
+      const std::string digest = all_digests();
+      if (first.empty()) first = digest;
+      CHECK(digest == first);
+    }
+  ThreadPool::shared().resize(1);
+  std::printf("%zu bytes agree\n", first.size());
+  return 0;
+}

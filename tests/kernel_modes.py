@@ -1,0 +1,33 @@
+"""The ways the kernels can run: every instruction set this CPU has, with one thread and with three.
+
+All of them must give the same bits, so a test compares its kernel with its twin in each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from regrow import _core
+
+
+class Mode(NamedTuple):
+    simd: str
+    threads: int
+
+
+LEVELS = ["portable"] if _core.simd_level() == "portable" else ["portable", "avx2"]
+MODES = [Mode(simd, threads) for simd in LEVELS for threads in (1, 3)]
+
+
+@contextmanager
+def running(mode: Mode) -> Iterator[None]:
+    before = Mode(_core.simd_level(), _core.get_threads())
+    _core.set_simd(mode.simd)
+    _core.set_threads(mode.threads)
+    try:
+        yield
+    finally:
+        _core.set_simd(before.simd)
+        _core.set_threads(before.threads)
