@@ -23,8 +23,7 @@ size_t Arena::rounded(size_t bytes) {
 Arena::Arena(size_t bytes) : data_(nullptr), bytes_(rounded(bytes ? bytes : 1)) {
   const bool huge = bytes_ >= huge_page;
   const size_t asked = huge ? bytes_ + huge_page : bytes_;  // room to begin on a huge page
-  void* got =
-      mmap(nullptr, asked, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* got = mmap(nullptr, asked, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (got == MAP_FAILED)
     throw OutOfMemory("the system refused " + std::to_string(bytes_) +
                       " bytes for the rows of a table; use more servers, a smaller table or a smaller dim");

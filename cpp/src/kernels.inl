@@ -21,7 +21,7 @@ typedef float Lanes __attribute__((vector_size(32)));
 constexpr size_t line_floats = 16;
 
 // How far ahead rows are requested: enough lines in flight to cover a miss to memory, in whole rows.
-constexpr size_t lines_ahead = 48;
+constexpr size_t lines_ahead = 96;
 constexpr size_t rows_ahead_min = 4;
 constexpr size_t rows_ahead_max = 16;
 
@@ -73,7 +73,30 @@ void fill_initial(float* weights, size_t dim, uint64_t row_key, float bound) {
 
 // ---- gather
 
-template <size_t Dim>
+#if defined(__SSE2__)
+typedef float Quarter __attribute__((vector_size(16)));
+
+// Past the caches, straight to memory: spares reading lines that are about to be overwritten whole.
+REGROW_INLINE void stream_row(float* target, const float* source, size_t dim) {
+  for (size_t i = 0; i < dim; i += 4) {
+    Quarter part;
+    memcpy(&part, source + i, sizeof part);
+    __builtin_ia32_movntps(target + i, part);
+  }
+}
+REGROW_INLINE bool can_stream(const float* target, size_t dim) {
+  return reinterpret_cast<uintptr_t>(target) % sizeof(Quarter) == 0 && dim % 4 == 0;
+}
+REGROW_INLINE void end_stream() { __builtin_ia32_sfence(); }  // before another thread is told of the rows
+#else
+REGROW_INLINE void stream_row(float* target, const float* source, size_t dim) {
+  memcpy(target, source, dim * sizeof(float));
+}
+REGROW_INLINE bool can_stream(const float*, size_t) { return false; }
+REGROW_INLINE void end_stream() {}
+#endif
+
+template <size_t Dim, bool Stream>
 void gather_dim(const Records& records, const uint32_t* slots, size_t count, float* out) {
   const size_t dim = length<Dim>(records.dim);
   const size_t ahead = rows_ahead(dim);
@@ -82,19 +105,30 @@ void gather_dim(const Records& records, const uint32_t* slots, size_t count, flo
   for (size_t i = 0; i < count && i < ahead; ++i) prefetch_read(base + slots[i] * stride, dim);
   for (size_t i = 0; i < count; ++i) {
     if (i + ahead < count) prefetch_read(base + slots[i + ahead] * stride, dim);
-    memcpy(out + i * dim, base + slots[i] * stride, dim * sizeof(float));
+    const float* row = base + slots[i] * stride;
+    if constexpr (Stream)
+      stream_row(out + i * dim, row, dim);
+    else
+      memcpy(out + i * dim, row, dim * sizeof(float));
+  }
+  if constexpr (Stream) end_stream();
+}
+
+template <bool Stream>
+void gather_as(const Records& records, const uint32_t* slots, size_t count, float* out) {
+  switch (records.dim) {
+    case 8: return gather_dim<8, Stream>(records, slots, count, out);
+    case 16: return gather_dim<16, Stream>(records, slots, count, out);
+    case 32: return gather_dim<32, Stream>(records, slots, count, out);
+    case 64: return gather_dim<64, Stream>(records, slots, count, out);
+    case 128: return gather_dim<128, Stream>(records, slots, count, out);
+    default: return gather_dim<0, Stream>(records, slots, count, out);
   }
 }
 
-void gather(const Records& records, const uint32_t* slots, size_t count, float* out) {
-  switch (records.dim) {
-    case 8: return gather_dim<8>(records, slots, count, out);
-    case 16: return gather_dim<16>(records, slots, count, out);
-    case 32: return gather_dim<32>(records, slots, count, out);
-    case 64: return gather_dim<64>(records, slots, count, out);
-    case 128: return gather_dim<128>(records, slots, count, out);
-    default: return gather_dim<0>(records, slots, count, out);
-  }
+void gather(const Records& records, const uint32_t* slots, size_t count, float* out, bool past_caches) {
+  if (past_caches && can_stream(out, records.dim)) return gather_as<true>(records, slots, count, out);
+  gather_as<false>(records, slots, count, out);
 }
 
 // ---- optimizers
@@ -243,11 +277,13 @@ void pool_dim(const Feature& feature, const float* rows, size_t bag_begin, size_
       memset(out, 0, dim * sizeof(float));
       continue;
     }
-    memcpy(out, rows + (lookups[begin] & lookup_offset), dim * sizeof(float));
-    for (size_t l = begin + 1; l < end; ++l) {
+    for (size_t l = begin; l < end; ++l) {
       if (l + lookups_ahead < last) prefetch_read(rows + (lookups[l + lookups_ahead] & lookup_offset), dim);
       const float* __restrict row = rows + (lookups[l] & lookup_offset);
-      for (size_t c = 0; c < dim; ++c) out[c] += row[c];
+      if (l == begin)
+        memcpy(out, row, dim * sizeof(float));
+      else
+        for (size_t c = 0; c < dim; ++c) out[c] += row[c];
     }
     if (feature.mean && end - begin > 1) {
       const float size = static_cast<float>(end - begin);
@@ -296,12 +332,16 @@ void unpool_dim(const Feature& feature, const float* matrix, size_t bag_begin, s
     }
     return;
   }
+  const size_t last = feature.bag_start[bag_end];
   for (size_t bag = bag_begin; bag < bag_end; ++bag) {
     const size_t begin = feature.bag_start[bag];
     const size_t end = feature.bag_start[bag + 1];
     const float size = feature.mean ? static_cast<float>(end - begin) : 1.0f;
-    for (size_t l = begin; l < end; ++l)
+    for (size_t l = begin; l < end; ++l) {
+      if (l + lookups_ahead < last && ours(lookups[l + lookups_ahead]))
+        prefetch_write(grads + (lookups[l + lookups_ahead] & lookup_offset), dim);
       if (ours(lookups[l])) add_row(lookups[l], matrix + bag * stride, dim, size, grads);
+    }
   }
 }
 

@@ -101,7 +101,8 @@ struct Router::Placed {
   uint32_t rank;  // number among the table's rows on that server
 };
 
-// The arrays one plan is made with. The part of a table has room for as many rows as it has lookups.
+// The arrays a plan is made with, kept from plan to plan. A table's part has room for as many rows as it has
+// lookups.
 struct Router::Work {
   std::vector<size_t> table_begin;  // where each table's part begins
   std::vector<uint32_t> table_distinct;
@@ -112,7 +113,11 @@ struct Router::Work {
 };
 
 Router::Router(const RouterSettings& settings)
-    : tables_(std::make_shared<const RouterTables>(settings)), lanes_(threads_max) {}
+    : tables_(std::make_shared<const RouterTables>(settings)),
+      work_(std::make_unique<Work>()),
+      lanes_(threads_max) {}
+
+Router::~Router() = default;
 
 void Router::find_bags(Plan& plan, std::span<const int64_t> values,
                        std::optional<std::span<const int32_t>> lengths, int64_t batch) const {
@@ -150,6 +155,8 @@ void Router::find_bags(Plan& plan, std::span<const int64_t> values,
                                 std::to_string(std::min(total, values.size())) + "; there are " +
                                 std::to_string(values.size()) + " values");
   plan.bag_start_[bags] = static_cast<uint32_t>(total);
+  // Bags of one id each are usual, and cheaper when said so.
+  if (std::ranges::all_of(*lengths, [](int32_t length) { return length == 1; })) plan.bag_start_ = {};
 }
 
 // Numbers the table's distinct rows and places them.
@@ -241,43 +248,49 @@ void Router::place_table(Plan& plan, const Work& work, size_t t) const {
   }
 }
 
-Plan Router::plan(std::span<const int64_t> values, std::optional<std::span<const int32_t>> lengths,
-                  int64_t batch) {
-  std::lock_guard lock(mutex_);
+// Makes room, and counts the rows of static tables.
+void Router::begin_plan(Plan& plan, Work& work, size_t lookups) const {
   const std::vector<RouterTables::Table>& tables = tables_->tables;
-  Plan plan;
   plan.tables_ = tables_;
-  find_bags(plan, values, lengths, batch);
-  plan.lookups = static_cast<int64_t>(values.size());
-  plan.lookups_ = Buffer<uint32_t>(values.size());
+  plan.lookups = static_cast<int64_t>(lookups);
+  plan.lookups_ = Buffer<uint32_t>(lookups);
   plan.counts.assign(tables_->servers * tables.size(), 0);
-
-  Work work;
-  work.table_begin.push_back(0);
+  work.table_begin.assign(1, 0);
+  work.table_distinct.assign(tables.size(), 0);
+  work.wrong.assign(tables.size(), Wrong());
+  if (work.distinct.size() < lookups) {
+    work.distinct = Buffer<uint32_t>(lookups);
+    work.placed = Buffer<Placed>(lookups);
+  }
   for (size_t t = 0; t < tables.size(); ++t) {
-    size_t lookups = 0;
-    for (const uint32_t f : tables[t].features) lookups += plan.feature_begin(f + 1) - plan.feature_begin(f);
-    work.table_begin.push_back(work.table_begin.back() + lookups);
+    size_t room = 0;
+    for (const uint32_t f : tables[t].features) room += plan.feature_begin(f + 1) - plan.feature_begin(f);
+    work.table_begin.push_back(work.table_begin.back() + room);
     for (size_t s = 0; s < tables_->servers && tables[t].is_static; ++s)
       plan.counts[s * tables.size() + t] = tables[t].server_counts[s];
   }
-  work.table_distinct.assign(tables.size(), 0);
-  work.distinct = Buffer<uint32_t>(work.table_begin.back());
-  work.placed = Buffer<Placed>(work.table_begin.back());
-  work.wrong.resize(tables.size());
+}
 
+Plan Router::plan(std::span<const int64_t> values, std::optional<std::span<const int32_t>> lengths,
+                  int64_t batch) {
+  std::lock_guard lock(mutex_);
+  Work& work = *work_;
+  Plan plan;
+  find_bags(plan, values, lengths, batch);
+  begin_plan(plan, work, values.size());
   ThreadPool& pool = ThreadPool::shared();
-  pool.parallel_for(tables.size(), [&](size_t t, size_t lane) { number_table(plan, work, values, t, lane); });
+  const size_t tables = tables_->tables.size();
+  pool.parallel_for(tables, [&](size_t t, size_t lane) { number_table(plan, work, values, t, lane); });
   Wrong wrong;
   for (const Wrong& found : work.wrong)
     if (found.index < wrong.index) wrong = found;
   if (wrong.index != SIZE_MAX)
-    throw std::out_of_range("feature " + std::to_string(wrong.feature) + ", position " +
-                            std::to_string(wrong.position) + ": id " + text(wrong.id) +
-                            " is out of range; its table has " +
-                            std::to_string(tables[tables_->feature_tables[wrong.feature]].rows) + " rows");
+    throw std::out_of_range(
+        "feature " + std::to_string(wrong.feature) + ", position " + std::to_string(wrong.position) +
+        ": id " + text(wrong.id) + " is out of range; its table has " +
+        std::to_string(tables_->tables[tables_->feature_tables[wrong.feature]].rows) + " rows");
   lay_out(plan, work);
-  pool.parallel_for(tables.size(), [&](size_t t, size_t) { place_table(plan, work, t); });
+  pool.parallel_for(tables, [&](size_t t, size_t) { place_table(plan, work, t); });
   return plan;
 }
 

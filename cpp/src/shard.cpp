@@ -16,6 +16,8 @@ namespace {
 // are running most of the time.
 constexpr size_t rows_per_task = 512;
 constexpr size_t floats_per_task = 1 << 18;
+// Rows read into more than this (a quarter of a usual last-level cache) are written past the caches.
+constexpr size_t cached_bytes_max = 8 << 20;
 
 std::string text(int64_t number) { return std::to_string(number); }
 
@@ -195,8 +197,9 @@ void Shard::gather(std::span<const int32_t> counts, std::span<const uint32_t> sl
                    std::span<float> out) const {
   check_call(counts, slots, out.size());
   const Kernels& kernel = kernels();
+  const bool past_caches = out.size_bytes() >= cached_bytes_max;
   for_runs(counts, slots, [&](const Run& run) {
-    kernel.gather(run.table.records, run.slots, run.count, out.data() + run.float_begin);
+    kernel.gather(run.table.records, run.slots, run.count, out.data() + run.float_begin, past_caches);
   });
 }
 

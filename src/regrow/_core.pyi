@@ -33,7 +33,7 @@ def set_threads(n: int) -> None:
 def tune_malloc() -> None:
     """Lets the process keep its large buffers from step to step. For the main of a process."""
 
-def crc32c(data: Buffer, seed: int = 0) -> int:
+def crc32c(data: Buffer | npt.NDArray[Any], seed: int = 0) -> int:
     """CRC-32C of a buffer; the seed is the checksum of what came before it."""
 
 def shard_bytes(rows: int, dim: int, k: int, r: int, groups: int, servers: int, optimizer: str) -> int:

@@ -8,6 +8,7 @@ pushes and compares exact values. Memory is read from /proc before and after.
 
 from __future__ import annotations
 
+import contextlib
 import random
 import socket
 from collections import Counter
@@ -91,10 +92,8 @@ class Peer:
         self.reader = FrameReader(limits=LIMITS)
 
     def send(self, data: bytes) -> None:
-        try:
+        with contextlib.suppress(ConnectionError):  # closed on us already: that is an answer too
             self.socket.sendall(data)
-        except ConnectionError:
-            pass  # closed on us already: that is an answer too
 
     def receive(self) -> list[Message] | None:
         """What came next; None when the other side has closed."""
@@ -106,10 +105,8 @@ class Peer:
 
     def finish(self) -> list[Message]:
         """Says that nothing more will come; the other side must then end it in time, whatever it got."""
-        try:
+        with contextlib.suppress(OSError):
             self.socket.shutdown(socket.SHUT_WR)
-        except OSError:
-            pass
         said: list[Message] = []
         while (more := self.receive()) is not None:
             said += more

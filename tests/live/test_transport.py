@@ -63,10 +63,8 @@ def run(request: pytest.FixtureRequest) -> Callable[[Awaitable[None]], None]:
 
     def runner(main: Any) -> None:
         loop = asyncio.new_event_loop() if request.param == "asyncio" else new_event_loop()
-        try:
-            loop.run_until_complete(asyncio.wait_for(main, 3 * SECONDS_MAX))
-        finally:
-            loop.close()
+        loop.run_until_complete(asyncio.wait_for(main, 3 * SECONDS_MAX))
+        loop.close()  # after a failure it would wait for the sockets that were left open
 
     return runner
 

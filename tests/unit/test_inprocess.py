@@ -91,6 +91,13 @@ def test_records_are_read_and_written_in_row_order(servers: int, k: int) -> None
     assert np.array_equal(client.records(0, 0, 23), expected)
     assert np.array_equal(client.records(0, 9, 2), expected[9:11])
     assert client.records(0, 5, 0).shape == (0, 4)
+    # In requests of one, two or three rows it is the same, and no server is asked for more.
+    for records_bytes_max in (1, 32, 48):
+        client.records_bytes_max = records_bytes_max
+        client.write_records(0, 7, written[::-1])
+        assert np.array_equal(client.records(0, 7, 10), written[::-1])
+        client.write_records(0, 7, written)
+        assert np.array_equal(client.records(0, 0, 23), expected)
 
 
 def test_assigned_weights_stay_until_touched() -> None:
@@ -136,6 +143,8 @@ def test_a_worker_that_comes_back_goes_on_counting() -> None:
     after.drain(timeout_seconds=0)
     assert after.pushes == 3
     assert weights_of(after)[0].tolist() == [-3, -3]
+    with pytest.raises(ConnectionLost, match="a newer incarnation of W0 is at work"):
+        before.pull(plan_of(of, [[0]]), step=3).wait(0)
 
 
 # --- Synchronous mode ---

@@ -123,6 +123,24 @@ def test_many_rows_in_every_mode() -> None:
     assert all(result == results[0] for result in results)
 
 
+@pytest.mark.parametrize("dim", [64, 50, 7])
+def test_outputs_larger_than_the_caches(dim: int) -> None:
+    """They are written in another way, where dim and alignment allow; also one float off a cache line."""
+    shard = _core.Shard(1, 0)
+    shard.add_table(rows=3000, dim=dim, optimizer="sgd", learning_rate=0.1, seed=1, init_bound=0.1, table=0)
+    records = records_of(shard, 0)[:, :dim]
+    count = (9 << 20) // (4 * dim)
+    slots = np.random.default_rng(0).integers(0, 3000, count, np.uint32)
+    for mode in MODES:
+        for offset in (0, 1):
+            memory = np.zeros(offset + count * dim + 1, np.float32)
+            out = memory[offset:-1].reshape(count, dim)
+            with running(mode):
+                shard.gather(np.array([count], np.int32), slots, out)
+            assert (out == records[slots]).all()
+            assert memory[-1] == 0
+
+
 # ---- initial values
 
 
@@ -201,7 +219,7 @@ def test_a_large_table_is_copied_by_several_threads() -> None:
 
 
 def call_with(**changes: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    given = dict(counts=[2, 0, 1, 1], slots=[0, 1, 2, 3], floats=2 * 16 + 1 + 64) | changes
+    given: dict[str, Any] = dict(counts=[2, 0, 1, 1], slots=[0, 1, 2, 3], floats=2 * 16 + 1 + 64) | changes
     return (
         np.array(given["counts"], np.int32),
         np.array(given["slots"], np.uint32),
@@ -314,7 +332,9 @@ def test_wrong_ranges_are_refused(
 )
 def test_wrong_tables_are_refused(changes: dict[str, Any], message: str) -> None:
     shard = _core.Shard(5, 0)
-    given = dict(rows=9, dim=3, k=1, r=0, optimizer="sgd", learning_rate=0.1, seed=1, init_bound=0.1, table=0)
+    given: dict[str, Any] = dict(
+        rows=9, dim=3, k=1, r=0, optimizer="sgd", learning_rate=0.1, seed=1, init_bound=0.1, table=0
+    )
     with pytest.raises(ValueError, match=message):
         shard.add_table(**(given | changes))
     assert shard.table_count == 0

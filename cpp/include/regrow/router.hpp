@@ -102,6 +102,7 @@ class Router {
   explicit Router(const RouterSettings& settings);
   Router(const Router&) = delete;
   Router& operator=(const Router&) = delete;
+  ~Router();
 
   const RouterTables& tables() const { return *tables_; }
 
@@ -114,6 +115,7 @@ class Router {
   struct Work;
   void find_bags(Plan& plan, std::span<const int64_t> values, std::optional<std::span<const int32_t>> lengths,
                  int64_t batch) const;
+  void begin_plan(Plan& plan, Work& work, size_t lookups) const;
   void number_table(Plan& plan, Work& work, std::span<const int64_t> values, size_t table, size_t lane);
   void lay_out(Plan& plan, Work& work) const;
   void place_table(Plan& plan, const Work& work, size_t table) const;
@@ -124,6 +126,7 @@ class Router {
     Dedupe dedupe;
     std::vector<uint32_t> ranks;
   };
+  std::unique_ptr<Work> work_;
   std::vector<Lane> lanes_;
 };
 

@@ -3,7 +3,7 @@
 A pull or push names a **plan**: which slots of which server, and where their rows lie in one flat buffer
 (server after server). Rows are received straight into that buffer and gradients are sent straight out of
 another one of the same shape. The worker is the redo log: a push is kept until every server has said it is
-durable, and `redo_bytes` tells the driver when to wait. In synchronous mode the pull for step t + 1 leaves
+durable, and `redo_bytes` says how much that is. In synchronous mode the pull for step t + 1 leaves
 only after every server has staged the push of step t.
 """
 

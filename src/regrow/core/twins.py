@@ -18,6 +18,7 @@ from regrow.core.layout import Layout
 F32 = npt.NDArray[np.float32]
 U32 = npt.NDArray[np.uint32]
 I32 = npt.NDArray[np.int32]
+Numbers = Sequence[int] | npt.NDArray[Any]
 
 OPTIMIZERS = ("sgd", "momentum", "adagrad", "rowwise_adagrad", "adam", "partial_rowwise_adam")
 _f = np.float32
@@ -230,7 +231,7 @@ class RouterTwin:
     servers: int
     groups: int = 1
 
-    def plan(self, values: Sequence[int], lengths: Sequence[int] | None, batch: int) -> PlanTwin:
+    def plan(self, values: Numbers, lengths: Numbers | None, batch: int) -> PlanTwin:
         sizes = lengths if lengths is not None else [1] * (len(self.feature_tables) * batch)
         wanted: list[dict[int, None]] = [{} for _ in self.rows]  # a dict keeps the order of first occurrence
         bags: list[list[list[int]]] = []

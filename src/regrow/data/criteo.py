@@ -11,9 +11,9 @@ from __future__ import annotations
 import gzip
 import zlib
 from collections.abc import Iterator, Sequence
+from io import BufferedReader
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -100,12 +100,8 @@ class CriteoDataset:
     def train_rows_total(self) -> int:
         return self.train_rows * self.epochs
 
-    def train_batches(
-        self, *, batch: int, worker: int, workers: int, start: Position | None = None
-    ) -> Iterator[Batch]:
-        plan = checked_plan(
-            rows=self.train_rows, epochs=self.epochs, batch=batch, worker=worker, workers=workers
-        )
+    def train_batches(self, *, batch: int, worker: int, workers: int, start: Position | None = None) -> Iterator[Batch]:
+        plan = checked_plan(rows=self.train_rows, epochs=self.epochs, batch=batch, worker=worker, workers=workers)
         index = start_index(start, plan=plan, worker=worker, workers=workers)
         offset = None
         if start is not None and index < plan.batch_count:
@@ -206,18 +202,14 @@ class CriteoDataset:
         self._note_run(lines, samples)
         # One id per feature and sample, feature-major; a copy only where bad lines left a gap.
         values = (ids if samples == count else np.ascontiguousarray(ids[:, :samples])).reshape(-1)
-        return Batch(
-            dense=dense[:samples], values=values, lengths=None, labels=labels[:samples], position=position
-        )
+        return Batch(dense=dense[:samples], values=values, lengths=None, labels=labels[:samples], position=position)
 
     def _note_bad(self, error: tuple[int, int, str], first: int, *, bad: int) -> None:
         """Raises for the first bad line, or counts it with the others when they are to be skipped."""
         line, field, reason = error
         message = f"{self.path}, line {first + line + 1}{_field_name(field)}: {reason}"
         if not self.skip_bad_lines:
-            raise DataError(
-                message, hint="Mend the line, or leave such lines out and count them: skip_bad_lines."
-            )
+            raise DataError(message, hint="Mend the line, or leave such lines out and count them: skip_bad_lines.")
         self.bad_lines += bad
         self.bad_line_first = self.bad_line_first or message
 
@@ -302,7 +294,7 @@ class _Lines:
 
     def _read(self, target: memoryview) -> int:
         try:
-            return cast(int, self._file.readinto(target))  # type: ignore[attr-defined]
+            return self._file.readinto(target)
         except EOFError as error:
             raise DataError(
                 f"{self.path} is cut off: its gzip stream ends too early, after line {self.line}"
@@ -336,7 +328,7 @@ class _Lines:
         self.offset = offset
 
 
-def _open(path: Path) -> BinaryIO:
+def _open(path: Path) -> BufferedReader | gzip.GzipFile:
     """A file's uncompressed bytes. The content decides whether it is gzip; the name may not contradict."""
     try:
         file = path.open("rb")
@@ -352,7 +344,7 @@ def _open(path: Path) -> BinaryIO:
         if not magic:
             raise DataError(f"{path} is empty")
         if magic == _GZIP_MAGIC:
-            return cast(BinaryIO, _OwningGzip(file))
+            return _OwningGzip(file)
         if path.suffix == ".gz":
             raise DataError(f"{path} is named .gz, but is not gzip-compressed")
     except BaseException:
@@ -364,7 +356,7 @@ def _open(path: Path) -> BinaryIO:
 class _OwningGzip(gzip.GzipFile):
     """A gzip stream that closes the file it was given, which GzipFile leaves open."""
 
-    def __init__(self, file: BinaryIO) -> None:
+    def __init__(self, file: BufferedReader) -> None:
         super().__init__(fileobj=file, mode="rb")
         self._file_owned = file
 

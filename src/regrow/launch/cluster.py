@@ -67,13 +67,15 @@ class LocalCluster:
         self._watcher.start()
 
     def client(self, job: JobSpec, *, worker: int = 0, redo_bytes_max: int = 64 * MIB) -> Client:
-        """Connects a worker. The first one's job decides the tables; they are in memory when this returns."""
+        """Connects a worker. The first one's job decides the tables; they are in memory when this returns.
+        A second client of the same worker takes its place."""
         if self._failure is not None:
             raise self._failure
         assert self._coordinator is not None
+        incarnation = sum(known.identity.id == worker for known in self._clients)
         try:
             client = SocketClient(
-                identity=Identity(role="worker", id=worker),
+                identity=Identity(role="worker", id=worker, incarnation=incarnation),
                 token=bytes.fromhex(self._token),
                 coordinator=self._coordinator,
                 job=job,

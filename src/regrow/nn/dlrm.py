@@ -67,7 +67,7 @@ class DLRM(nn.Module):
                 f"tables of width {self.dim} need [{dense.shape[0]}, {self.tables * self.dim}]"
             )
         bottom = self.bottom(dense)
-        crossed = Interaction.apply(bottom, embeddings, self.pair_index, self.gradient_index)  # type: ignore[no-untyped-call]
+        crossed = Interaction.apply(bottom, embeddings, self.pair_index, self.gradient_index)
         logits: Tensor = self.top(crossed).squeeze(1)
         return logits
 

@@ -12,6 +12,7 @@ import asyncio
 import hashlib
 import logging
 import threading
+from collections.abc import Iterator
 from concurrent.futures import Future
 from typing import Any
 
@@ -46,7 +47,7 @@ from regrow.runtime.transport import Endpoint
 
 log = logging.getLogger("regrow.client")
 
-DUMP_CHUNK_BYTES = 8 << 20
+RECORDS_BYTES_MAX = 8 << 20  # per request; too large: servers make everybody else wait for one reply
 RECORD_PADDING_FLOATS = 4  # as servers pad their records
 
 
@@ -73,8 +74,11 @@ class Ticket:
 class Client:
     """Calls a worker makes. Subclasses say how an event reaches the session and a message its server."""
 
-    def __init__(self, job: JobSpec, *, redo_bytes_max: int) -> None:
+    def __init__(
+        self, job: JobSpec, *, redo_bytes_max: int, records_bytes_max: int = RECORDS_BYTES_MAX
+    ) -> None:
         self.job = job
+        self.records_bytes_max = records_bytes_max
         self.redo_bytes_max = redo_bytes_max
         self.session = Session()
         self.pushes = 0
@@ -125,29 +129,41 @@ class Client:
 
     def records(self, table: int, row_first: int, row_count: int) -> Float32Array:
         """Whole records (weights, then optimizer state, unpadded) of consecutive rows, in row order."""
-        spec = self.job.tables[table]
+        out = np.empty((row_count, self.job.tables[table].record_floats), np.float32)
+        for part in self._parts(table, row_count):
+            self._read(table, row_first + part.start, out[part])
+        return out
+
+    def write_records(self, table: int, row_first: int, records: Float32Array) -> None:
+        """Replaces whole records of consecutive rows, as `records` gives them."""
+        for part in self._parts(table, len(records)):
+            self._write(table, row_first + part.start, records[part])
+
+    def _parts(self, table: int, row_count: int) -> Iterator[slice]:
+        """Cuts rows into requests that no server finds too large."""
+        size = max(1, self.records_bytes_max // (4 * _padded(self.job.tables[table].record_floats)))
+        for start in range(0, row_count, size):
+            yield slice(start, min(start + size, row_count))
+
+    def _read(self, table: int, row_first: int, out: Float32Array) -> None:
         asked: list[tuple[Any, Any, Future[Any]]] = []
-        for server, mine, slots in self._placed(table, row_first, row_count):
+        for server, mine, slots in self._placed(table, row_first, len(out)):
             request, answered = self._expect()
             first, count = int(slots.min()), int(slots.max() - slots.min()) + 1
             self._submit(
                 DumpWanted(request=request, server=server, table=table, slot_first=first, slot_count=count)
             )
             asked.append((mine, slots - first, answered))
-        out = np.empty((row_count, spec.record_floats), np.float32)
         for mine, within, answered in asked:
             records = answered.result().reshape(int(within.max()) + 1, -1)
-            out[mine] = records[within, : spec.record_floats]
-        return out
+            out[mine] = records[within, : out.shape[1]]
 
-    def write_records(self, table: int, row_first: int, records: Float32Array) -> None:
-        """Replaces whole records of consecutive rows, as `records` gives them."""
+    def _write(self, table: int, row_first: int, records: Float32Array) -> None:
         floats = records.shape[1]
-        padded = -(-floats // RECORD_PADDING_FLOATS) * RECORD_PADDING_FLOATS
         asked: list[Future[Any]] = []
         for server, mine, slots in self._placed(table, row_first, len(records)):
             request, answered = self._expect()
-            part = np.zeros((mine.size, padded), np.float32)
+            part = np.zeros((mine.size, _padded(floats)), np.float32)
             part[:, :floats] = records[mine]
             wanted = LoadWanted(
                 request=request,
@@ -175,9 +191,8 @@ class Client:
         sha = hashlib.sha256()
         for index, table in enumerate(self.job.tables):
             sha.update(f"{table.name}:{table.rows}:{table.dim}:{table.optimizer.kind}\n".encode())
-            chunk = max(1, DUMP_CHUNK_BYTES // (4 * table.record_floats))
-            for first in range(0, table.rows, chunk):
-                sha.update(self.records(index, first, min(chunk, table.rows - first)).data)
+            for part in self._parts(index, table.rows):
+                sha.update(self.records(index, part.start, part.stop - part.start).data)
         return sha.hexdigest()
 
     def close(self) -> None:
@@ -280,7 +295,9 @@ class SocketClient(Client):
         section_bytes_max: int,
         open_seconds_max: float | None = None,
     ) -> None:
-        super().__init__(job, redo_bytes_max=redo_bytes_max)
+        # Half, because the slots of some rows may have others between them.
+        records_bytes_max = min(RECORDS_BYTES_MAX, section_bytes_max // 2)
+        super().__init__(job, redo_bytes_max=redo_bytes_max, records_bytes_max=records_bytes_max)
         self.identity = identity
         self._token = token
         self._coordinator = coordinator
@@ -370,6 +387,10 @@ class SocketClient(Client):
             return None
         place = self.session.destination(peer, meta[0], sizes[0] // 4)
         return None if place is None else [place]
+
+
+def _padded(floats: int) -> int:
+    return -(-floats // RECORD_PADDING_FLOATS) * RECORD_PADDING_FLOATS
 
 
 def _check_floats(name: str, values: Float32Array, plan: Plan) -> None:

@@ -48,8 +48,10 @@ class InProcessCluster:
             self.post(server.identity, COORDINATOR, Register(address=f"process:{server.identity.id}"))
 
     def client(self, job: JobSpec, *, worker: int = 0, redo_bytes_max: int = 64 << 20) -> Client:
-        """The client of one worker; the first one's job is the cluster's."""
-        identity = Identity(role="worker", id=worker)
+        """The client of one worker; the first one's job is the cluster's. A second one of the same worker takes
+        its place."""
+        incarnation = sum(known.id == worker for known in self._clients)
+        identity = Identity(role="worker", id=worker, incarnation=incarnation)
         client = InProcessClient(self, identity, job, redo_bytes_max=redo_bytes_max)
         self._clients[identity] = client
         self._effects(COORDINATOR, self.coordinator.receive(Joined(peer=identity)))
