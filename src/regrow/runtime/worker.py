@@ -12,7 +12,7 @@ from regrow import _core
 from regrow.config import TrainConfig
 from regrow.core.link import Identity
 from regrow.data.catalog import open_dataset
-from regrow.errors import DataError, RegrowError
+from regrow.errors import DataError, RegrowError, UserError
 from regrow.nn.trainer import Progress, Trainer
 from regrow.runtime.client import SocketClient
 from regrow.runtime.parent import Parent
@@ -27,6 +27,11 @@ def run(parent: Parent) -> None:
     threads = max(1, int(assignment["threads"]))
     torch.set_num_threads(threads)
     _core.set_threads(threads)
+    if config.device.startswith("cuda") and not torch.cuda.is_available():
+        raise UserError(
+            f"device = {config.device!r}: this torch finds no CUDA device",
+            hint="Use --device cpu, or install a CUDA build of torch.",
+        )
     dataset = open_dataset(config)
     trainer = Trainer(config, dataset, worker=assignment["id"])
     try:
