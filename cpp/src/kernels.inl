@@ -73,27 +73,68 @@ void fill_initial(float* weights, size_t dim, uint64_t row_key, float bound) {
 
 // ---- gather
 
-#if defined(__SSE2__)
-typedef float Quarter __attribute__((vector_size(16)));
+#if defined(__AVX__)
+// Writes rows one after the other past the caches, straight to memory: that spares reading lines which are
+// about to be overwritten whole. Only whole lines are written so; what two rows share of one is put together
+// first.
+class LineWriter {
+ public:
+  static constexpr bool exists = true;
 
-// Past the caches, straight to memory: spares reading lines that are about to be overwritten whole.
-REGROW_INLINE void stream_row(float* target, const float* source, size_t dim) {
-  for (size_t i = 0; i < dim; i += 4) {
-    Quarter part;
-    memcpy(&part, source + i, sizeof part);
-    __builtin_ia32_movntps(target + i, part);
+  explicit LineWriter(float* out) : at_(out) {
+    const size_t past = reinterpret_cast<uintptr_t>(out) / sizeof(float) % line_floats;
+    lead_ = past ? line_floats - past : 0;
   }
-}
-REGROW_INLINE bool can_stream(const float* target, size_t dim) {
-  return reinterpret_cast<uintptr_t>(target) % sizeof(Quarter) == 0 && dim % 4 == 0;
-}
-REGROW_INLINE void end_stream() { __builtin_ia32_sfence(); }  // before another thread is told of the rows
+
+  REGROW_INLINE void write(const float* row, size_t dim) {
+    if (lead_) {  // not yet at the beginning of a line
+      const size_t taken = lead_ < dim ? lead_ : dim;
+      memcpy(at_, row, taken * sizeof(float));
+      lead_ -= taken, at_ += taken, row += taken, dim -= taken;
+    }
+    if (held_) {
+      const size_t taken = line_floats - held_ < dim ? line_floats - held_ : dim;
+      memcpy(line_ + held_, row, taken * sizeof(float));
+      held_ += taken, row += taken, dim -= taken;
+      if (held_ < line_floats) return;
+      stream(line_);
+      held_ = 0;
+    }
+    for (; dim >= line_floats; row += line_floats, dim -= line_floats) stream(row);
+    memcpy(line_, row, dim * sizeof(float));
+    held_ = dim;
+  }
+
+  void end() {
+    memcpy(at_, line_, held_ * sizeof(float));
+    __builtin_ia32_sfence();  // before another thread is told of the rows
+  }
+
+ private:
+  REGROW_INLINE void stream(const float* line) {
+    Lanes low;
+    Lanes high;
+    memcpy(&low, line, sizeof low);
+    memcpy(&high, line + 8, sizeof high);
+    __builtin_ia32_movntps256(at_, low);
+    __builtin_ia32_movntps256(at_ + 8, high);
+    at_ += line_floats;
+  }
+
+  float* at_;
+  size_t lead_;
+  size_t held_ = 0;
+  float line_[line_floats];
+};
 #else
-REGROW_INLINE void stream_row(float* target, const float* source, size_t dim) {
-  memcpy(target, source, dim * sizeof(float));
-}
-REGROW_INLINE bool can_stream(const float*, size_t) { return false; }
-REGROW_INLINE void end_stream() {}
+// Narrower stores leave lines half written for long enough to lose more than they gain.
+class LineWriter {
+ public:
+  static constexpr bool exists = false;
+  explicit LineWriter(float*) {}
+  void write(const float*, size_t) {}
+  void end() {}
+};
 #endif
 
 template <size_t Dim, bool Stream>
@@ -102,16 +143,17 @@ void gather_dim(const Records& records, const uint32_t* slots, size_t count, flo
   const size_t ahead = rows_ahead(dim);
   const float* base = records.base;
   const size_t stride = records.stride;
+  [[maybe_unused]] LineWriter writer(out);
   for (size_t i = 0; i < count && i < ahead; ++i) prefetch_read(base + slots[i] * stride, dim);
   for (size_t i = 0; i < count; ++i) {
     if (i + ahead < count) prefetch_read(base + slots[i + ahead] * stride, dim);
     const float* row = base + slots[i] * stride;
     if constexpr (Stream)
-      stream_row(out + i * dim, row, dim);
+      writer.write(row, dim);
     else
       memcpy(out + i * dim, row, dim * sizeof(float));
   }
-  if constexpr (Stream) end_stream();
+  if constexpr (Stream) writer.end();
 }
 
 template <bool Stream>
@@ -127,8 +169,10 @@ void gather_as(const Records& records, const uint32_t* slots, size_t count, floa
 }
 
 void gather(const Records& records, const uint32_t* slots, size_t count, float* out, bool past_caches) {
-  if (past_caches && can_stream(out, records.dim)) return gather_as<true>(records, slots, count, out);
-  gather_as<false>(records, slots, count, out);
+  if (LineWriter::exists && past_caches)
+    gather_as<true>(records, slots, count, out);
+  else
+    gather_as<false>(records, slots, count, out);
 }
 
 // ---- optimizers

@@ -273,6 +273,9 @@ void Shard::write_records(size_t table, int64_t first_slot, int64_t count, std::
         std::memcpy(target + begin, source.data() + begin,
                     std::min(floats_per_task, source.size() - begin) * sizeof(float));
       });
+  // What was loaded is not an initial value any more.
+  for (int64_t slot = first_slot; slot < first_slot + count; ++slot)
+    records.touched[slot / 64] |= uint64_t{1} << (slot % 64);
 }
 
 std::span<const uint64_t> Shard::touched(size_t table) const {

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import regrow
+from regrow.errors import RegrowError
 from regrow.nn.embedding import KeyedTensor
 
 
@@ -186,3 +187,30 @@ def test_torchrec_own_features_are_taken():
     theirs = jagged.KeyedJaggedTensor.from_lengths_sync(ours.keys(), ours.values(), ours.lengths())
     collection = _collection()
     assert torch.equal(collection(ours).values(), collection(theirs).values())
+
+
+def test_synchronous_workers_in_one_process():
+    cluster = regrow.InProcessCluster(servers=2)
+    config = regrow.EmbeddingBagConfig(num_embeddings=20, embedding_dim=4, name="t", feature_names=["a"])
+    optimizer = regrow.OptimizerSpec(kind="sgd", learning_rate=1.0)
+    workers = [
+        regrow.EmbeddingCollection(
+            tables=[config], cluster=cluster, optimizer=optimizer, mode="sync", worker=w, workers=2
+        )
+        for w in range(2)
+    ]
+    before = [worker.client.records(0, 0, 20) for worker in workers]
+    assert np.array_equal(*before)
+    ids = [torch.tensor([3, 5]), torch.tensor([5, 7])]
+    for own, worker in zip(ids, workers, strict=True):
+        features = regrow.KeyedJaggedTensor.from_lengths_sync(["a"], own, torch.ones(2, dtype=torch.int32))
+        worker(features).values().sum().backward()
+    with pytest.raises(RegrowError, match="would wait for ever"):
+        workers[0].drain()
+    workers[1].drain()  # its pull completes the commit for both
+    expected = before[0].copy()
+    expected[[3, 7]] -= 1.0
+    expected[5] -= 2.0
+    assert np.array_equal(workers[0].client.records(0, 0, 20), expected)
+    with pytest.raises(RegrowError, match="synchronous mode"):
+        workers[0].prefetch(features)

@@ -161,7 +161,7 @@ def test_synchronous_steps_of_two_workers() -> None:
         for index, (client, ticket) in enumerate(zip(clients, tickets, strict=True)):
             client.push(ticket, np.full(4, index + 1.0, np.float32))
     assert seen == [[[value] * 4] * 2 for value in (0.0, -3.0, -6.0)]
-    with pytest.raises(ConnectionLost, match="pushes were not durable after 0 s"):
+    with pytest.raises(RegrowError, match="this would wait for ever"):
         clients[0].drain(timeout_seconds=0)
     commits = [client.pull(plan_of(of, [[]]), step=4) for client in clients]
     for client, commit in zip(clients, commits, strict=True):

@@ -42,12 +42,11 @@ CORE_MAY_IMPORT = {
     "typing",
 }
 
-# Two modules belong elsewhere than their package: `presets` is a table of numbers, and the mains of processes
-# stand above everything they start.
+# Two modules belong elsewhere than their package: `presets` is a table of numbers, and the main of a child process
+# stands above whatever role it starts.
 UNITS = {
     "regrow.nn.presets": "presets",
-    "regrow.runtime.main": "mains",
-    "regrow.runtime.worker": "mains",
+    "regrow.launch.child": "mains",
 }
 
 # Who may import whom. Everybody may import errors and the extension.
@@ -63,7 +62,7 @@ MAY_IMPORT = {
     "data": {"config", "presets"},
     "runtime": {"core", "store", "checkpoint"},
     "nn": {"core", "runtime", "checkpoint", "data", "config", "metrics", "presets"},
-    "mains": {"core", "runtime", "data", "nn", "config", "metrics"},
+    "mains": {"runtime", "nn"},
     "launch": {"core", "runtime", "store", "checkpoint", "data", "config", "metrics", "presets"},
     "bench": {"core", "runtime", "store", "checkpoint", "data", "nn", "launch"}
     | {"config", "metrics", "presets"},
@@ -159,6 +158,6 @@ def test_no_file_is_too_long_to_read() -> None:
 
 def test_servers_run_without_torch() -> None:
     """Hundreds of megabytes and seconds of start-up for each server, for nothing."""
-    code = "import sys, regrow.runtime.serve, regrow.runtime.main; print('torch' in sys.modules)"
+    code = "import sys, regrow.runtime.serve, regrow.launch.child; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False"]

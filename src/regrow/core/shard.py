@@ -151,7 +151,9 @@ class ShardServer:
         if isinstance(message, Load):
             return self._on_load(source, message)
         if isinstance(message, Open):
-            opened = Opened(durable=self._durable(source.id), committed=self.committed)
+            # A worker that pulled step t + 1 knows that step t is staged everywhere: it will be committed.
+            committed = max(self.committed, self._pulled.get(source.id, 0) - 1)
+            opened = Opened(durable=self._durable(source.id), committed=committed)
             return [Send(target=source, message=opened)]
         raise ValueError("a server does not take this message")
 

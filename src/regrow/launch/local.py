@@ -35,7 +35,7 @@ from regrow.launch.status import RunStatus
 from regrow.launch.version import version
 
 # -P: a file named like a module in the user's directory must not replace it.
-CHILD_COMMAND = (sys.executable, "-P", "-m", "regrow.runtime.main")
+CHILD_COMMAND = (sys.executable, "-P", "-m", "regrow.launch.child")
 METRICS_SECONDS = 1.0
 DISPLAY_SECONDS = 0.125
 WAKE_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

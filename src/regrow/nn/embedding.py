@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from regrow.core.job import JobSpec, Mode, OptimizerSpec, TableSpec
+from regrow.errors import RegrowError
 from regrow.nn.routing import make_router
 from regrow.runtime.client import Client, Ticket
 
@@ -169,6 +170,8 @@ class EmbeddingCollection(nn.Module):
 
     def prefetch(self, features: Features) -> None:
         """Asks for the rows of a batch that will be passed to forward later, so that they are there by then."""
+        if self.job.mode == "sync":
+            raise RegrowError("rows cannot be asked for ahead in synchronous mode: a pull commits the step before it")
         self._prefetched[id(features)] = (features, self._ask(features))
 
     def forward(self, features: Features) -> KeyedTensor:
@@ -179,7 +182,11 @@ class EmbeddingCollection(nn.Module):
         return KeyedTensor(self._features, self._widths, pooled)
 
     def drain(self) -> None:
-        """Waits until every push so far is durable."""
+        """Waits until every push so far is durable. In synchronous mode it commits the last step, so every worker
+        must call it (or go on to the next step)."""
+        if self.job.mode == "sync" and self._step:
+            nothing = self._router.plan(np.zeros(0, np.int64), None, 0)
+            self._client.pull(nothing, step=self._step + 1).wait()
         self._client.drain()
 
     def _ask(self, features: Features) -> _Batch:

@@ -174,7 +174,7 @@ class Trainer:
         """(AUC, log loss, samples) over the test rows, with the servers' current values."""
         labels, scores = [], []
         ahead: deque[tuple[Batch, Ticket]] = deque()
-        batches = self.dataset.test_batches(batch=max(self.config.batch, 2048))
+        batches = self.dataset.test_batches(batch=self.config.batch)
         while True:
             batch = next(batches, None)
             if batch is not None:

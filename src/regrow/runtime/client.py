@@ -54,15 +54,19 @@ RECORD_PADDING_FLOATS = 4  # as servers pad their records
 class Ticket:
     """A pull under way. `wait()` gives its rows; the push of the same batch goes back under it."""
 
-    __slots__ = ("_answered", "plan", "request", "rows")
+    __slots__ = ("_answered", "_client", "plan", "request", "rows")
 
-    def __init__(self, request: int, plan: Plan, rows: Float32Array, answered: Future[None]) -> None:
+    def __init__(
+        self, client: Client, request: int, plan: Plan, rows: Float32Array, answered: Future[None]
+    ) -> None:
+        self._client = client
         self.request = request
         self.plan = plan
         self.rows = rows
         self._answered = answered
 
     def wait(self, timeout_seconds: float | None = None) -> Float32Array:
+        self._client.before_waiting(self._answered.done())
         self._answered.result(timeout_seconds)
         return self.rows
 
@@ -102,7 +106,7 @@ class Client:
         _check_floats("rows", rows, plan)
         request, answered = self._expect()
         self._submit(PullWanted(request=request, step=step, plan=plan, rows=rows))
-        return Ticket(request, plan, rows, answered)
+        return Ticket(self, request, plan, rows, answered)
 
     def push(self, ticket: Ticket, grads: Float32Array) -> int:
         """Sends the gradients of a pulled batch; waits only while the redo window is full; returns its seq."""
@@ -119,6 +123,7 @@ class Client:
 
     def drain(self, timeout_seconds: float | None = None) -> None:
         """Waits until every push is durable."""
+        self.before_waiting(self._durable >= self.pushes)
         with self._window:
             done = self._window.wait_for(
                 lambda: self._failure is not None or self._durable >= self.pushes, timeout_seconds
@@ -197,6 +202,9 @@ class Client:
 
     def close(self) -> None:
         """Leaves; pushes that were not drained may be lost."""
+
+    def before_waiting(self, done: bool) -> None:
+        """Called before a wait for others; a client that nobody else can answer raises here instead."""
 
     # --- What the session asks for ---
 

@@ -101,6 +101,16 @@ class InProcessClient(Client):
         self.identity = identity
         self._cluster = cluster
 
+    def before_waiting(self, done: bool) -> None:
+        # Everything was delivered before the call returned: what is not answered now waits for another worker,
+        # whose turn cannot come while this thread waits.
+        self._check()
+        if not done:
+            raise RegrowError(
+                "this would wait for ever: other workers of this synchronous job have not taken their step",
+                hint="In one process, let every worker push before any of them pulls the next step.",
+            )
+
     def deliver(self, event: Event) -> None:
         try:
             self._run(self.session.receive(event))

@@ -1,4 +1,4 @@
-"""The main of every child process: `python -m regrow.runtime.main`, told its role on stdin.
+"""The main of every child process: `python -m regrow.launch.child`, told its role on stdin.
 
 Errors end the process with one readable message to the launcher; the traceback, if any, is in the log
 (stderr).
@@ -28,7 +28,7 @@ def main() -> int:
     _core.tune_malloc()
     try:
         if role == "worker":
-            from regrow.runtime import worker
+            from regrow.nn import worker
 
             worker.run(parent)
         else:
