@@ -73,106 +73,103 @@ void fill_initial(float* weights, size_t dim, uint64_t row_key, float bound) {
 
 // ---- gather
 
-#if defined(__AVX__)
-// Writes rows one after the other past the caches, straight to memory: that spares reading lines which are
-// about to be overwritten whole. Only whole lines are written so; what two rows share of one is put together
-// first.
-class LineWriter {
- public:
-  static constexpr bool exists = true;
-
-  explicit LineWriter(float* out) : at_(out) {
-    const size_t past = reinterpret_cast<uintptr_t>(out) / sizeof(float) % line_floats;
-    lead_ = past ? line_floats - past : 0;
-  }
-
-  REGROW_INLINE void write(const float* row, size_t dim) {
-    if (lead_) {  // not yet at the beginning of a line
-      const size_t taken = lead_ < dim ? lead_ : dim;
-      memcpy(at_, row, taken * sizeof(float));
-      lead_ -= taken, at_ += taken, row += taken, dim -= taken;
-    }
-    if (held_) {
-      const size_t taken = line_floats - held_ < dim ? line_floats - held_ : dim;
-      memcpy(line_ + held_, row, taken * sizeof(float));
-      held_ += taken, row += taken, dim -= taken;
-      if (held_ < line_floats) return;
-      stream(line_);
-      held_ = 0;
-    }
-    for (; dim >= line_floats; row += line_floats, dim -= line_floats) stream(row);
-    memcpy(line_, row, dim * sizeof(float));
-    held_ = dim;
-  }
-
-  void end() {
-    memcpy(at_, line_, held_ * sizeof(float));
-    __builtin_ia32_sfence();  // before another thread is told of the rows
-  }
-
- private:
-  REGROW_INLINE void stream(const float* line) {
-    Lanes low;
-    Lanes high;
-    memcpy(&low, line, sizeof low);
-    memcpy(&high, line + 8, sizeof high);
-    __builtin_ia32_movntps256(at_, low);
-    __builtin_ia32_movntps256(at_ + 8, high);
-    at_ += line_floats;
-  }
-
-  float* at_;
-  size_t lead_;
-  size_t held_ = 0;
-  float line_[line_floats];
-};
-#else
-// Narrower stores leave lines half written for long enough to lose more than they gain.
-class LineWriter {
- public:
-  static constexpr bool exists = false;
-  explicit LineWriter(float*) {}
-  void write(const float*, size_t) {}
-  void end() {}
-};
-#endif
-
-template <size_t Dim, bool Stream>
+template <size_t Dim>
 void gather_dim(const Records& records, const uint32_t* slots, size_t count, float* out) {
   const size_t dim = length<Dim>(records.dim);
   const size_t ahead = rows_ahead(dim);
   const float* base = records.base;
   const size_t stride = records.stride;
-  [[maybe_unused]] LineWriter writer(out);
   for (size_t i = 0; i < count && i < ahead; ++i) prefetch_read(base + slots[i] * stride, dim);
   for (size_t i = 0; i < count; ++i) {
     if (i + ahead < count) prefetch_read(base + slots[i + ahead] * stride, dim);
-    const float* row = base + slots[i] * stride;
-    if constexpr (Stream)
-      writer.write(row, dim);
-    else
-      memcpy(out + i * dim, row, dim * sizeof(float));
+    memcpy(out + i * dim, base + slots[i] * stride, dim * sizeof(float));
   }
-  if constexpr (Stream) writer.end();
 }
 
-template <bool Stream>
-void gather_as(const Records& records, const uint32_t* slots, size_t count, float* out) {
-  switch (records.dim) {
-    case 8: return gather_dim<8, Stream>(records, slots, count, out);
-    case 16: return gather_dim<16, Stream>(records, slots, count, out);
-    case 32: return gather_dim<32, Stream>(records, slots, count, out);
-    case 64: return gather_dim<64, Stream>(records, slots, count, out);
-    case 128: return gather_dim<128, Stream>(records, slots, count, out);
-    default: return gather_dim<0, Stream>(records, slots, count, out);
+#if defined(__AVX__)
+
+typedef float Quad __attribute__((vector_size(16)));
+
+REGROW_INLINE Lanes two_quads(const float* first, const float* second) {
+  Quad quads[2];
+  memcpy(&quads[0], first, sizeof(Quad));
+  memcpy(&quads[1], second, sizeof(Quad));
+  return __builtin_shufflevector(quads[0], quads[1], 0, 1, 2, 3, 4, 5, 6, 7);
+}
+
+// As above, but past the caches, straight to memory: that spares reading lines which are about to be
+// overwritten whole. Lines must be written whole and at once, or it costs more than it gains. So with rows
+// that begin `Past` floats after the beginning of a line, the line that two rows share is put together from
+// both.
+template <size_t Dim, size_t Past>
+void stream_dim(const Records& records, const uint32_t* slots, size_t count, float* out) {
+  constexpr size_t head = (line_floats - Past) % line_floats;  // of a row, in the line of the row before
+  const size_t dim = length<Dim>(records.dim);
+  const size_t ahead = rows_ahead(dim);
+  const size_t stride = records.stride;
+  const float* before = nullptr;
+  float* line = out + head;
+  for (size_t i = 0; i < count && i < ahead; ++i) prefetch_read(records.base + slots[i] * stride, dim);
+  for (size_t i = 0; i < count; ++i) {
+    if (i + ahead < count) prefetch_read(records.base + slots[i + ahead] * stride, dim);
+    const float* row = records.base + slots[i] * stride;
+    if constexpr (Past != 0) {
+      if (i == 0) {
+        memcpy(out, row, head * sizeof(float));
+      } else {
+        const float* tail = before + dim - Past;
+        const auto quad = [=](size_t at) { return at < Past ? tail + at : row + (at - Past); };
+        __builtin_ia32_movntps256(line, two_quads(quad(0), quad(4)));
+        __builtin_ia32_movntps256(line + 8, two_quads(quad(8), quad(12)));
+        line += line_floats;
+      }
+    }
+    for (size_t c = head; c + line_floats <= dim; c += line_floats, line += line_floats) {
+      __builtin_ia32_movntps256(line, two_quads(row + c, row + c + 4));
+      __builtin_ia32_movntps256(line + 8, two_quads(row + c + 8, row + c + 12));
+    }
+    before = row;
   }
+  if constexpr (Past != 0) memcpy(line, before + dim - Past, Past * sizeof(float));
+  __builtin_ia32_sfence();  // before another thread is told of the rows
+}
+
+template <size_t Dim>
+bool streamed(const Records& records, const uint32_t* slots, size_t count, float* out) {
+  if (length<Dim>(records.dim) % line_floats != 0 || count == 0) return false;
+  switch (reinterpret_cast<uintptr_t>(out) % (line_floats * sizeof(float))) {
+    case 0: return stream_dim<Dim, 0>(records, slots, count, out), true;
+    case 16: return stream_dim<Dim, 4>(records, slots, count, out), true;
+    case 32: return stream_dim<Dim, 8>(records, slots, count, out), true;
+    case 48: return stream_dim<Dim, 12>(records, slots, count, out), true;
+    default: return false;
+  }
+}
+
+#else
+
+template <size_t Dim>
+bool streamed(const Records&, const uint32_t*, size_t, float*) {
+  return false;
+}
+
+#endif
+
+template <size_t Dim>
+void gather_either(const Records& records, const uint32_t* slots, size_t count, float* out,
+                   bool past_caches) {
+  if (!past_caches || !streamed<Dim>(records, slots, count, out)) gather_dim<Dim>(records, slots, count, out);
 }
 
 void gather(const Records& records, const uint32_t* slots, size_t count, float* out, bool past_caches) {
-  if (LineWriter::exists && past_caches)
-    gather_as<true>(records, slots, count, out);
-  else
-    gather_as<false>(records, slots, count, out);
+  switch (records.dim) {
+    case 8: return gather_dim<8>(records, slots, count, out);
+    case 16: return gather_either<16>(records, slots, count, out, past_caches);
+    case 32: return gather_either<32>(records, slots, count, out, past_caches);
+    case 64: return gather_either<64>(records, slots, count, out, past_caches);
+    case 128: return gather_either<128>(records, slots, count, out, past_caches);
+    default: return gather_either<0>(records, slots, count, out, past_caches);
+  }
 }
 
 // ---- optimizers

@@ -105,7 +105,7 @@ KNOBS: dict[str, tuple[Knob, ...]] = {
             name="steps", type=int, default="300 for synthetic", help="Steps of each worker; or use --epochs."
         ),
         Knob(name="epochs", type=int, default="1 for a file", help="Passes over the data; or use --steps."),
-        Knob(name="batch", type=int, help="Samples per worker and step."),
+        Knob(name="batch", type=int, default="2048; less for a small file", help="Samples per worker and step."),
         Knob(
             name="mode",
             type=CHOICE(configuration.MODES),

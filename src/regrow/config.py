@@ -35,20 +35,23 @@ DENSE_OPTIMIZERS = ("sgd", "momentum", "adagrad", "adam")
 TRANSPORTS = ("unix", "tcp")
 PROTECTIONS = ("none",)
 
-# Learning rates that train a DLRM on click data without tuning, at batches of a few hundred to a few
-# thousand.
+# Learning rates that train a DLRM on click data without tuning: `regrow bench accuracy` measures the first of each.
 LEARNING_RATES = {
-    "rowwise_adagrad": 0.02,
+    "rowwise_adagrad": 0.03,
     "adagrad": 0.02,
     "sgd": 0.1,
     "momentum": 0.01,
     "adam": 0.001,
     "partial_rowwise_adam": 0.001,
 }
+DENSE_LEARNING_RATES = {"adam": 0.0003, "adagrad": 0.01, "sgd": 0.1, "momentum": 0.01}
 
 SERVERS_MAX = 1024
 WORKERS_MAX = 1024
 PREFETCH_MAX = 64
+BATCH_DEFAULT, BATCH_SMALL = 2048, 128
+STEPS_PER_EPOCH_WANTED = 400
+CRITEO_ROW_BYTES, CRITEO_GZ_ROW_BYTES = 241, 88  # mean of the public file
 STEPS_DEFAULT = 300  # of a synthetic run, which has no end of its own
 THREADS_PER_WORKER_DEFAULT_MAX = 8  # past this the small matrices of a DLRM do not get faster
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
@@ -94,13 +97,14 @@ class TrainConfig:
     # Adagrad one per row.
     optimizer: str = "rowwise_adagrad"
     # Of the dense network, whose parameters live on the servers too.
-    dense_optimizer: str = "sgd"
+    dense_optimizer: str = "adam"
     # Too small: the loss hardly falls. Too large: it jumps or becomes NaN. Default: by optimizer.
     learning_rate: float = _DERIVED
     dense_learning_rate: float = _DERIVED
     # Samples per worker and step. Too small: messages cost more than arithmetic. Too large: fewer updates
-    # for the same samples, larger messages, and asynchronous gradients that are older in samples.
-    batch: int = 2048
+    # for the same samples, larger messages, and asynchronous gradients that are older in samples. Default: 2048,
+    # or less for a file too small to give every worker some hundreds of steps.
+    batch: int = _DERIVED
     # Steps per worker, or passes over the training rows: one of the two, never both.
     # Default: one epoch of a file, 300 steps of synthetic data.
     steps: int | None = None
@@ -243,7 +247,7 @@ def _derived_values(config: TrainConfig) -> dict[str, Any]:
     if given["learning_rate"] is None:
         derived["learning_rate"] = LEARNING_RATES.get(given["optimizer"], 0.01)
     if given["dense_learning_rate"] is None:
-        derived["dense_learning_rate"] = LEARNING_RATES.get(given["dense_optimizer"], 0.01)
+        derived["dense_learning_rate"] = DENSE_LEARNING_RATES.get(given["dense_optimizer"], 0.01)
     if given["prefetch"] is None:
         derived["prefetch"] = 0 if given["mode"] == "sync" else 1
     if given["transport"] is None:
@@ -252,6 +256,8 @@ def _derived_values(config: TrainConfig) -> dict[str, Any]:
         workers = given["workers"] if isinstance(given["workers"], int) else 1
         share = cores_usable() // max(1, workers)
         derived["threads_per_worker"] = max(1, min(THREADS_PER_WORKER_DEFAULT_MAX, share))
+    if given["batch"] is None:
+        derived["batch"] = _batch_default(given)
     if given["steps"] is None and given["epochs"] is None:
         # A synthetic stream without an end can only be counted in steps.
         endless = given["data"] == "synthetic" and given["train_rows"] is None
@@ -261,6 +267,22 @@ def _derived_values(config: TrainConfig) -> dict[str, Any]:
         if type(given[name]) is int:
             derived[name] = float(given[name])
     return derived
+
+
+def _batch_default(given: Mapping[str, Any]) -> int:
+    """The largest power of two up to 2048 that leaves every worker about 400 steps in an epoch, but at least 128."""
+    kind, _, path = str(given["data"]).partition(":")
+    workers = given["workers"]
+    if kind != "criteo" or not isinstance(workers, int) or workers < 1:
+        return BATCH_DEFAULT
+    rows = given["train_rows"]
+    if not isinstance(rows, int):
+        try:
+            rows = os.path.getsize(path) // (CRITEO_GZ_ROW_BYTES if path.endswith(".gz") else CRITEO_ROW_BYTES)
+        except OSError:
+            return BATCH_DEFAULT  # that the file is missing will be said elsewhere
+    fitting = max(1, rows // (workers * STEPS_PER_EPOCH_WANTED))
+    return max(BATCH_SMALL, min(BATCH_DEFAULT, 1 << (fitting.bit_length() - 1)))
 
 
 def _check_types(config: TrainConfig) -> None:

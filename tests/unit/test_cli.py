@@ -184,7 +184,7 @@ def test_help_names_every_option(capsys: pytest.CaptureFixture[str]) -> None:
         assert f"{heading}:" in text
         for knob in knobs:
             assert f"{knob.flag} " in text
-    for default in ("[kaggle]", "[2048]", "[64M]", "[yes]"):
+    for default in ("[kaggle]", "[async]", "[64M]", "[yes]"):
         assert default in text
 
 

@@ -261,3 +261,24 @@ def test_config_is_cheap_to_import() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=dict(os.environ)
     ).stdout
     assert output.strip() == "set()"
+
+
+@pytest.mark.parametrize(
+    ("options", "batch"),
+    [
+        ({}, 2048),
+        ({"data": "criteo:nowhere.tsv"}, 2048),
+        ({"data": "criteo:nowhere.tsv", "train_rows": 117_335}, 128),
+        ({"data": "criteo:nowhere.tsv", "train_rows": 1_000_000, "workers": 2}, 1024),
+        ({"data": "criteo:nowhere.tsv", "train_rows": 50}, 128),
+        ({"data": "criteo:nowhere.tsv", "train_rows": 50, "batch": 7}, 7),
+    ],
+)
+def test_the_batch_leaves_a_small_file_enough_steps(options: dict[str, Any], batch: int) -> None:
+    assert TrainConfig.from_dict(options).batch == batch
+
+
+def test_the_batch_follows_the_size_of_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "clicks.tsv"
+    path.write_bytes(b"x" * 241 * 2 * 400 * 256)
+    assert TrainConfig(data=f"criteo:{path}", workers=2).batch == 256
