@@ -121,7 +121,9 @@ Router::~Router() = default;
 
 void Router::find_bags(Plan& plan, std::span<const int64_t> values,
                        std::optional<std::span<const int32_t>> lengths, int64_t batch) const {
-  if (batch < 0) throw std::invalid_argument("batch must not be negative, not " + text(batch));
+  if (batch < 0 || batch > static_cast<int64_t>(lookups_max))
+    throw std::invalid_argument("batch must be between 0 and " + std::to_string(lookups_max) + ", not " +
+                                text(batch));
   if (values.size() > lookups_max)
     throw std::invalid_argument("a plan takes at most " + std::to_string(lookups_max) + " ids, not " +
                                 std::to_string(values.size()));

@@ -240,7 +240,12 @@ WRONG_BATCHES: list[tuple[dict[str, Any], type[Exception], str]] = [
     (dict(lengths=[3, -1, 1, 1]), ValueError, r"lengths\[1\] must not be negative, not -1"),
     (dict(lengths=[1, 1, 1, 0]), ValueError, "lengths add up to 3; there are 4 values"),
     (dict(lengths=[1, 1, 1, 2]), ValueError, "lengths add up to more than 4; there are 4 values"),
-    (dict(batch=-1), ValueError, "batch must not be negative, not -1"),
+    (dict(batch=-1), ValueError, "batch must be between 0 and 268435456, not -1"),
+    (
+        dict(values=[], batch=2**62),
+        ValueError,
+        "batch must be between 0 and 268435456, not 4611686018427387904",
+    ),
 ]
 
 
@@ -254,7 +259,7 @@ def test_wrong_batches_are_refused(
     lengths = None if given["lengths"] is None else np.array(given["lengths"], np.int32)
     with running(mode):
         with pytest.raises(error, match=message):
-            router.plan(np.array(given["values"]), lengths, given["batch"])
+            router.plan(np.array(given["values"], np.int64), lengths, given["batch"])
         assert router.plan(np.array([0, 49, 0, 2]), None, 2).distinct == 4  # and the router goes on
 
 

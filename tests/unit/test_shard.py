@@ -6,10 +6,12 @@ are listed, and none may change a byte.
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,7 @@ import pytest
 import torch
 from kernel_modes import MODES, Mode, running
 
+import regrow.core
 from regrow import _core
 from regrow.core import twins
 from regrow.core.twins import OPTIMIZERS, Rule, ShardTwin, initial_rows
@@ -442,6 +445,20 @@ def test_torch_tensors_and_read_only_arrays_are_arrays() -> None:
     assert out.numpy().tobytes() == twin.gather(counts, slots).tobytes()
     with pytest.raises(TypeError):
         shard.gather(counts, slots, np.frombuffer(bytes(4 * 97), np.float32))  # cannot be written
+
+
+def test_the_stub_names_what_the_extension_has() -> None:
+    tree = ast.parse(Path(regrow.core.__file__).parents[1].joinpath("_core.pyi").read_text())
+
+    def public(names: Iterable[str]) -> set[str]:
+        return {name for name in names if not name.startswith("_")}
+
+    defined = [node for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+    assert public(node.name for node in defined) == public(dir(_core))
+    for node in defined:
+        if isinstance(node, ast.ClassDef):
+            members = {part.name for part in node.body if isinstance(part, ast.FunctionDef)}
+            assert public(members) == public(dir(getattr(_core, node.name)))
 
 
 # ---- merging pushes

@@ -61,7 +61,7 @@ QUICK = Size(
     rows_max={"kaggle": 1_000_000, "terabyte": 200_000, "mlperf": 100_000},
     seconds=3.0,
     warmup_seconds=0.7,
-    layouts=("merged-threads",),
+    layouts=("merged",),
 )
 
 
