@@ -55,6 +55,14 @@ def test_what_the_layout_promises(layout: Layout) -> None:
             assert ((position - position[0]) % layout.ring == np.arange(layout.k)).all()
 
 
+@pytest.mark.parametrize("layout", SMALL, ids=str)
+def test_rows_are_counted_without_the_holes(layout: Layout) -> None:
+    for rows, table in itertools.product(range(2 * layout.servers * layout.k + 1), (0, 3)):
+        servers, _ = layout.place(np.arange(rows), table=table)
+        expected = np.bincount(servers, minlength=layout.servers).tolist()
+        assert [layout.rows_on(s, rows=rows, table=table) for s in range(layout.servers)] == expected
+
+
 def test_one_place_written_out() -> None:
     """7 servers, k = 3: row 44 is member 2 of stripe 14, the first of block 2; the table turns it by 5."""
     layout = Layout(servers=7, k=3, r=2)

@@ -58,9 +58,9 @@ FULL = Size(
 )
 QUICK = Size(
     pairs=1,
-    rows_max={"kaggle": 1_000_000, "terabyte": 200_000, "mlperf": 100_000},
-    seconds=3.0,
-    warmup_seconds=0.7,
+    rows_max={"kaggle": 500_000, "terabyte": 200_000, "mlperf": 100_000},
+    seconds=2.0,
+    warmup_seconds=0.5,
     layouts=("merged",),
 )
 

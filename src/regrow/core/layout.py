@@ -74,6 +74,13 @@ class Layout:
         turns = -(-stripes // self.groups)
         return -(-turns // self.ring) * self.k
 
+    def rows_on(self, server: int, *, rows: int, table: int) -> int:
+        """Rows of a table of `rows` rows that this server holds: its slots without the holes of the last block."""
+        slots = self.slots_per_server(rows)
+        last = np.arange(max(0, slots - self.k), slots)
+        held = self.row_of(np.full(last.size, server), last, table=table) < rows
+        return slots - int(np.count_nonzero(~held))
+
 
 def _not_negative(name: str, numbers: npt.ArrayLike) -> npt.NDArray[np.int64]:
     array: npt.NDArray[Any] = np.asarray(numbers)

@@ -16,6 +16,7 @@ import numpy as np
 
 from regrow.core.effects import Delivered, Log, Lost, Refuse, Send
 from regrow.core.job import JobSpec
+from regrow.core.layout import Layout
 from regrow.core.link import Identity
 from regrow.core.messages import (
     Assign,
@@ -114,7 +115,13 @@ class ShardServer:
             tables = range(len(view.job.tables))
             self._dims = np.array([table.dim for table in view.job.tables], np.int64)
             self._slots = np.array([self.store.slots(index) for index in tables], np.int64)
-            ready = Ready(rows=int(self._slots.sum()), memory_bytes=self.store.memory_bytes)
+            rows = sum(
+                Layout(servers=view.job.servers, k=table.k, r=table.r, groups=view.job.groups).rows_on(
+                    self.identity.id, rows=table.rows, table=index
+                )
+                for index, table in enumerate(view.job.tables)
+            )
+            ready = Ready(rows=rows, memory_bytes=self.store.memory_bytes)
             effects.append(Send(target=source, message=ready))
         self.view = view
         early, self._early = self._early, []
