@@ -13,6 +13,7 @@ import ast
 import dataclasses
 import importlib
 import importlib.util
+import inspect
 import os
 import signal
 import sys
@@ -261,14 +262,18 @@ class BenchCommand(click.Command):
 @cli.command(cls=BenchCommand, short_help="Measure one thing on this machine.")
 @click.argument("name", type=click.Choice(BENCHES))
 @click.option("--json", "json_path", metavar="FILE", help="Write the figures there too.")
-@click.option("--quick", is_flag=True, help="A few seconds, to see that it works; the figures are rough.")
-def bench(name: str, json_path: str | None, quick: bool) -> int:
+@click.option("--quick", is_flag=True, help="About a minute or less, smaller; the figures are rough.")
+@click.option("--data", metavar="PATH", help="Real clicks in Criteo's format (accuracy only).")
+def bench(name: str, json_path: str | None, quick: bool, data: str | None) -> int:
     """Measure one thing on this machine."""
     try:
         module = bench_module(name)
     except ImportError as error:
         raise UserError(f"bench {name} cannot be run: {error}") from error
-    return int(module.run(quick=quick, json_path=json_path))
+    options = {} if data is None else {"data": data}
+    if not options.keys() <= inspect.signature(module.run).parameters.keys():
+        raise UserError(f"bench {name} takes no --data")
+    return int(module.run(quick=quick, json_path=json_path, **options))
 
 
 def bench_module(name: str) -> Any:
