@@ -59,10 +59,6 @@ class LocalProtocolError(RegrowError):
     """We were about to send what we may not send: a bug on this side, caught before it left."""
 
 
-class FrameTooLarge(ProtocolError):
-    """A frame announces more bytes than `frame_bytes_max`; refused before memory is taken for it."""
-
-
 class ConnectionLost(RegrowError):
     """A peer went away: its process ended, or its socket closed in the middle of a conversation."""
 
@@ -83,10 +79,6 @@ class ChildFailed(RegrowError):
         self.role = role
         self.child_id = child_id
         self.log = log
-
-
-class DataLoss(RegrowError):
-    """More was lost than the protection can bring back. Names the tables and how many rows of each."""
 
 
 class Interrupted(RegrowError):

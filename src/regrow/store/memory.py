@@ -47,13 +47,3 @@ class MemoryStore:
     def merge(self, parts: list[tuple[Any, Any, Any]]) -> tuple[Int32Array, UInt32Array, Float32Array]:
         """One push out of several: rows in common are summed in the order of the list."""
         return _core.merge_pushes(self._dims, parts)
-
-
-def needed_bytes(job: JobSpec, server: int = 0) -> int:
-    """Memory that one server of this job will take for its rows (all servers take the same)."""
-    return sum(
-        _core.shard_bytes(
-            table.rows, table.dim, table.k, table.r, job.groups, job.servers, table.optimizer.kind
-        )
-        for table in job.tables
-    )
