@@ -168,8 +168,7 @@ class Work:
             batches = [batch.values for batch in made]
         else:
             batches = [
-                np.concatenate([rng.integers(0, rows_of_table, BATCH) for rows_of_table in rows])
-                for _ in range(count)
+                np.concatenate([rng.integers(0, rows_of_table, BATCH) for rows_of_table in rows]) for _ in range(count)
             ]
         gradient = torch.from_numpy(rng.standard_normal((BATCH, len(rows) * dim), np.float32))
         return cls(batches=batches, gradient=gradient)
@@ -199,8 +198,8 @@ def measure_dim(
 ) -> None:
     rows = [size.table_bytes // (dim * 4) // FEATURES] * FEATURES
     ours = Ours(rows, dim)
-    layouts = peer.LAYOUTS[: 2 if max(roofs) == 1 else 4] if with_peer else ()
-    peers = {layout: _peer_tables(ours, layout, max(roofs)) for layout in layouts}
+    layouts = [name for name in peer.LAYOUTS if max(roofs) > 1 or not name.endswith("-threads")]
+    peers = {layout: _peer_tables(ours, layout, max(roofs)) for layout in layouts if with_peer}
     if peers:
         check_equal(ours, peers, rows, dim)
         common.console.print(f"dim {dim}: all of {', '.join(peers)} agree with ours within {TOLERANCE:g}")
@@ -221,9 +220,7 @@ def measure_dim(
 
 
 def _peer_tables(ours: Ours, layout: str, threads: int) -> peer.PeerTables:
-    tables = peer.PeerTables(
-        ours.rows, ours.dim, layout=layout, threads=threads, learning_rate=LEARNING_RATE, eps=EPS
-    )
+    tables = peer.PeerTables(ours.rows, ours.dim, layout=layout, threads=threads, learning_rate=LEARNING_RATE, eps=EPS)
     for table in range(len(ours.rows)):
         tables.weights(table).data.copy_(torch.from_numpy(ours.weights(table)))
     tables.use_huge_pages()
@@ -270,16 +267,13 @@ def _measure(
 ) -> dict[str, Any]:
     """Seconds of each repetition on either side, and FBGEMM's chosen layout."""
     _core.set_threads(threads)
-    candidates = {
-        layout: tables for layout, tables in peers.items() if threads > 1 or not layout.endswith("-threads")
-    }
+    candidates = {layout: tables for layout, tables in peers.items() if threads > 1 or not layout.endswith("-threads")}
 
     def peer_seconds(tables: peer.PeerTables, values: NDArray[np.int64]) -> float:
         return _peer_seconds(tables, work, operation, threads, values, flush)
 
     trials = {
-        layout: min(peer_seconds(tables, next(fresh)) for _ in range(TRIALS))
-        for layout, tables in candidates.items()
+        layout: min(peer_seconds(tables, next(fresh)) for _ in range(TRIALS)) for layout, tables in candidates.items()
     }
     chosen = min(trials, key=lambda layout: trials[layout]) if trials else None
     batches = [next(fresh) for _ in range(repetitions)]

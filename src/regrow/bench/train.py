@@ -52,7 +52,7 @@ FULL = Size(
     pairs=3,
     # Tables of 2 to 4 GiB: a hundred times the cache, and room for either side in 24 GiB.
     rows_max={"kaggle": 10_000_000, "terabyte": 2_000_000, "mlperf": 1_000_000},
-    seconds=20.0,
+    seconds=10.0,
     warmup_seconds=3.0,
     layouts=peer.LAYOUTS,
 )
