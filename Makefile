@@ -1,4 +1,5 @@
-# Three commands: `make install` makes .venv, `make test` runs every test, `make train` trains a model.
+# Three commands: `make install` makes .venv, `make test` runs every test, `make train` trains a model
+# twice, once with a server killed half way, and shows that the two models are equal.
 # Nothing but Python 3.11 and a C++20 compiler is needed beforehand.
 PYTHON ?= python3
 VENV := .venv
@@ -26,7 +27,7 @@ test: install
 	$(BIN)/pytest
 
 train: install
-	$(BIN)/regrow train --servers 5 --workers 2
+	$(BIN)/regrow demo
 
 clean:
 	rm -rf $(VENV) build

@@ -17,11 +17,21 @@ from regrow.core.job import JobSpec, OptimizerKind, OptimizerSpec, TableSpec
 from regrow.core.layout import Layout
 from regrow.core.link import Identity
 from regrow.core.messages import (
+    Ack,
     Assign,
+    Beat,
     Challenge,
+    Commit,
     Declare,
     Dump,
+    Durable,
+    Fault,
+    Flush,
+    FlushAck,
+    FlushCommit,
+    Have,
     Hello,
+    KnownView,
     Load,
     Loaded,
     Member,
@@ -33,9 +43,21 @@ from regrow.core.messages import (
     Pushed,
     Ready,
     Records,
+    Recovered,
     Refused,
     Register,
+    Restored,
     Rows,
+    Snap,
+    SnapAsk,
+    Stream,
+    StreamAck,
+    StreamEnd,
+    Syndrome,
+    SyndromeAsk,
+    Tail,
+    TailEnd,
+    Undo,
     View,
     Welcome,
 )
@@ -43,7 +65,7 @@ from regrow.core.shard import ShardServer
 from regrow.store.memory import MemoryStore
 
 COORDINATOR = Identity(role="coordinator", id=0)
-SECTION_TYPES = {"counts": np.int32, "slots": np.uint32}  # everything else is float32
+SECTION_TYPES = {"counts": np.int32, "slots": np.uint32, "blocks": np.uint32, "touched": np.uint64}  # others: float32
 
 
 def worker(index: int, incarnation: int = 0) -> Identity:
@@ -213,7 +235,7 @@ def example_messages() -> list[Message]:
     """At least one of each kind, with the ends of their ranges among them."""
     wide = job(
         table("long name " * 20, rows=2**32 - 1, dim=1 << 16, kind="adam"),
-        table("", k=4, r=1),
+        table("", k=4),
         servers=5,
         workers=3,
         mode="sync",
@@ -228,6 +250,7 @@ def example_messages() -> list[Message]:
         Welcome(role="server", id=0, incarnation=2**32 - 1, proof=b"\xff" * 32),
         Refused(reason="because of \u00e4 \u2014 \U0001f331\n"),
         Refused(reason="x" * 4096),
+        Ack(),
         Register(address="unix:/somewhere/s0"),
         Declare(job=wide),
         View(epoch=ends, servers=(), job=wide),
@@ -246,7 +269,43 @@ def example_messages() -> list[Message]:
         Pushed(seq=ends, durable=ends, clock=ends),
         Assign(**arrays(counts=[1], slots=[0], weights=[1.0, 2.0])),
         Dump(request=5, table=2**32 - 1, slot_first=ends, slot_count=2**32 - 1),
+        Dump(request=5, table=0, parity=True, slot_first=0, slot_count=1),
         Records(request=5, records=floats[:4]),
         Load(request=6, table=0, **arrays(slots=[3, 4], records=range(8))),
         Loaded(request=6),
+        Register(address="", known=KnownView(epoch=ends, servers=view(many).servers, job=many)),
+        View(epoch=1, servers=(Member(id=0, incarnation=1, address="a", recovering=True),), job=many, lost="all"),
+        Recovered(),
+        Beat(),
+        Durable(durable=ends),
+        Commit(seq=ends),
+        *parity_messages(),
+    ]
+
+
+def parity_messages() -> list[Message]:
+    """At least one of each kind that servers exchange about parities."""
+    ends = 2**62
+    part = arrays(counts=[1, 1], slots=[4, 2**32 - 1], deltas=range(8))
+    nothing = arrays(counts=[], slots=[], deltas=[])
+    source = {"source": 3, "incarnation": 2, "group": 1}
+    return [
+        Flush(group=0, number=1, stable=0, marks=(1, ends), **part),
+        Flush(group=2**32 - 1, number=ends, stable=ends, marks=(), staged=True, **nothing),
+        FlushAck(group=1, number=ends),
+        FlushAck(group=1, number=0, staged=True),
+        FlushCommit(group=1, number=7),
+        Stream(group=0, **part),
+        StreamAck(group=0),
+        StreamEnd(group=0, number=ends, marks=(0,) * 300, **part),
+        Undo(group=0, **part),
+        Have(group=0, number=3, marks=(9,), **arrays(touched=[0, 2**64 - 1])),
+        Restored(**arrays(counts=[1], slots=[2], relatives=[0.5] * 4)),
+        Fault(**arrays(counts=[1, 0], slots=[2])),
+        SnapAsk(request=ends, table=1, **arrays(slots=[1, 2])),
+        Snap(request=ends, **arrays(relatives=range(8))),
+        Tail(number=5, marks=(1,), **source, **part),
+        TailEnd(number=5, **source),
+        SyndromeAsk(request=1, table=0, q=1, unknown=(0, 2), incarnations=(1, 1), **arrays(blocks=[0, 9])),
+        Syndrome(request=1, numbers=(4, 5), **arrays(relatives=range(8))),
     ]

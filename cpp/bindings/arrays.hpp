@@ -10,6 +10,7 @@
 #include <stdexcept>
 #include <string>
 #include <type_traits>
+#include <utility>
 
 namespace regrow::bindings {
 
@@ -62,6 +63,17 @@ nb::ndarray<nb::numpy, T> copied(std::span<const T> data) {
   nb::capsule owner(copy, [](void* memory) noexcept { delete[] static_cast<T*>(memory); });
   for (size_t i = 0; i < data.size(); ++i) copy[i] = data[i];
   return nb::ndarray<nb::numpy, T>(copy, {data.size()}, owner);
+}
+
+// A NumPy array that owns the vector or buffer it is a view of.
+template <typename Memory>
+auto owned(Memory&& memory) {
+  using Plain = std::remove_reference_t<Memory>;
+  using T = std::remove_pointer_t<decltype(memory.data())>;
+  static_assert(!std::is_lvalue_reference_v<Memory>, "hand it over");
+  auto* kept = new Plain(std::move(memory));
+  nb::capsule owner(kept, [](void* object) noexcept { delete static_cast<Plain*>(object); });
+  return nb::ndarray<nb::numpy, T>(kept->data(), {kept->size()}, owner);
 }
 
 }  // namespace regrow::bindings

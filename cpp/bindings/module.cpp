@@ -5,6 +5,7 @@
 namespace regrow::bindings {
 void bind_system(nanobind::module_& m);  // instruction set, threads, memory, checksum
 void bind_shard(nanobind::module_& m);   // Shard, shard_bytes, merge_pushes: a server's side
+void bind_gf(nanobind::module_& m);      // gf_xor, xor_matching: a decoder's side
 void bind_router(nanobind::module_& m);  // Router, Plan: a worker's side
 void bind_criteo(nanobind::module_& m);  // parse_criteo, skip_lines: a data file's text to arrays
 }  // namespace regrow::bindings
@@ -13,6 +14,7 @@ NB_MODULE(_core, m) {
   using namespace regrow::bindings;
   bind_system(m);
   bind_shard(m);
+  bind_gf(m);
   bind_router(m);
   bind_criteo(m);
 }

@@ -1,10 +1,12 @@
 #include "regrow/shard.hpp"
 
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "arrays.hpp"
@@ -14,6 +16,13 @@ namespace regrow::bindings {
 namespace {
 
 using namespace nb::literals;
+
+void construct(Shard* shard, int64_t servers, int64_t server, int64_t groups,
+               const std::vector<std::pair<int64_t, int64_t>>& coding_groups, bool recovering) {
+  ShardSettings settings{servers, server, groups, {}, recovering};
+  for (const auto& [distance, r] : coding_groups) settings.coding.push_back({distance, r});
+  new (shard) Shard(settings);
+}
 
 size_t add_table(Shard& shard, int64_t rows, int64_t dim, int64_t k, int64_t r, const std::string& optimizer,
                  double learning_rate, double eps, double beta1, double beta2, double momentum,
@@ -74,16 +83,12 @@ nb::tuple merged(const Input& dims, const std::vector<std::tuple<Input, Input, I
   for (const auto& [counts, slots, grads] : parts)
     views.push_back(
         {read<int32_t>(counts, "counts"), read<uint32_t>(slots, "slots"), read<float>(grads, "grads")});
-  auto* push = new MergedPush;
-  nb::capsule owner(push, [](void* memory) noexcept { delete static_cast<MergedPush*>(memory); });
+  MergedPush push;
   {
     nb::gil_scoped_release release;
-    *push = merge_pushes(dims_span, views);
+    push = merge_pushes(dims_span, views);
   }
-  return nb::make_tuple(
-      nb::ndarray<nb::numpy, int32_t>(push->counts.data(), {push->counts.size()}, owner).cast(),
-      nb::ndarray<nb::numpy, uint32_t>(push->slots.data(), {push->slots.size()}, owner).cast(),
-      nb::ndarray<nb::numpy, float>(push->grads.data(), {push->grads.size()}, owner).cast());
+  return nb::make_tuple(owned(std::move(push.counts)), owned(std::move(push.slots)), owned(std::move(push.grads)));
 }
 
 std::string described(const Shard& shard) {
@@ -93,9 +98,13 @@ std::string described(const Shard& shard) {
 
 }  // namespace
 
+void bind_redundancy(nb::class_<Shard>& shard);  // the methods in redundancy.cpp
+
 void bind_shard(nb::module_& m) {
-  nb::class_<Shard>(m, "Shard", "The rows of one server.")
-      .def(nb::init<int64_t, int64_t, int64_t>(), "servers"_a, "server"_a, "groups"_a = 1)
+  nb::class_<Shard> shard(m, "Shard", "The rows of one server.");
+  shard
+      .def("__init__", &construct, "servers"_a, "server"_a, "groups"_a = 1, "coding_groups"_a = nb::list(),
+           "recovering"_a = false)
       .def("add_table", &add_table, nb::kw_only(), "rows"_a, "dim"_a, "k"_a = 1, "r"_a = 0, "optimizer"_a,
            "learning_rate"_a, "eps"_a = 1e-8, "beta1"_a = 0.9, "beta2"_a = 0.999, "momentum"_a = 0.9,
            "weight_decay"_a = 0.0, "seed"_a, "init_bound"_a, "table"_a,
@@ -113,6 +122,7 @@ void bind_shard(nb::module_& m) {
       .def(
           "touched", [](const Shard& shard, size_t table) { return copied(shard.touched(table)); }, "table"_a)
       .def("__repr__", &described);
+  bind_redundancy(shard);
 
   m.def(
       "shard_bytes",

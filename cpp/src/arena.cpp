@@ -20,7 +20,7 @@ size_t Arena::rounded(size_t bytes) {
   return (bytes + page - 1) / page * page;
 }
 
-Arena::Arena(size_t bytes) : data_(nullptr), bytes_(rounded(bytes ? bytes : 1)) {
+Arena::Arena(size_t bytes, Pages pages) : data_(nullptr), bytes_(rounded(bytes ? bytes : 1)) {
   const bool huge = bytes_ >= huge_page;
   const size_t asked = huge ? bytes_ + huge_page : bytes_;  // room to begin on a huge page
   void* got = mmap(nullptr, asked, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -33,11 +33,16 @@ Arena::Arena(size_t bytes) : data_(nullptr), bytes_(rounded(bytes ? bytes : 1)) 
     if (skip) munmap(start, skip);
     if (skip < huge_page) munmap(start + skip + bytes_, huge_page - skip);
     start += skip;
-#if defined(MADV_HUGEPAGE)
-    madvise(start, bytes_, MADV_HUGEPAGE);  // where refused, small pages serve
-#endif
   }
   data_ = start;
+  advise(pages);
+}
+
+void Arena::advise([[maybe_unused]] Pages pages) const {
+#if defined(MADV_HUGEPAGE)
+  // Where refused, small pages serve.
+  if (bytes_ >= huge_page) madvise(data_, bytes_, pages == Pages::huge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
+#endif
 }
 
 Arena::Arena(Arena&& other) noexcept

@@ -491,6 +491,10 @@ uint32_t crc32c(uint32_t crc, const uint8_t* data, size_t size, const Crc32cTabl
 
 #endif
 
+// ---- parity
+
+#include "gf.inl"
+
 }  // namespace
 
 extern const Kernels kernels = {
@@ -504,6 +508,8 @@ extern const Kernels kernels = {
     unpool,
     merge_rows,
     crc32c,
+    xor_bytes,
+    gf_xor,
 };
 
 }  // namespace regrow::REGROW_ISA

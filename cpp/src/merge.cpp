@@ -3,7 +3,9 @@
 #include <stdexcept>
 #include <string>
 
+#include "regrow/dedupe.hpp"
 #include "regrow/dispatch.hpp"
+#include "regrow/layout.hpp"
 #include "regrow/thread_pool.hpp"
 
 namespace regrow {

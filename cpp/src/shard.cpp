@@ -2,19 +2,19 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <stdexcept>
 #include <string>
 
 #include "regrow/dispatch.hpp"
+#include "regrow/gf.hpp"
 #include "regrow/init.hpp"
 #include "regrow/thread_pool.hpp"
+#include "shard_runs.hpp"
 
 namespace regrow {
 namespace {
 
-// Rows a thread takes at a time: small enough to share evenly, large enough that the prefetches of one piece
-// are running most of the time.
-constexpr size_t rows_per_task = 512;
 constexpr size_t floats_per_task = 1 << 18;
 // Rows read into more than this (a quarter of a usual last-level cache) are written past the caches.
 constexpr size_t cached_bytes_max = 8 << 20;
@@ -58,14 +58,17 @@ uint32_t checked_slots(const Layout& layout, int64_t rows) {
   return static_cast<uint32_t>(slots);
 }
 
-size_t touched_words(uint32_t slots) { return (size_t{slots} + 63) / 64; }
+size_t bit_words(uint64_t bits) { return (bits + 63) / 64; }
 
-size_t records_bytes(uint32_t slots, size_t stride) {
-  return (size_t{slots} * stride * sizeof(float) + 63) / 64 * 64;
-}
+size_t bit_bytes(uint64_t bits) { return bit_words(bits) * sizeof(uint64_t); }
 
-size_t arena_bytes(uint32_t slots, size_t stride) {
-  return records_bytes(slots, stride) + touched_words(slots) * sizeof(uint64_t);
+size_t records_bytes(uint64_t slots, size_t stride) { return (slots * stride * sizeof(float) + 63) / 64 * 64; }
+
+size_t arena_bytes(uint32_t slots, size_t stride) { return records_bytes(slots, stride) + bit_bytes(slots); }
+
+// Parities, a bitmap over blocks for each (q, member), a pending bit per row.
+size_t parity_bytes(uint64_t blocks, uint64_t k, uint64_t r, size_t stride) {
+  return records_bytes(blocks * r, stride) + k * r * bit_bytes(blocks) + bit_bytes(blocks * k);
 }
 
 }  // namespace
@@ -74,49 +77,107 @@ size_t shard_bytes(int64_t rows, int64_t dim, int64_t k, int64_t r, int64_t grou
                    Optimizer optimizer) {
   check_shape(rows, dim);
   const uint32_t slots = checked_slots(Layout(servers, k, r, groups, 0), rows);
-  return Arena::rounded(arena_bytes(slots, static_cast<size_t>(record_floats(optimizer, dim))));
+  const auto stride = static_cast<size_t>(record_floats(optimizer, dim));
+  const size_t parity = r ? Arena::rounded(parity_bytes(slots / static_cast<uint64_t>(k), static_cast<uint64_t>(k),
+                                                        static_cast<uint64_t>(r), stride))
+                          : 0;
+  return Arena::rounded(arena_bytes(slots, stride)) + parity;
 }
 
-Shard::Shard(int64_t servers, int64_t server, int64_t groups)
-    : servers_(servers), server_(server), groups_(groups) {
-  Layout(servers, 1, 0, groups, 0);  // checks servers and groups
-  if (server < 0 || server >= servers)
-    throw std::invalid_argument("server must be between 0 and " + text(servers - 1) + ", not " +
-                                text(server));
+Shard::Shard(const ShardSettings& settings) : settings_(settings), recovering_(settings.recovering) {
+  Layout(settings.servers, 1, 0, settings.groups, 0);  // checks servers and groups
+  if (settings.server < 0 || settings.server >= settings.servers)
+    throw std::invalid_argument("server must be between 0 and " + text(settings.servers - 1) + ", not " +
+                                text(settings.server));
+  for (const CodingGroup& group : settings.coding) {
+    const auto same = [&](const CodingGroup& other) {
+      return other.distance == group.distance && other.r == group.r;
+    };
+    const std::string name = "coding group (" + text(group.distance) + ", " + text(group.r) + ")";
+    if (group.distance < 1 || group.r < 1 || group.distance > ring() || group.r > ring() - group.distance)
+      throw std::invalid_argument(name + " does not fit a ring of " + text(ring()) + " servers");
+    if (std::count_if(settings.coding.begin(), settings.coding.end(), same) > 1)
+      throw std::invalid_argument(name + " is there twice");
+  }
 }
 
 size_t Shard::add_table(const TableSettings& settings) {
   check_settings(settings);
-  const Layout layout(servers_, settings.k, settings.r, groups_, settings.table);
+  const Layout layout(settings_.servers, settings.k, settings.r, settings_.groups, settings.table);
   const uint32_t slots = checked_slots(layout, settings.rows);
   const auto stride = static_cast<size_t>(regrow::record_floats(settings.optimizer, settings.dim));
-  Table table{settings, layout, slots, Arena(arena_bytes(slots, stride)), {}};
+  const Divider per_k(static_cast<uint32_t>(settings.k));
+  Table table{.settings = settings,
+              .layout = layout,
+              .per_k = per_k,
+              .slots = slots,
+              .blocks = slots / per_k.divisor(),
+              .initial_key = table_key(settings.seed, static_cast<uint64_t>(settings.table)),
+              .arena = Arena(arena_bytes(slots, stride), pages()),
+              .records = {},
+              .parity = {},
+              .pending = {},
+              .recovery = {}};
   table.records.base = reinterpret_cast<float*>(table.arena.data());
   table.records.stride = stride;
   table.records.dim = static_cast<size_t>(settings.dim);
   table.records.touched = reinterpret_cast<uint64_t*>(table.arena.data() + records_bytes(slots, stride));
-  fill_initial(table);
+  if (settings.r > 0 && !settings_.coding.empty()) protect(table);
+  if (settings_.recovering) {
+    Arena bits(2 * bit_bytes(slots));
+    auto* present = reinterpret_cast<uint64_t*>(bits.data());
+    table.recovery.emplace(Recovery{std::move(bits), present, present + bit_words(slots), slots, 0, 0});
+  } else {
+    fill_initial(table);
+  }
   tables_.push_back(std::move(table));
   return tables_.size() - 1;
 }
 
+// Takes memory for parities, and touches none of it: they start as zero.
+void Shard::protect(Table& table) const {
+  if (!gf_codable(table.settings.k, table.settings.r))
+    throw std::invalid_argument("k + r must be at most 256 where both are above 1, not " +
+                                text(table.settings.k + table.settings.r));
+  for (int64_t distance = 1; distance <= table.settings.k; ++distance) {
+    const auto ours = [&](const CodingGroup& group) {
+      return group.distance == distance && group.r == table.settings.r;
+    };
+    if (std::none_of(settings_.coding.begin(), settings_.coding.end(), ours))
+      throw std::invalid_argument("coding group (" + text(distance) + ", " + text(table.settings.r) +
+                                  ") of a table is not among those of the shard");
+  }
+  const size_t records = records_bytes(uint64_t{table.blocks} * table.r(), table.records.stride);
+  Arena arena(parity_bytes(table.blocks, table.k(), table.r(), table.records.stride), pages());
+  auto* members = reinterpret_cast<uint64_t*>(arena.data() + records);
+  const size_t words = bit_words(table.blocks);
+  uint64_t* pending = members + words * table.k() * table.r();
+  table.pending = std::make_unique<PendingRows>(table.records, table.k(), table.blocks, pending);
+  auto* base = reinterpret_cast<float*>(arena.data());
+  table.parity.emplace(Parity{std::move(arena), base, members, words});
+}
+
 // Also the first touch of every page. Optimizer state and holes stay zero.
 void Shard::fill_initial(const Table& table) const {
-  const uint64_t key = table_key(table.settings.seed, static_cast<uint64_t>(table.settings.table));
-  const auto rows = static_cast<uint64_t>(table.settings.rows);
-  const auto bound = static_cast<float>(table.settings.init_bound);
   const Records& records = table.records;
   const size_t slots_per_task = std::max<size_t>(1, floats_per_task / records.stride);
-  const Kernels& kernel = kernels();
-  ThreadPool::shared().parallel_for((table.slots + slots_per_task - 1) / slots_per_task, [&](size_t task,
-                                                                                             size_t) {
+  const size_t tasks = (table.slots + slots_per_task - 1) / slots_per_task;
+  ThreadPool::shared().parallel_for(tasks, [&](size_t task, size_t) {
     const size_t end = std::min<size_t>(table.slots, (task + 1) * slots_per_task);
-    for (size_t slot = task * slots_per_task; slot < end; ++slot) {
-      const uint64_t row = table.layout.row_of(static_cast<uint32_t>(server_), static_cast<uint32_t>(slot));
-      if (row < rows)
-        kernel.fill_initial(records.base + slot * records.stride, records.dim, row_key(key, row), bound);
-    }
+    for (size_t slot = task * slots_per_task; slot < end; ++slot)
+      write_initial(table, static_cast<uint32_t>(slot), records.base + slot * records.stride);
   });
+}
+
+// The initial weights of a row; those of a hole are zero.
+void Shard::write_initial(const Table& table, uint32_t slot, float* weights) const {
+  const uint64_t row = table.layout.row_of(static_cast<uint32_t>(settings_.server), slot);
+  if (row >= static_cast<uint64_t>(table.settings.rows)) {
+    std::memset(weights, 0, table.records.dim * sizeof(float));
+    return;
+  }
+  kernels().fill_initial(weights, table.records.dim, row_key(table.initial_key, row),
+                         static_cast<float>(table.settings.init_bound));
 }
 
 const Shard::Table& Shard::at(size_t table) const {
@@ -128,77 +189,79 @@ const Shard::Table& Shard::at(size_t table) const {
 
 size_t Shard::memory_bytes() const {
   size_t bytes = 0;
-  for (const Table& table : tables_) bytes += table.arena.bytes();
+  for (const Table& table : tables_)
+    bytes += table.arena.bytes() + (table.recovery ? table.recovery->arena.bytes() : 0);
+  return bytes + redundancy_bytes();
+}
+
+size_t Shard::redundancy_bytes() const {
+  size_t bytes = 0;
+  for (const Table& table : tables_) bytes += table.parity ? table.parity->arena.bytes() : 0;
   return bytes;
 }
 
-void Shard::check_call(std::span<const int32_t> counts, std::span<const uint32_t> slots,
-                       size_t floats) const {
+void Shard::check_call(std::span<const int32_t> counts, std::span<const uint32_t> slots, size_t floats,
+                       Width width) const {
+  check_counts(counts, slots);
+  size_t floats_due = 0;
+  for (size_t t = 0; t < counts.size(); ++t) {
+    const Records& records = tables_[t].records;
+    floats_due += static_cast<size_t>(counts[t]) * (width == Width::weights ? records.dim : records.stride);
+  }
+  if (floats != floats_due)
+    throw std::invalid_argument("these rows have " + std::to_string(floats_due) + " floats; the array has " +
+                                std::to_string(floats));
+  check_ranges(counts, slots);
+}
+
+void Shard::check_counts(std::span<const int32_t> counts, std::span<const uint32_t> slots) const {
   if (counts.size() != tables_.size())
     throw std::invalid_argument("counts has " + std::to_string(counts.size()) + " entries; this shard has " +
                                 std::to_string(tables_.size()) + " tables");
   size_t rows = 0;
-  size_t floats_due = 0;
   for (size_t t = 0; t < counts.size(); ++t) {
     if (counts[t] < 0)
       throw std::invalid_argument("counts[" + std::to_string(t) + "] must not be negative, not " +
                                   text(counts[t]));
     rows += static_cast<size_t>(counts[t]);
-    floats_due += static_cast<size_t>(counts[t]) * tables_[t].records.dim;
   }
   if (rows != slots.size())
     throw std::invalid_argument("counts add up to " + std::to_string(rows) + " rows; there are " +
                                 std::to_string(slots.size()) + " slots");
-  if (floats != floats_due)
-    throw std::invalid_argument("these rows have " + std::to_string(floats_due) + " floats; the array has " +
-                                std::to_string(floats));
-  const uint32_t* table_slots = slots.data();
-  for (size_t t = 0; t < counts.size(); table_slots += counts[t], ++t) {
-    const auto count = static_cast<size_t>(counts[t]);
-    const uint32_t most = count ? kernels().max_u32(table_slots, count) : 0;
-    if (count && most >= tables_[t].slots)
-      throw std::out_of_range("slot " + std::to_string(most) + " of table " + std::to_string(t) +
-                              " is out of range; this server has " + std::to_string(tables_[t].slots) +
-                              " slots of it");
-  }
 }
 
-struct Shard::Run {
-  const Table& table;
-  const uint32_t* slots;
-  size_t count;
-  size_t float_begin;
-};
+void Shard::check_ranges(std::span<const int32_t> counts, std::span<const uint32_t> slots) const {
+  size_t begin = 0;
+  for (size_t t = 0; t < counts.size(); begin += static_cast<size_t>(counts[t]), ++t)
+    check_slots(t, slots.subspan(begin, static_cast<size_t>(counts[t])), tables_[t].slots, "slot");
+}
 
-// Calls body for pieces of the list, each within one table, on the threads of the pool.
-template <typename Body>
-void Shard::for_runs(std::span<const int32_t> counts, std::span<const uint32_t> slots, Body&& body) const {
-  const size_t tasks = (slots.size() + rows_per_task - 1) / rows_per_task;
-  ThreadPool::shared().parallel_for(tasks, [&](size_t task, size_t) {
-    const size_t begin = task * rows_per_task;
-    const size_t end = std::min(slots.size(), begin + rows_per_task);
-    size_t table_begin = 0;
-    size_t float_begin = 0;
-    for (size_t t = 0; t < counts.size() && table_begin < end; ++t) {
-      const Table& table = tables_[t];
-      const size_t table_end = table_begin + static_cast<size_t>(counts[t]);
-      const size_t first = std::max(begin, table_begin);
-      const size_t last = std::min(end, table_end);
-      if (first < last)
-        body(Run{table, slots.data() + first, last - first,
-                 float_begin + (first - table_begin) * table.records.dim});
-      float_begin += static_cast<size_t>(counts[t]) * table.records.dim;
-      table_begin = table_end;
-    }
-  });
+void Shard::check_slots(size_t table, std::span<const uint32_t> slots, uint32_t end, const char* name) const {
+  const uint32_t most = slots.empty() ? 0 : kernels().max_u32(slots.data(), slots.size());
+  if (!slots.empty() && most >= end)
+    throw std::out_of_range(std::string(name) + " " + std::to_string(most) + " of table " + std::to_string(table) +
+                            " is out of range; this server has " + std::to_string(end) + " " + name + "s of it");
+}
+
+// A row that was not recovered yet has no value: reading or changing it would be silent damage.
+void Shard::check_present(std::span<const int32_t> counts, std::span<const uint32_t> slots) const {
+  const uint32_t* slot = slots.data();
+  for (size_t t = 0; t < counts.size(); slot += counts[t], ++t) {
+    if (!tables_[t].recovery) continue;
+    for (int32_t i = 0; i < counts[t]; ++i)
+      if (tables_[t].recovery->absent(slot[i]))
+        throw std::invalid_argument("slot " + std::to_string(slot[i]) + " of table " + std::to_string(t) +
+                                    " was not recovered yet; prepare it first");
+  }
 }
 
 void Shard::gather(std::span<const int32_t> counts, std::span<const uint32_t> slots,
                    std::span<float> out) const {
   check_call(counts, slots, out.size());
+  if (recovering_) check_present(counts, slots);
   const Kernels& kernel = kernels();
   const bool past_caches = out.size_bytes() >= cached_bytes_max;
-  for_runs(counts, slots, [&](const Run& run) {
+  for_runs(counts, slots, Width::weights, [&](const Run& run) {
     kernel.gather(run.table.records, run.slots, run.count, out.data() + run.float_begin, past_caches);
   });
 }
@@ -206,14 +269,18 @@ void Shard::gather(std::span<const int32_t> counts, std::span<const uint32_t> sl
 void Shard::update(std::span<const int32_t> counts, std::span<const uint32_t> slots,
                    std::span<const float> grads, int64_t step) {
   check_call(counts, slots, grads.size());
+  if (recovering_) check_present(counts, slots);
   std::vector<UpdateNumbers> numbers;
   for (const Table& table : tables_) {
     if (counts_steps(table.settings.optimizer) && step < 1)
       throw std::invalid_argument("step must be at least 1, not " + text(step));
     numbers.push_back(numbers_at(table.settings.numbers, step));
   }
+  for (size_t t = 0; t < counts.size(); ++t)
+    if (tables_[t].pending && counts[t]) tables_[t].pending->reserve(static_cast<size_t>(counts[t]));
   const Kernels& kernel = kernels();
-  for_runs(counts, slots, [&](const Run& run) {
+  for_runs(counts, slots, Width::weights, [&](const Run& run) {
+    if (run.table.pending) run.table.pending->save(run.slots, run.count);
     const auto rule = static_cast<size_t>(run.table.settings.optimizer);
     const auto table = static_cast<size_t>(&run.table - tables_.data());
     kernel.update[rule](run.table.records, run.slots, run.count, grads.data() + run.float_begin,
@@ -224,14 +291,18 @@ void Shard::update(std::span<const int32_t> counts, std::span<const uint32_t> sl
 void Shard::assign_untouched(std::span<const int32_t> counts, std::span<const uint32_t> slots,
                              std::span<const float> weights) {
   check_call(counts, slots, weights.size());
+  if (recovering_) check_present(counts, slots);
   const float* source = weights.data();
   const uint32_t* slot = slots.data();
   for (size_t t = 0; t < counts.size(); ++t) {
     const Records& records = tables_[t].records;
+    PendingRows* pending = tables_[t].pending.get();
+    if (pending) pending->reserve(static_cast<size_t>(counts[t]));
     for (int32_t i = 0; i < counts[t]; ++i, ++slot, source += records.dim) {
       uint64_t& word = records.touched[*slot / 64];
       const uint64_t bit = uint64_t{1} << (*slot % 64);
       if (word & bit) continue;
+      if (pending) pending->save(slot, 1);
       std::memcpy(records.base + *slot * records.stride, source, records.dim * sizeof(float));
       word |= bit;
     }
@@ -249,6 +320,10 @@ void Shard::check_range(size_t table, int64_t first_slot, int64_t count, size_t 
   if (floats != floats_due)
     throw std::invalid_argument("these records have " + std::to_string(floats_due) +
                                 " floats; the array has " + std::to_string(floats));
+  for (int64_t slot = first_slot; found.recovery && slot < first_slot + count; ++slot)
+    if (found.recovery->absent(static_cast<uint32_t>(slot)))
+      throw std::invalid_argument("slot " + text(slot) + " of table " + std::to_string(table) +
+                                  " was not recovered yet; prepare it first");
 }
 
 void Shard::read_records(size_t table, int64_t first_slot, int64_t count, std::span<float> out) const {
@@ -266,6 +341,12 @@ void Shard::read_records(size_t table, int64_t first_slot, int64_t count, std::s
 void Shard::write_records(size_t table, int64_t first_slot, int64_t count, std::span<const float> source) {
   check_range(table, first_slot, count, source.size());
   const Records& records = tables_[table].records;
+  if (PendingRows* pending = tables_[table].pending.get()) {
+    std::vector<uint32_t> slots(static_cast<size_t>(count));
+    std::iota(slots.begin(), slots.end(), static_cast<uint32_t>(first_slot));
+    pending->reserve(slots.size());
+    pending->save(slots.data(), slots.size());
+  }
   float* target = records.base + static_cast<size_t>(first_slot) * records.stride;
   ThreadPool::shared().parallel_for(
       (source.size() + floats_per_task - 1) / floats_per_task, [&](size_t task, size_t) {
@@ -280,7 +361,7 @@ void Shard::write_records(size_t table, int64_t first_slot, int64_t count, std::
 
 std::span<const uint64_t> Shard::touched(size_t table) const {
   const Table& found = at(table);
-  return {found.records.touched, touched_words(found.slots)};
+  return {found.records.touched, bit_words(found.slots)};
 }
 
 }  // namespace regrow

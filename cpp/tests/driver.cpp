@@ -13,7 +13,9 @@
 #include <vector>
 
 #include "regrow/crc32c.hpp"
+#include "regrow/dedupe.hpp"
 #include "regrow/dispatch.hpp"
+#include "regrow/gf.hpp"
 #include "regrow/merge.hpp"
 #include "regrow/router.hpp"
 #include "regrow/shard.hpp"
@@ -67,7 +69,7 @@ bool throws(Call&& call) {
 
 std::string shard_digest(size_t dim) {
   std::string digest;
-  Shard shard(5, 3, 1);
+  Shard shard({.servers = 5, .server = 3, .groups = 1, .coding = {}, .recovering = false});
   for (int rule = 0; rule < optimizer_count; ++rule) {
     TableSettings settings;
     settings.rows = 1003 + rule;
@@ -109,6 +111,161 @@ std::string shard_digest(size_t dim) {
     shard.write_records(t, 0, shard.slots(t), records.span());
     add_bytes<float>(digest, records.span());
     add_bytes<uint64_t>(digest, shard.touched(t));
+  }
+  return digest;
+}
+
+// Servers 0 and 2 of a ring of five, k = 3 and r = 2, and the replacement of server 0.
+struct Trio {
+  static ShardSettings settings(int64_t server, bool recovering) {
+    return {.servers = 5, .server = server, .groups = 1, .coding = {{1, 2}, {2, 2}, {3, 2}}, .recovering = recovering};
+  }
+  explicit Trio(size_t dim) : source(settings(0, false)), holder(settings(2, false)), heir(settings(0, true)) {
+    for (Shard* shard : {&source, &holder, &heir})
+      for (int64_t rule = 0; rule < 2; ++rule) {
+        TableSettings table;
+        table.rows = 40003 + 5000 * rule;
+        table.dim = static_cast<int64_t>(dim);
+        table.k = 3;
+        table.r = 2;
+        table.optimizer = rule ? Optimizer::rowwise_adagrad : Optimizer::sgd;
+        table.numbers.learning_rate = 0.1;
+        table.seed = 7;
+        table.init_bound = 0.5;
+        table.table = rule;
+        shard->add_table(table);
+      }
+  }
+  Shard source;
+  Shard holder;
+  Shard heir;
+};
+
+std::vector<uint32_t> random_slots(const Shard& shard, size_t table, size_t less) {
+  std::vector<uint32_t> slots(shard.slots(table));
+  std::iota(slots.begin(), slots.end(), 0u);
+  std::shuffle(slots.begin(), slots.end(), chance);
+  slots.resize(slots.size() - less);
+  return slots;
+}
+
+// Rows of a flush are in no order; their sum is.
+void add_flush(std::string& digest, const Shard& shard, const Flush& flush) {
+  size_t row = 0;
+  const float* delta = flush.deltas.data();
+  for (size_t t = 0; t < flush.counts.size(); ++t) {
+    Exact<float> sum(shard.record_floats(t));
+    uint32_t slots = 0;
+    for (int32_t i = 0; i < flush.counts[t]; ++i, delta += sum.size) {
+      slots += flush.slots[row++];
+      gf_xor(sum.span(), {delta, sum.size}, 1);
+    }
+    add_bytes<float>(digest, sum.span());
+    digest += std::to_string(slots);
+  }
+}
+
+// Published rows go to the heir as they would after decoding.
+void recover(Trio& trio, std::string& digest) {
+  for (size_t t = 0; t < trio.heir.table_count(); ++t) {
+    for (size_t group = 0; group < 3; ++group) {
+      const uint32_t blocks = trio.heir.blocks(t);
+      Exact<uint64_t> words((blocks + 63) / 64);
+      for (uint32_t block = 0;;) {
+        const auto [slots, next] = trio.source.next_touched(t, group, block, 1000);
+        for (const uint32_t slot : slots) words.data[slot / 3 / 64] |= uint64_t{1} << (slot / 3 % 64);
+        if (next == blocks) break;
+        block = next;
+      }
+      trio.heir.know_touched(group, t, words.span());
+      if (group < 2) add_bytes<uint64_t>(digest, trio.holder.parity_touched(0, group, t));
+    }
+    std::vector<int32_t> counts(trio.heir.table_count(), 0);
+    const std::vector<uint32_t> slots = random_slots(trio.heir, t, 3);
+    counts[t] = static_cast<int32_t>(slots.size());
+    const RowNames missing = trio.heir.prepare(counts, slots);
+    Exact<float> relatives(missing.slots.size() * trio.heir.record_floats(t));
+    trio.source.published(t, missing.slots, relatives.span());
+    CHECK(trio.heir.put(missing.counts, missing.slots, relatives.span()) == missing.slots.size());
+    CHECK(trio.heir.put(missing.counts, missing.slots, relatives.span()) == 0);
+    for (uint32_t slot = 0; slot < trio.heir.slots(t); ++slot) {  // the three left out
+      counts[t] = 1;
+      const RowNames last = trio.heir.prepare(counts, std::span(&slot, 1));
+      if (last.slots.empty()) continue;
+      Exact<float> relative(trio.heir.record_floats(t));
+      trio.source.published(t, last.slots, relative.span());
+      CHECK(trio.heir.put(last.counts, last.slots, relative.span()) == 1);
+    }
+    while (trio.heir.fill(1000)) {
+    }
+  }
+  CHECK(trio.heir.missing_rows() + trio.heir.blank_rows() == 0);
+  for (size_t t = 0; t < trio.heir.table_count(); ++t) {
+    Exact<float> records(trio.heir.slots(t) * trio.heir.record_floats(t));
+    trio.heir.read_records(t, 0, trio.heir.slots(t), records.span());
+    add_bytes<float>(digest, records.span());
+  }
+}
+
+std::string parity_digest(size_t dim) {
+  Trio trio(dim);
+  std::string digest;
+  for (int64_t step = 1; step <= 3; ++step) {
+    std::vector<int32_t> counts;
+    std::vector<uint32_t> all;
+    for (size_t t = 0; t < trio.source.table_count(); ++t) {
+      const std::vector<uint32_t> slots = random_slots(trio.source, t, trio.source.slots(t) / 3);
+      counts.push_back(static_cast<int32_t>(slots.size()));
+      all.insert(all.end(), slots.begin(), slots.end());
+    }
+    Exact<float> grads = random_floats(all.size() * dim);
+    trio.source.update(counts, all, grads.span(), step);
+    for (size_t group = 0; group < 2 && step < 3; ++group) {  // those of distances 1 and 2
+      const Flush flush = trio.source.take_flush(group);
+      trio.holder.parity_apply(0, flush.counts, flush.slots.span(), flush.deltas.span());
+      add_flush(digest, trio.source, flush);
+      // Every row a second and a third time: what is there twice must do no harm.
+      std::vector<int32_t> doubled = {flush.counts[0], 0};
+      const size_t rows = static_cast<size_t>(flush.counts[0]);
+      const size_t floats = rows * trio.source.record_floats(0);
+      trio.holder.parity_apply(0, doubled, flush.slots.span().first(rows), flush.deltas.span().first(floats));
+      doubled[0] += 1;
+      CHECK(throws<std::invalid_argument>([&] {
+        trio.holder.parity_apply(0, doubled, flush.slots.span().first(rows), flush.deltas.span().first(floats));
+      }));
+      CHECK(throws<std::invalid_argument>(
+          [&] { trio.holder.parity_apply(2, flush.counts, flush.slots.span(), flush.deltas.span()); }));
+    }
+  }
+  CHECK(throws<std::out_of_range>([&] { trio.source.take_flush(3); }));
+  for (size_t t = 0; t < trio.holder.table_count(); ++t) {
+    std::vector<uint32_t> blocks(trio.holder.blocks(t));
+    std::iota(blocks.begin(), blocks.end(), 0u);
+    Exact<float> parities(blocks.size() * trio.holder.record_floats(t));
+    for (const int64_t q : {0, 1}) {
+      trio.holder.parity_read(t, q, blocks, parities.span());
+      add_bytes<float>(digest, parities.span());
+      add_bytes<uint64_t>(digest, trio.holder.parity_members(t, q, 2 - q));
+    }
+  }
+  recover(trio, digest);
+  return digest;
+}
+
+std::string gf_digest() {
+  std::string digest;
+  for (const size_t floats : {0, 1, 3, 4, 7, 8, 12, 20, 33}) {
+    Exact<float> target = random_floats(floats);
+    Exact<float> source = random_floats(floats);
+    for (const int64_t coefficient : {0, 1, 2, 29, 255}) gf_xor(target.span(), source.span(), coefficient);
+    add_bytes<float>(digest, target.span());
+    if (!floats) continue;
+    std::vector<uint32_t> sorted = {1, 4, 9};
+    std::vector<uint32_t> slots = {9, 9, 0, 10, 1};
+    Exact<float> records = random_floats(3 * floats);
+    Exact<float> deltas = random_floats(5 * floats);
+    CHECK(xor_matching(sorted, records.span(), static_cast<int64_t>(floats), slots, deltas.span(), 3) == 3);
+    add_bytes<float>(digest, records.span());
   }
   return digest;
 }
@@ -239,10 +396,11 @@ std::string all_digests() {
   chance.seed(5);
   std::string digest;
   for (const size_t dim : {1, 7, 8, 16, 33, 64, 128}) digest += shard_digest(dim);
+  for (const size_t dim : {1, 16, 33}) digest += parity_digest(dim);
   for (const bool bags : {false, true})
     for (const int64_t servers : {1, 3, 7})
       for (const int64_t batch : {0, 1, 200}) digest += router_digest(bags, servers, batch);
-  return digest + merge_digest() + crc_digest();
+  return digest + merge_digest() + crc_digest() + gf_digest();
 }
 
 }  // namespace

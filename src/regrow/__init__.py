@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from regrow.config import ErasureCode as ErasureCode
     from regrow.core.job import OptimizerSpec as OptimizerSpec
     from regrow.launch.cluster import LocalCluster as LocalCluster
     from regrow.nn.embedding import EmbeddingBagConfig as EmbeddingBagConfig
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "EmbeddingBagConfig": "regrow.nn.embedding",
     "EmbeddingCollection": "regrow.nn.embedding",
+    "ErasureCode": "regrow.config",
     "InProcessCluster": "regrow.runtime.inprocess",
     "KeyedJaggedTensor": "regrow.nn.embedding",
     "KeyedTensor": "regrow.nn.embedding",

@@ -18,6 +18,7 @@ _F32 = Any
 _I32 = Any
 _I64 = Any
 _U32 = Any
+_U64 = Any
 _U8 = Any
 
 def simd_level() -> Literal["avx2", "portable"]:
@@ -37,7 +38,7 @@ def crc32c(data: Buffer | npt.NDArray[Any], seed: int = 0) -> int:
     """CRC-32C of a buffer; the seed is the checksum of what came before it."""
 
 def shard_bytes(rows: int, dim: int, k: int, r: int, groups: int, servers: int, optimizer: str) -> int:
-    """Memory one table takes on each server."""
+    """Memory one table takes on each server, with its parities if r > 0."""
 
 def merge_pushes(
     dims: _I32, parts: Sequence[tuple[_I32, _U32, _F32]]
@@ -47,13 +48,33 @@ def merge_pushes(
     Rows appear in the order of their first occurrence in their table.
     """
 
-class Shard:
-    """The rows of one server: per table an arena of records [weights | optimizer state].
+def gf_xor(target: _F32, source: _F32, coefficient: int) -> None:
+    """target ^= coefficient * source, in GF(2^8) on raw bytes."""
 
-    `counts` says how many of `slots` belong to table 0, table 1, ...; rows of floats follow the same order.
+def xor_matching(slots_sorted: _U32, records: _F32, floats: int, slots: _U32, deltas: _F32, coefficient: int) -> int:
+    """records[i] ^= coefficient * deltas[j] wherever slots_sorted[i] == slots[j]; returns how many j matched.
+
+    `slots_sorted` is strictly rising; rows are `floats` long.
     """
 
-    def __init__(self, servers: int, server: int, groups: int = 1) -> None: ...
+class Shard:
+    """The rows of one server: per table an arena of records [weights | optimizer state], and parities of others' rows.
+
+    `counts` says how many of `slots` belong to table 0, table 1, ...; rows of floats follow the same order.
+    `coding_groups` are pairs (distance, r), see `group` in the methods; without them no table has parities.
+    Whole records, of `record_floats` floats, are raw bits. A relative value is value ^ initial value.
+    """
+
+    def __init__(
+        self,
+        servers: int,
+        server: int,
+        groups: int = 1,
+        coding_groups: Sequence[tuple[int, int]] = ...,
+        recovering: bool = False,
+    ) -> None:
+        """With `recovering`, no row is there (and no memory touched) until it was filled in or put."""
+
     def add_table(
         self,
         *,
@@ -81,6 +102,10 @@ class Shard:
     def table_count(self) -> int: ...
     @property
     def memory_bytes(self) -> int: ...
+    @property
+    def redundancy_bytes(self) -> int:
+        """The part of memory_bytes that parities and their bits take."""
+
     def record_floats(self, table: int) -> int: ...
     def slots(self, table: int) -> int:
         """Slots of a table on this server, holes in the last block included."""
@@ -96,10 +121,67 @@ class Shard:
 
     def read_records(self, table: int, first_slot: int, count: int, out: _F32) -> None: ...
     def write_records(self, table: int, first_slot: int, count: int, src: _F32) -> None:
-        """Overwrites whole records. Touched bits stay as they are."""
+        """Overwrites whole records, and marks them touched."""
 
     def touched(self, table: int) -> npt.NDArray[np.uint64]:
         """A copy of the bitmap: bit s % 64 of word s // 64 is set once slot s was touched."""
+
+    def blocks(self, table: int) -> int:
+        """Blocks of k slots; slot b * k + j is member j of block b."""
+
+    def pending_rows(self, group: int) -> int:
+        """Rows of a coding group that changed since it was last flushed."""
+
+    def pending_bytes(self) -> int:
+        """Bytes of the records saved for all groups."""
+
+    def take_flush(self, group: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint32], npt.NDArray[np.float32]]:
+        """(counts, slots, deltas) of the pending rows: published ^ present value, which becomes published.
+
+        Within a table, rows are in no particular order.
+        """
+
+    def published(self, table: int, slots: _U32, out: _F32) -> None:
+        """Relative published values: what parities stand for after the flushes taken so far."""
+
+    def next_touched(
+        self, table: int, group: int, block_first: int, rows_max: int
+    ) -> tuple[npt.NDArray[np.uint32], int]:
+        """Touched slots of a group from a block on, and the block to go on from; blocks(table) at the end."""
+
+    def parity_apply(self, source: int, counts: _I32, slots: _U32, deltas: _F32) -> None:
+        """Adds deltas of a server's rows to the parities here, and marks the rows touched.
+
+        This server must hold a parity of every one of them.
+        """
+
+    def parity_read(self, table: int, q: int, blocks: _U32, out: _F32) -> None:
+        """Copies raw parities."""
+
+    def parity_members(self, table: int, q: int, member: int) -> npt.NDArray[np.uint64]:
+        """A bit per block: whether this data member, of the stripes whose parity q is here, was ever touched."""
+
+    def parity_touched(self, source: int, group: int, table: int) -> npt.NDArray[np.uint64]:
+        """The same for the rows of a group of a server."""
+
+    def know_touched(self, group: int, table: int, words: _U64) -> None:
+        """Says which absent rows were touched (missing until put) and which were not (blank: filled in on demand).
+
+        Rows that are there already stay as they are.
+        """
+
+    def prepare(self, counts: _I32, slots: _U32) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint32]]:
+        """Fills in blank rows, returns (counts, slots) of those that cannot be: missing, or not known about."""
+
+    def put(self, counts: _I32, slots: _U32, relatives: _F32) -> int:
+        """Sets missing rows to their relative values, skips all others; returns how many it set."""
+
+    def missing_rows(self) -> int:
+        """Absent rows that are not blank, those not known about included."""
+
+    def blank_rows(self) -> int: ...
+    def fill(self, rows_max: int) -> int:
+        """Fills in up to so many blank rows; returns how many, 0 when none are left."""
 
 class Plan:
     """Where the rows of one batch are; the pull and the push of the batch share it.

@@ -1,6 +1,7 @@
 """The `regrow` command: options in, one message or one result out, and an exit code.
 
-    0  done      1  the run failed      2  bad usage      130, 143  stopped by Ctrl-C, SIGTERM
+    0  done      1  the run failed      2  bad usage      4  rows are lost for good
+    130, 143  stopped by Ctrl-C, SIGTERM
 
 A user's mistake is answered with "error: ..." and a hint, never with a traceback; REGROW_DEBUG=1 shows it all
 the same. Whatever is slow to import is imported inside the commands, so that `--help` is quick. The options
@@ -49,10 +50,12 @@ class Knob:
     type: Any = None
     metavar: str | None = None
     default: str | None = None
+    flag_short: str | None = None  # where the name of the field is too long to be typed
+    repeated: bool = False
 
     @property
     def flag(self) -> str:
-        return "--" + self.name.replace("_", "-")
+        return self.flag_short or "--" + self.name.replace("_", "-")
 
     @property
     def shown(self) -> str | None:
@@ -139,16 +142,59 @@ KNOBS: dict[str, tuple[Knob, ...]] = {
             help="Unix sockets in a private directory, or TCP on the loopback interface.",
         ),
         Knob(
-            name="protection",
-            type=CHOICE(configuration.PROTECTIONS),
-            help="What keeps rows when a server dies. none: the run ends.",
-        ),
-        Knob(
             name="redo_bytes_max",
             type=Bytes(),
-            help="Pushes a worker may have unacknowledged, before it waits.",
+            flag_short="--redo-bytes",
+            help="Pushes a worker may have that are not safe yet, before it waits.",
         ),
         Knob(name="frame_bytes_max", type=Bytes(), help="The largest message a process accepts."),
+    ),
+    "What to survive": (
+        Knob(
+            name="protection",
+            type=CHOICE(configuration.PROTECTIONS),
+            flag_short="--protect",
+            help="What keeps rows when a process dies. none: the run ends. ec: erasure coding.",
+        ),
+        Knob(name="k", type=int, help="Rows that share parities. More is less memory; k + r servers are needed."),
+        Knob(name="r", type=int, help="Parities: so many servers may be lost together."),
+        Knob(name="groups", type=int, help="Rings of servers that protect each other; each has k + r or more."),
+        Knob(
+            name="flush_pushes",
+            type=int,
+            default="8, with 2pc always 1",
+            help="Changes leave for the parities after so many pushes. Fewer is more traffic, more is a longer redo.",
+        ),
+        Knob(name="flush_bytes", type=Bytes(), help="... or when so many bytes of rows have changed."),
+        Knob(
+            name="commit",
+            type=CHOICE(configuration.COMMITS),
+            help="exactly-once; 2pc: the same in two phases per push (flushes every push); none: losses tolerated.",
+        ),
+        Knob(
+            name="sweep_bytes_per_s",
+            type=Bytes(),
+            default="0, no limit",
+            help="Of each server, for bringing lost rows back. Less disturbs training less, and takes longer.",
+        ),
+    ),
+    "What goes wrong on purpose": (
+        Knob(
+            name="kill",
+            metavar="ROLE:ID@step:N",
+            repeated=True,
+            default="nobody",
+            help="SIGKILL at a step: server:2@step:100, worker:0@step:50, coordinator@step:60. Repeatable.",
+        ),
+        Knob(
+            name="pause",
+            metavar="ROLE:ID@step:N:Ts",
+            repeated=True,
+            default="nobody",
+            help="SIGSTOP, and SIGCONT T seconds later: server:1@step:80:5s. Repeatable.",
+        ),
+        Knob(name="mtbf", type=float, default="never", help="Mean seconds between random kills, by --seed."),
+        Knob(name="mtbf_roles", metavar="ROLES", help="Whom they hit: some of server,worker,coordinator."),
     ),
     "What to keep": (
         Knob(name="out", metavar="DIR", default="runs/DATE-TIME-MODEL", help="Run directory, new or empty."),
@@ -184,7 +230,9 @@ def knob_options(function: Any) -> Any:
             kind: dict[str, Any] = (
                 {} if knob.type is bool else {"type": knob.type or str, "metavar": knob.shown}
             )
-            option = click.option(name, knob.name, default=None, help=f"{text}  [{default}]", **kind)
+            option = click.option(
+                name, knob.name, default=None, multiple=knob.repeated, help=f"{text}  [{default}]", **kind
+            )
             function = option(function)
     return function
 
@@ -219,6 +267,7 @@ def cli(ctx: click.Context) -> None:
     \b
     regrow train                                   a first run, about a minute
     regrow train --data criteo:day_0.gz --model terabyte --servers 8
+    regrow demo                                    lose a server, keep the model
     regrow bench kernels                           how fast this machine is
     """
     if ctx.invoked_subcommand is None:
@@ -241,14 +290,27 @@ def train(config_path: str | None, overwrite: bool, quiet: bool, **options: Any)
     regrow train --data criteo:train.tsv.gz --epochs 1 --batch 512
     regrow train --mode sync --steps 100 --out runs/a
     regrow train --config runs/a/config.toml --servers 8
+    regrow train --protect ec --kill server:2@step:100
 
     Leaves config.toml, metrics.jsonl, summary.json and logs/ in the run directory.
     """
-    given = {name: value for name, value in options.items() if value is not None}
+    given = {name: value for name, value in options.items() if value not in (None, ())}
     config = TrainConfig.from_dict(given) if config_path is None else TrainConfig.from_toml(config_path, given)
     from regrow.launch import display, local  # late: numpy and rich
 
     local.train(config, overwrite=overwrite, display=display.choose(quiet=quiet))
+
+
+@cli.command(short_help="Lose a server half way and end with the same model, bit for bit.")
+@click.option("--out", metavar="DIR", help="Run directories go here.  [runs/DATE-TIME-demo]")
+@click.option("--steps", type=int, default=60, metavar="N", help="Of each run.  [60]")
+@click.option("--overwrite", is_flag=True, help="Replace the runs in --out.")
+@click.option("-q", "--quiet", is_flag=True, help="No progress; the result only.")
+def demo(out: str | None, steps: int, overwrite: bool, quiet: bool) -> int:
+    """Trains twice, undisturbed and with a server killed half way, and compares the two models."""
+    from regrow.launch import demo as demonstration  # late: numpy and rich
+
+    return demonstration.run(out=out, steps=steps, overwrite=overwrite, quiet=quiet)
 
 
 class BenchCommand(click.Command):
@@ -349,7 +411,8 @@ def say_error(message: str, hint: str | None = None) -> None:
 def as_flags(error: RegrowError) -> str:
     """A bad option is named as it was typed; one from a file as it stands there."""
     if isinstance(error, ConfigError) and error.message.startswith(f"{error.option} = "):
-        return f"--{error.option.replace('_', '-')} {error.value}: {error.problem}"
+        flags = [knob.flag for knobs in KNOBS.values() for knob in knobs if knob.name == error.option]
+        return f"{flags[0]} {error.value}: {error.problem}"
     return error.message
 
 

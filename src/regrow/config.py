@@ -33,7 +33,9 @@ MODES = ("async", "sync")
 OPTIMIZERS = ("rowwise_adagrad", "adagrad", "sgd", "momentum", "adam", "partial_rowwise_adam")
 DENSE_OPTIMIZERS = ("sgd", "momentum", "adagrad", "adam")
 TRANSPORTS = ("unix", "tcp")
-PROTECTIONS = ("none",)
+PROTECTIONS = ("none", "ec")
+COMMITS = ("exactly-once", "2pc", "none")
+ROLES = ("server", "worker", "coordinator")
 
 # Learning rates that train a DLRM on click data without tuning: `regrow bench accuracy` measures the first of each.
 LEARNING_RATES = {
@@ -46,6 +48,8 @@ LEARNING_RATES = {
 }
 DENSE_LEARNING_RATES = {"adam": 0.0003, "adagrad": 0.01, "sgd": 0.1, "momentum": 0.01}
 
+K_DEFAULT, R_DEFAULT, R_MAX = 4, 1, 16
+FLUSH_PUSHES_DEFAULT = 8
 SERVERS_MAX = 1024
 WORKERS_MAX = 1024
 PREFETCH_MAX = 64
@@ -58,6 +62,56 @@ KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
 # A field that `__post_init__` fills in: never None for a reader, so its type does not say so.
 _DERIVED = cast(Any, None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErasureCode:
+    """Protection of rows by r parities for every k of them; see the fields of the same names below."""
+
+    k: int = K_DEFAULT
+    r: int = R_DEFAULT
+    groups: int = 1
+    flush_pushes: int = _DERIVED  # 8; with commit "2pc" always 1
+    flush_bytes: int = 8 * MIB
+    commit: str = "exactly-once"
+    sweep_bytes_per_s: int = 0
+
+    def __post_init__(self) -> None:
+        if cast(Any, self.flush_pushes) is None:
+            object.__setattr__(self, "flush_pushes", _flush_pushes_default(self.commit))
+        for name, low, high in _CODE_RANGES:
+            _check_range(self, name, low, high)
+        _check_choice(self, "commit", COMMITS)
+        if self.commit == "2pc" and self.flush_pushes != 1:
+            hint = "leave flush_pushes out, or set it to 1"
+            raise ConfigError("flush_pushes", self.flush_pushes, 'commit "2pc" stages every push', hint=hint)
+
+    def check(self, *, servers: int, mode: str) -> None:
+        """Raises ConfigError where this code does not fit the cluster, with the arithmetic."""
+        if servers % self.groups:
+            raise ConfigError("groups", self.groups, f"{servers} servers cannot be divided so")
+        if mode == "sync" and self.commit != "exactly-once":
+            raise ConfigError("commit", self.commit, 'mode "sync" always commits exactly once')
+        ring = servers // self.groups
+        if self.k + self.r <= ring:
+            return
+        groups = f"{self.groups} group{'s' if self.groups > 1 else ''}"
+        raise ConfigError(
+            "k",
+            self.k,
+            f"k + r = {self.k + self.r} members need as many servers in a group; {servers} servers in {groups}",
+            hint=f"k = {ring - self.r} fits" if ring > self.r else f"r = {self.r} needs more servers",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """Something that is done to a process when the furthest worker has made `step` steps."""
+
+    role: str
+    id: int
+    step: int
+    pause_seconds: float | None = None  # None: it is killed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,8 +194,44 @@ class TrainConfig:
     # The largest message accepted from a connection. Too small: a worker's batch is refused. Too large: a
     # broken or hostile peer can make a process take that much memory.
     frame_bytes_max: int = 256 * MIB
-    # What keeps rows when a server dies. "none": losing a server ends the run.
+
+    # -- what is survived --------------------------------------------------------------------------------
+
+    # What keeps rows when a process dies. "none": losing one ends the run. "ec": erasure coding; servers,
+    # workers and the coordinator are replaced and training goes on.
     protection: str = "none"
+    # Rows that share r parities. Too small: parities take 1/k of the memory of the rows, and as much traffic.
+    # Too large: a lost row is computed from more servers, and k + r of them are needed in a group.
+    k: int = K_DEFAULT
+    # Parities: how many servers may be lost together. Too small: a second loss during a recovery ends the
+    # run. Too large: every change travels r times.
+    r: int = R_DEFAULT
+    # Rings of servers that protect each other. Too few: a failure keeps everybody busy. Too many: fewer servers
+    # share a recovery, and each ring must have k + r of them.
+    groups: int = 1
+    # Changes leave for the parities after so many pushes. Too small: hot rows travel again and again (1 is one
+    # message per push). Too large: workers keep more for a redo. Default: 8; with commit "2pc" always 1.
+    flush_pushes: int = _DERIVED
+    # ... or when so many bytes wait. Too small: as above. Too large: memory for the rows as they were before.
+    flush_bytes: int = 8 * MIB
+    # exactly-once: no push is lost or applied twice, whatever dies. 2pc: the same by two explicit phases per
+    # push, as in the ECRec paper; slower. none: changes are sent and what a failure loses is lost.
+    commit: str = "exactly-once"
+    # Bytes per second each server spends on bringing rows back that nobody has asked for. Too small: a second
+    # failure may come first. Too large: training slows down meanwhile. 0: as fast as it goes.
+    sweep_bytes_per_s: int = 0
+
+    # -- what goes wrong on purpose ----------------------------------------------------------------------
+
+    # "ROLE:ID@step:N": SIGKILL when the furthest worker has made N steps.
+    kill: tuple[str, ...] = ()
+    # "ROLE:ID@step:N:SECONDSs": SIGSTOP, and SIGCONT after so long. Under 2 s nobody may notice.
+    pause: tuple[str, ...] = ()
+    # Mean seconds between random kills, at exponential intervals. Too small: the next failure comes before the
+    # last is over (a server is spared while r others are recovering). None: no random kills.
+    mtbf: float | None = None
+    # Who is killed at random: some of server, worker, coordinator, with commas.
+    mtbf_roles: str = "server"
 
     # -- what is left afterwards -------------------------------------------------------------------------
 
@@ -226,11 +316,44 @@ class TrainConfig:
         """Fit for a directory name: the preset, or the stem of the model file."""
         return Path(self.model).stem if self.model.endswith(".toml") else self.model
 
+    @property
+    def code(self) -> ErasureCode | None:
+        """How rows are protected; None: not at all."""
+        if self.protection == "none":
+            return None
+        names = [field.name for field in dataclasses.fields(ErasureCode)]
+        return ErasureCode(**{name: getattr(self, name) for name in names})
+
+    @property
+    def faults(self) -> tuple[Fault, ...]:
+        """What `kill` and `pause` ask for, by step."""
+        kills = [parse_fault("kill", text) for text in self.kill]
+        pauses = [parse_fault("pause", text) for text in self.pause]
+        return tuple(sorted(kills + pauses, key=lambda fault: fault.step))
+
     def load_model(self) -> ModelConfig:
         """The model's shape, from its preset or its file, with `rows_max` applied."""
         from regrow.nn import presets  # late: `regrow.nn` is for model authors, who import this module
 
         return presets.load(self.model, rows_max=self.rows_max)
+
+
+def _flush_pushes_default(commit: str) -> int:
+    return 1 if commit == "2pc" else FLUSH_PUSHES_DEFAULT
+
+
+FAULT_FORMS = {"kill": "server:2@step:100", "pause": "server:1@step:80:5s"}
+
+
+def parse_fault(option: str, text: str) -> Fault:
+    """A fault from its form on the command line; the coordinator needs no number."""
+    length = r":(\d+(?:\.\d+)?)s" if option == "pause" else "()"
+    match = re.fullmatch(rf"(server|worker|coordinator)(?::(\d{{1,6}}))?@step:(\d{{1,15}}){length}", text)
+    if match is None or (match[2] is None and match[1] != "coordinator"):
+        hint = "for a server, a worker (with their numbers) or the coordinator (without)"
+        raise ConfigError(option, text, f"must be like {FAULT_FORMS[option]}", hint=hint)
+    pause_seconds = float(match[4]) if match[4] else None
+    return Fault(role=match[1], id=int(match[2] or 0), step=int(match[3]), pause_seconds=pause_seconds)
 
 
 def model_names() -> list[str]:
@@ -262,8 +385,13 @@ def _derived_values(config: TrainConfig) -> dict[str, Any]:
         # A synthetic stream without an end can only be counted in steps.
         endless = given["data"] == "synthetic" and given["train_rows"] is None
         derived |= {"steps": STEPS_DEFAULT} if endless else {"epochs": 1}
+    if given["flush_pushes"] is None:
+        derived["flush_pushes"] = _flush_pushes_default(given["commit"])
+    for name in ("kill", "pause"):
+        if type(given[name]) is list:  # as JSON and TOML have it
+            derived[name] = tuple(given[name])
     # A TOML file may well say `learning_rate = 1`.
-    for name in ("learning_rate", "dense_learning_rate", "skew"):
+    for name in ("learning_rate", "dense_learning_rate", "skew", "mtbf"):
         if type(given[name]) is int:
             derived[name] = float(given[name])
     return derived
@@ -291,6 +419,10 @@ def _check_types(config: TrainConfig) -> None:
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         hint = hints[field.name]
+        if hint == tuple[str, ...]:
+            if type(value) is not tuple or not all(type(item) is str for item in value):
+                raise ConfigError(field.name, value, "must be a list of texts")
+            continue
         allowed = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
         # `type(...)`, not isinstance: True is an int to Python, but not a number of servers.
         if type(value) not in allowed:
@@ -323,6 +455,8 @@ def _check(config: TrainConfig) -> None:
     _check_range(config, "threads_per_server", 1, 1024)
     _check_range(config, "redo_bytes_max", 64 * KIB, 64 * GIB)
     _check_range(config, "frame_bytes_max", 64 * KIB, 4 * GIB - 1)
+    _check_protection(config)
+    _check_faults(config)
     if not 0.0 <= config.skew <= 4.0:
         raise ConfigError("skew", config.skew, "must be between 0 and 4")
     _check_rate(config, "learning_rate")
@@ -334,29 +468,57 @@ def _check(config: TrainConfig) -> None:
             "epochs", config.epochs, f"steps = {config.steps} is given too", hint="give only one of the two"
         )
     if config.epochs is not None and config.data == "synthetic" and config.train_rows is None:
-        raise ConfigError(
-            "epochs",
-            config.epochs,
-            "synthetic data has no end",
-            hint="give steps instead, or train_rows to say how long an epoch is",
-        )
+        hint = "give steps instead, or train_rows to say how long an epoch is"
+        raise ConfigError("epochs", config.epochs, "synthetic data has no end", hint=hint)
     if config.mode == "sync" and config.prefetch > 0:
-        raise ConfigError(
-            "prefetch",
-            config.prefetch,
-            'mode "sync" cannot pull ahead',
-            hint='set prefetch to 0, or mode to "async"',
-        )
+        hint = 'set prefetch to 0, or mode to "async"'
+        raise ConfigError("prefetch", config.prefetch, 'mode "sync" cannot pull ahead', hint=hint)
 
 
-def _check_choice(config: TrainConfig, name: str, choices: tuple[str, ...]) -> None:
+# Name, least and most of the numbers of an erasure code.
+_CODE_RANGES = (
+    ("k", 1, SERVERS_MAX),
+    ("r", 1, R_MAX),
+    ("groups", 1, SERVERS_MAX),
+    ("flush_pushes", 1, 1 << 20),
+    ("flush_bytes", 4 * KIB, 64 * GIB),
+    ("sweep_bytes_per_s", 0, 1 << 40),
+)
+
+
+def _check_protection(config: TrainConfig) -> None:
+    """Numbers must be sane even where nothing is protected; they must fit together only where something is."""
+    for name, low, high in _CODE_RANGES:
+        _check_range(config, name, low, high)
+    _check_choice(config, "commit", COMMITS)
+    if config.code is not None:
+        config.code.check(servers=config.servers, mode=config.mode)
+
+
+def _check_faults(config: TrainConfig) -> None:
+    counts = {"server": config.servers, "worker": config.workers, "coordinator": 1}
+    for option in ("kill", "pause"):
+        for text in getattr(config, option):
+            fault = parse_fault(option, text)
+            if fault.id >= counts[fault.role]:
+                raise ConfigError(option, text, f"there is no {fault.role} {fault.id}, only {counts[fault.role]}")
+            if fault.step < 1 or (config.steps is not None and fault.step > config.steps):
+                raise ConfigError(option, text, f"steps are 1 to {config.steps or 'the end of the data'}")
+    # Written so that NaN fails too.
+    if config.mtbf is not None and not 0.1 <= config.mtbf <= 1e9:
+        raise ConfigError("mtbf", config.mtbf, "must be between 0.1 and 10**9 seconds")
+    if not set(config.mtbf_roles.split(",")) <= set(ROLES):
+        raise ConfigError("mtbf_roles", config.mtbf_roles, f"must be some of {', '.join(ROLES)}, with commas")
+
+
+def _check_choice(config: Any, name: str, choices: tuple[str, ...]) -> None:
     value = getattr(config, name)
     if value not in choices:
         known = ", ".join(choices)
         raise ConfigError(name, value, f"must be one of: {known}", hint=_nearest(value, choices, quiet=True))
 
 
-def _check_range(config: TrainConfig, name: str, low: int, high: int) -> None:
+def _check_range(config: Any, name: str, low: int, high: int) -> None:
     value = getattr(config, name)
     if value is None or low <= value <= high:
         return

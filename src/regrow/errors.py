@@ -2,7 +2,7 @@
 
 Each is one readable message (what happened, to what) and, where there is something to do about it, a hint.
 Whose mistake it was decides the class, and the class decides the exit code: a user's mistake is 2, a run that
-failed is 1. Anything that is not a `RegrowError` is a bug and may show its traceback.
+failed is 1, one that lost rows for good is 4 (3 is a child's, whose launcher went away). Anything that is not a `RegrowError` is a bug and may show its traceback.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_USAGE = 2
+EXIT_DATA_LOSS = 4
 EXIT_SIGNAL_BASE = 128  # as shells do: 130 after Ctrl-C, 143 after SIGTERM
 
 
@@ -61,6 +62,17 @@ class LocalProtocolError(RegrowError):
 
 class ConnectionLost(RegrowError):
     """A peer went away: its process ended, or its socket closed in the middle of a conversation."""
+
+
+class DataLoss(RegrowError):
+    """Rows are gone for good: more servers were lost together than there are parities. Nobody goes on with what
+    is left, because a model with holes looks like a model."""
+
+    exit_code = EXIT_DATA_LOSS
+    HINT = "more parities survive more servers lost together: --r 2 (or higher); this run has to start again"
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint or self.HINT)
 
 
 class ChildFailed(RegrowError):

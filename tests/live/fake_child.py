@@ -2,9 +2,10 @@
 
     python fake_child.py PLAN.json
 
-The plan maps "server 2" or "worker 0" to one of the manners below; who has no entry behaves. It names a room
-where everybody leaves a pid file and other marks. Workers make `steps` reports and are through, or, in an
-endless plan, wait to be stopped.
+The plan maps "server 2" or "worker 0" to one of the manners below; who has no entry behaves. Successors are named
+"server 2.1"; "server 2 always" is for all incarnations. It names a room where everybody leaves a pid file and other
+marks. Workers make `steps` reports (a successor those after `done`) and are through, or, in an endless plan, wait to
+be stopped; with `hold` they wait at a step for a mark that somebody leaves.
 """
 
 from __future__ import annotations
@@ -33,20 +34,33 @@ class FakeChild:
         line = sys.stdin.readline()
         if not line:
             os._exit(3)
-        self.assignment = json.loads(line)
-        self.role, self.id = self.assignment["role"], self.assignment["id"]
-        self.name = f"{self.role} {self.id}"
-        self.manner = plan.get("manners", {}).get(self.name, "")
         self.commands: list[str] = []
         self.heard = threading.Condition()
-        (self.room / f"{self.role}-{self.id}.pid").write_text(str(os.getpid()))
-        (self.room / f"{self.role}-{self.id}.json").write_text(json.dumps(self.assignment))
+        self.take(json.loads(line))
         threading.Thread(target=self.listen, daemon=True).start()
+
+    def take(self, assignment: dict[str, Any]) -> None:
+        """This place is ours from now on."""
+        self.assignment = assignment
+        self.role, self.id = assignment["role"], assignment["id"]
+        self.incarnation = assignment["incarnation"]
+        self.name = f"{self.role} {self.id}" + (f".{self.incarnation}" if self.incarnation else "")
+        manners = self.plan.get("manners", {})
+        self.manner = manners.get(self.name, manners.get(f"{self.role} {self.id} always", ""))
+        stem = self.name.replace(" ", "-")
+        (self.room / f"{stem}.json").write_text(json.dumps(assignment))
+        (self.room / f"{stem}.pid").write_text(str(os.getpid()))
+        (self.room / f"started-{stem}").touch()
 
     def listen(self) -> None:
         for line in sys.stdin:
+            command = json.loads(line)
             with self.heard:
-                self.commands.append(json.loads(line)["do"])
+                if command["do"] == "become":
+                    self.take(command)
+                with (self.room / f"told-{self.role}-{self.id}").open("a") as told:
+                    told.write(line)
+                self.commands.append(command["do"])
                 (self.room / f"{self.commands[-1]}-{self.role}-{self.id}").touch()
                 self.heard.notify_all()
         os._exit(3)  # the launcher is gone
@@ -61,13 +75,25 @@ class FakeChild:
             assert time.monotonic() < deadline, f"{self.name} waited in vain for {name}"
             time.sleep(0.005)
 
+    def await_stopped(self, stem: str) -> None:
+        pid = (self.room / f"{stem}.pid").read_text()
+        deadline = time.monotonic() + DEADLINE_SECONDS
+        while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
+            assert time.monotonic() < deadline, f"{stem} was never paused"
+            time.sleep(0.005)
+
     def run(self) -> None:
         if self.manner == "deaf":
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
         if self.manner == "exits at once":
             print("a traceback would be here\nBoom: no luck", file=sys.stderr)
             sys.exit(7)
-        if self.role == "worker":
+        if self.role == "standby":
+            with self.heard:
+                assert self.heard.wait_for(lambda: self.commands, DEADLINE_SECONDS)
+        if self.role == "standby":
+            pass  # told to stop before it was needed
+        elif self.role == "worker":
             self.work()
         else:
             self.serve()
@@ -80,12 +106,15 @@ class FakeChild:
     def serve(self) -> None:
         address = self.assignment["listen"]
         if address.startswith("unix:"):
-            Path(address.removeprefix("unix:")).touch()
+            Path(address.removeprefix("unix:")).touch(exist_ok=False)
         if self.manner != "mute":
             say("listening", address=address)
         if self.role == "server":
             say("ready", rows=1000, bytes=64000)
             say("server", pulls=1, pushes=1, bytes_in=10, bytes_out=20)
+            if self.incarnation:
+                say("recovery", rows_missing=60, rows_back=40, rows_total=100, bytes=400, faults=3)
+                say("recovered", rows=100, bytes=1000, faults=7, seconds=0.1)
         self.misbehave_after_training_began()
         self.await_command("stop")
         if self.role == "server":
@@ -95,16 +124,24 @@ class FakeChild:
         print("a library prints this to stdout", flush=True)
         steps, batch = self.plan["steps"], self.assignment["config"]["batch"]
         say("planned", steps=steps)
-        for step in range(1, steps + 1):
+        hold = self.plan.get("hold") or {"step": 0}
+        for step in range(1 + (self.plan.get("done", 0) if self.incarnation else 0), steps + 1):
             self.report(step, batch)
+            if step == hold["step"]:
+                (self.room / f"held-{self.id}").touch()
+                self.misbehave_after_training_began()
+                self.await_file(hold["for"])
         (self.room / f"trained-{self.id}").touch()
-        self.misbehave_after_training_began()
+        if not self.plan.get("hold"):
+            self.misbehave_after_training_began()
         if self.plan.get("endless"):
             self.await_command("stop")
             return
         say("trained", steps=steps, samples=steps * batch, seconds=0.5)
         if self.id == 0:
             self.await_command("evaluate")
+            if self.manner == "dies when asked to evaluate":
+                os.kill(os.getpid(), signal.SIGKILL)
             say("evaluated", auc=0.75, logloss=0.5, test_samples=100, model_sha256="ab" * 32)
         self.await_command("stop")
 
@@ -127,11 +164,15 @@ class FakeChild:
 
     def misbehave_after_training_began(self) -> None:
         manner = self.manner
-        if manner in ("", "deaf", "mute", "fails to stop"):
+        if manner in ("", "deaf", "mute", "fails to stop", "dies when asked to evaluate"):
             return
+        mark = "held" if self.plan.get("hold") else "trained"
         for worker in range(self.assignment["config"]["workers"]):
-            self.await_file(f"trained-{worker}")
-        if manner == "is killed":
+            self.await_file(f"{mark}-{worker}")
+        if manner.startswith("is killed after "):
+            self.await_file("started-" + manner.removeprefix("is killed after "))
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif manner == "is killed":
             (self.room / "died").touch()
             os.kill(os.getpid(), signal.SIGKILL)
         elif manner == "exits":
@@ -151,6 +192,24 @@ class FakeChild:
         elif manner == "dies after the complaint":
             self.await_file("complained")
             os.kill(os.getpid(), signal.SIGKILL)
+        elif manner == "gives up":
+            say("error", message="lost server 1", kind="lost")
+            sys.exit(1)
+        elif manner == "reports data loss":
+            say("error", message="rows of 2 tables are gone: t_cat_0 (12)", kind="data_loss")
+            sys.exit(1)
+        elif manner == "misses server 1":
+            # As the real one does when a server has been silent.
+            if "server 1" in self.plan["manners"]:
+                self.await_stopped("server-1")
+            for _ in range(2):
+                say("replace", role="server", id=1, incarnation=0, reason="silent for 1.5 s")
+        elif manner == "comes back":
+            self.await_file("started-server-1.1")  # it is stopped meanwhile
+            (self.room / "came-back").touch()
+            say("ready", rows=99999, bytes=99999)
+            say("fenced")
+            sys.exit(0)
         elif manner == "talks nonsense":
             say("ready", rows="many") if self.role == "server" else say("trained")
             threading.Event().wait()

@@ -22,7 +22,7 @@ from helpers import COORDINATOR, arrays, example_messages, job, mutated, plan_of
 
 from regrow.core.framing import FrameReader, Limits, Stamp, encode
 from regrow.core.link import Identity, Initiator, Link
-from regrow.core.messages import Assign, Dump, Hello, Load, Message, Open, Pull, Push, Refused
+from regrow.core.messages import PROTOCOL_VERSION, Assign, Dump, Hello, Load, Message, Open, Pull, Push, Refused
 from regrow.launch.cluster import LocalCluster
 from regrow.runtime.client import Client
 
@@ -40,9 +40,10 @@ class World:
         self.client: Client = self.cluster.client(JOB)
         assert self.client.session.view is not None
         self.server = self.client.session.view.servers[0].address
-        self.coordinator = str(self.cluster._coordinator)
+        self.coordinator = str(self.cluster._crew.coordinator_address)
         self.token = bytes.fromhex(self.cluster._token)
         self.steps = 0
+        self.insiders = 0
 
     def probe(self) -> None:
         """A pull sees what was written, a push changes it by exactly its gradients, all of it is read back."""
@@ -140,7 +141,9 @@ def stranger(rng: random.Random, address: str) -> list[Message]:
             peer.send(mutated(rng, rng.choice(SAMPLES)))
         case 5:
             nonce, proof = rng.randbytes(32), rng.randbytes(32)
-            hello = Hello(protocol=1, role="worker", id=1, incarnation=0, nonce=nonce, proof=proof)
+            received = rng.choice((0, 1, 2**62))
+            who = {"role": "worker", "id": 1, "incarnation": 0, "received": received}
+            hello = Hello(protocol=PROTOCOL_VERSION, nonce=nonce, proof=proof, **who)  # type: ignore[arg-type]
             peer.send(bytes_of(hello) + rng.randbytes(rng.randint(0, 50)))
     return peer.finish()
 
@@ -179,19 +182,27 @@ def test_strangers_who_wait(world: World) -> None:
 # --- Peers with the token ---
 
 
-def open_link(rng: random.Random, world: World, address: str, local: Identity) -> tuple[Peer, Link]:
-    """A proper handshake, from a peer that will not behave afterwards. A view that comes with it is ignored."""
+def open_link(
+    rng: random.Random, world: World, address: str, local: Identity
+) -> tuple[Peer, Link | None, list[Message]]:
+    """A proper handshake, from a peer that will not behave afterwards. A view that comes with it is ignored.
+    Whoever was replaced, or pretends to have received what was never sent, gets no link, but a reason."""
     expected = server(0) if address == world.server else COORDINATOR
-    machine = Initiator(token=world.token, local=local, nonce=rng.randbytes(32), expected=expected)
+    received = rng.choice((0, 0, 0, 0, 1, 2**62))
+    machine = Initiator(
+        token=world.token, local=local, nonce=rng.randbytes(32), expected=expected, received=lambda: received
+    )
     peer = Peer(address)
     while machine.peer is None:
         messages = peer.receive()
         assert messages, "the server does not finish a good handshake"
         for message in messages:
+            if isinstance(message, Refused):
+                return peer, None, [message]
             if machine.peer is None:
                 for reply in machine.receive(message):
                     peer.send(bytes_of(reply))
-    return peer, Link(local=local, peer=machine.peer)
+    return peer, Link(local=local, peer=machine.peer), []
 
 
 def likely(rng: random.Random) -> Message:
@@ -206,7 +217,11 @@ def likely(rng: random.Random) -> Message:
         lambda: Push(seq=rng.randint(0, 3), **part, **arrays(grads=floats)),
         lambda: Assign(**part, **arrays(weights=floats)),
         lambda: Dump(
-            request=1, table=rng.randint(0, 2), slot_first=rng.randint(0, 9), slot_count=rng.randint(0, 3)
+            request=1,
+            table=rng.randint(0, 2),
+            parity=rng.random() < 0.2,
+            slot_first=rng.randint(0, 9),
+            slot_count=rng.randint(0, 3),
         ),
         lambda: Load(request=1, table=rng.randint(0, 2), **arrays(slots=slots, records=range(4 * len(slots)))),
         lambda: view(JOB, epoch=rng.randint(0, 5)),
@@ -217,20 +232,24 @@ def likely(rng: random.Random) -> Message:
 
 def insider(rng: random.Random, world: World, address: str) -> list[Message]:
     """One connection of somebody who holds the token and sends what it should not."""
+    world.insiders += 1
     # Never as the good client itself: a newer incarnation of it would rightly put it out of work.
     who = rng.choice(
         [
-            worker(1, rng.randint(0, 3)),
-            worker(2),
+            worker(1, world.insiders),  # a process comes once, under an incarnation of its own
+            worker(2, world.insiders),
+            worker(1, rng.randint(0, world.insiders)),  # or too late
             worker(rng.randint(3, 2**32 - 1)),
             server(rng.randint(1, 2**32 - 1), rng.randint(0, 9)),
             Identity(role="coordinator", id=1, incarnation=rng.randint(0, 2**32 - 1)),
         ]
     )
-    peer, link = open_link(rng, world, address, who)
+    peer, link, said = open_link(rng, world, address, who)
+    if link is None:
+        return said + peer.finish()
     for _ in range(rng.randint(1, 6)):
         message = likely(rng) if rng.random() < 0.8 else rng.choice(example_messages())
-        stamp = link.stamp()
+        stamp = link.send(message)
         if rng.random() < 0.1:
             stamp = Stamp(
                 source_incarnation=rng.randint(0, 3),

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from regrow.config import TrainConfig
-from regrow.errors import ChildFailed, UserError
+from regrow.errors import ChildFailed, DataLoss, UserError
 from regrow.launch import local
 from regrow.launch.local import Patience
 from regrow.launch.rundir import SocketDir
@@ -262,6 +262,184 @@ def test_child_that_does_not_stop_as_it_should(world: World, manner: str, words:
     world.assert_nothing_left()
     # The result was there already, and is kept.
     assert world.summary()["auc"] == 0.75
+
+
+# -- runs that survive ------------------------------------------------------------------------------------
+
+EC = {"protection": "ec", "k": 2, "r": 1}
+
+
+def told(world: World, name: str) -> list[dict[str, Any]]:
+    """Commands that this process got, in order."""
+    path = world.room / f"told-{name}"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def assignment(world: World, name: str) -> dict[str, Any]:
+    return json.loads((world.room / f"{name}.json").read_text())
+
+
+def only_failure(summary: dict[str, Any]) -> dict[str, Any]:
+    (failure,) = summary["failures"]
+    return failure
+
+
+def test_killed_server_has_a_successor_and_training_goes_on(world: World) -> None:
+    world.plan(manners={"server 1": "is killed"}, hold={"step": 2, "for": "started-server-1.1"})
+    summary = world.train(**EC)
+    world.assert_nothing_left()
+    assert (summary["status"], summary["steps_done"], summary["samples"]) == ("ok", 6, 2 * 3 * 64)
+    failure = only_failure(summary)
+    expected = {"role": "server", "id": 1, "step": 2, "rows": 100, "bytes": 1000, "faults": 7}
+    assert {name: failure[name] for name in expected} == expected
+    assert failure["reason"] == "was killed by SIGKILL"
+    assert 0 <= failure["detected_s"] <= failure["replaced_s"] <= failure["recovered_s"] < DEADLINE_SECONDS
+    assert failure["resumed_s"] >= failure["replaced_s"]
+    died = {"do": "died", "role": "server", "id": 1, "incarnation": 0}
+    assert died in told(world, "coordinator-0")
+    successor = assignment(world, "server-1.1")
+    assert (successor["incarnation"], successor["listen"][-5:]) == (1, "/s1.1")
+    assert successor["coordinator"] == assignment(world, "coordinator-0")["listen"]
+    # What the dead one had counted is not forgotten.
+    assert summary["per_server"][1]["pulls"] == 1 + 7
+
+
+def test_a_spare_takes_the_place_and_is_replaced_itself(world: World) -> None:
+    # Killed by its successor's predecessor: the spare is there before the server dies.
+    world.plan(manners={"server 1": "is killed after standby-0"}, hold={"step": 2, "for": "started-standby-1"})
+    summary = world.train(**EC)
+    world.assert_nothing_left()
+    assert summary["status"] == "ok"
+    assert (world.room / "standby-0.pid").read_text() == (world.room / "server-1.1.pid").read_text()
+    assert assignment(world, "standby-0")["listen"] != assignment(world, "server-1.1")["listen"]
+    assert assignment(world, "server-1.1")["do"] == "become"
+    assert not (world.room / "started-standby-2").exists()
+
+
+def test_kill_at_a_step(world: World) -> None:
+    world.plan(hold={"step": 2, "for": "started-server-2.1"})
+    failure = only_failure(world.train(**EC, kill=("server:2@step:2",)))
+    assert (failure["id"], failure["step"]) == (2, 2)
+    assert 0 < failure["detected_s"] < 5.0
+
+
+def test_kill_without_protection_ends_the_run(world: World) -> None:
+    world.plan(endless=True)
+    with pytest.raises(ChildFailed, match="server 2 was killed by SIGKILL at step"):
+        world.train(kill=("server:2@step:2",))
+    world.assert_nothing_left()
+
+
+def test_random_kills(world: World) -> None:
+    world.plan(hold={"step": 2, "for": "started-worker-0.1"}, done=1)
+    summary = world.train(**EC, workers=1, mtbf=0.1, mtbf_roles="worker")
+    assert summary["status"] == "ok"
+    assert {failure["role"] for failure in summary["failures"]} == {"worker"}
+
+
+def test_restarted_worker_counts_no_step_twice(world: World) -> None:
+    world.plan(manners={"worker 0": "is killed"}, hold={"step": 2, "for": "started-worker-0.1"}, done=1)
+    summary = world.train(**EC)
+    world.assert_nothing_left()
+    failure = only_failure(summary)
+    assert (failure["role"], failure["id"], failure["step"]) == ("worker", 0, 2)
+    assert failure["recovered_s"] == failure["resumed_s"] > 0
+    assert (summary["steps"], summary["steps_done"], summary["samples"]) == (3, 6, 2 * 3 * 64)
+    assert summary["auc"] == 0.75
+    assert assignment(world, "worker-0.1")["incarnation"] == 1
+
+
+def test_worker_that_gives_up_is_restarted(world: World) -> None:
+    world.plan(manners={"worker 1": "gives up"}, hold={"step": 2, "for": "started-worker-1.1"})
+    assert only_failure(world.train(**EC))["reason"] == "lost server 1"
+
+
+def test_worker_that_dies_while_it_evaluates(world: World) -> None:
+    world.plan(manners={"worker 0": "dies when asked to evaluate"}, done=3)
+    summary = world.train(**EC)
+    world.assert_nothing_left()
+    assert (summary["auc"], summary["samples"]) == (0.75, 2 * 3 * 64)
+    assert only_failure(summary)["role"] == "worker"
+
+
+@pytest.mark.parametrize("transport", ["unix", "tcp"])
+def test_coordinator_is_restarted_at_the_same_address(world: World, transport: str) -> None:
+    world.plan(manners={"coordinator 0": "is killed"}, hold={"step": 2, "for": "started-coordinator-0.1"})
+    summary = world.train(**EC, transport=transport)
+    world.assert_nothing_left()
+    assert only_failure(summary)["role"] == "coordinator"
+    first, second = (assignment(world, f"coordinator-0{suffix}") for suffix in ("", ".1"))
+    assert (first["listen"], first["incarnation"]) == (second["listen"], 0)
+    assert second["incarnation"] == 1
+
+
+def test_silent_server_is_ended_and_replaced_once(world: World) -> None:
+    world.plan(manners={"coordinator 0": "misses server 1"}, hold={"step": 2, "for": "started-server-1.1"})
+    failure = only_failure(world.train(**EC))
+    world.assert_nothing_left()
+    assert (failure["id"], failure["reason"]) == (1, "silent for 1.5 s")
+    assert not (world.room / "started-server-1.2").exists()
+
+
+def test_paused_server_comes_back_and_is_not_heard(world: World) -> None:
+    manners = {"coordinator 0": "misses server 1", "server 1": "comes back"}
+    world.plan(manners=manners, hold={"step": 2, "for": "came-back"})
+    summary = world.train(**EC, pause=("server:1@step:2:0.5s",))
+    world.assert_nothing_left()
+    failure = only_failure(summary)
+    assert (failure["id"], failure["reason"]) == (1, "silent for 1.5 s")
+    assert failure["detected_s"] > 0
+    assert summary["rows"] == 3000  # and not what the zombie said
+
+
+def test_who_dies_again_and_again_is_given_up(world: World) -> None:
+    world.plan(manners={"server 1 always": "is killed"}, endless=True)
+    with pytest.raises(ChildFailed) as caught:
+        world.train(**EC)
+    world.assert_nothing_left()
+    assert caught.value.message.startswith("server 1 died 6 times within 60 s; the last time it was killed by SIGKILL")
+    assert len(world.summary()["failures"]) == 5
+
+
+@pytest.mark.parametrize("manner, words", [("reports a mistake", "x.tsv"), ("has a bug", "ZeroDivisionError")])
+def test_errors_end_a_protected_run_too(world: World, manner: str, words: str) -> None:
+    world.plan(manners={"worker 1": manner}, endless=True)
+    with pytest.raises(ChildFailed, match=words):
+        world.train(**EC)
+    world.assert_nothing_left()
+
+
+def test_data_loss(world: World) -> None:
+    world.plan(manners={"worker 1": "reports data loss"}, endless=True)
+    with pytest.raises(DataLoss, match="rows of 2 tables are gone") as caught:
+        world.train(**EC)
+    world.assert_nothing_left()
+    assert caught.value.exit_code == 4
+    assert "--r 2" in str(caught.value.hint)
+    process = world.start_regrow("--protect=ec", "--k=1", "--quiet", "--overwrite", "--workers=2")
+    _, errors = process.communicate(timeout=DEADLINE_SECONDS)
+    assert (process.returncode, errors.splitlines()[0]) == (4, "error: rows of 2 tables are gone: t_cat_0 (12)")
+
+
+def test_nothing_is_left_of_spares_and_stopped_processes(world: World) -> None:
+    world.plan(endless=True, patience={"abort": 0.5, "term": 0.5})
+    process = world.start_regrow("--protect=ec", "--k=1")
+    poll(lambda: (world.room / "started-standby-0").exists(), "no spare is started")
+    poll(lambda: len(world.pids()) == 5, "not all processes have started")
+    os.kill(int((world.room / "server-1.pid").read_text()), signal.SIGSTOP)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=DEADLINE_SECONDS)
+    assert process.returncode == 130
+    world.assert_nothing_left()
+
+
+def test_failure_is_shown(world: World) -> None:
+    world.plan(hold={"step": 2, "for": "started-server-1.1"})
+    process = world.start_regrow("--protect=ec", "--k=1", "--kill=server:1@step:2")
+    output, errors = process.communicate(timeout=DEADLINE_SECONDS)
+    assert process.returncode == 0, errors
+    assert "S1 died at step 2" in errors
+    assert "survived" in output
 
 
 # -- signals ----------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import pytest
 
 from regrow import cli
 from regrow.config import MIB, TrainConfig
-from regrow.errors import ChildFailed, Interrupted, MemoryShort
+from regrow.errors import ChildFailed, DataLoss, Interrupted, MemoryShort
 from regrow.launch import local
 
 
@@ -61,7 +61,9 @@ def test_options_arrive(launcher: FakeLauncher) -> None:
         "--skip-bad-lines --epochs 2 --batch 32 --mode sync --optimizer adam --learning-rate 0.5 "
         "--dense-optimizer momentum --dense-learning-rate 1 --prefetch 0 --seed 9 --servers 3 "
         "--workers 4 --device cuda:1 --threads-per-worker 2 --threads-per-server 3 --transport tcp "
-        "--protection none --redo-bytes-max 1M "
+        "--protect ec --k 2 --r 1 --groups 1 --flush-pushes 3 --flush-bytes 1M --commit exactly-once "
+        "--sweep-bytes-per-s 2k --kill server:2@step:9 --kill coordinator@step:8 --pause server:1@step:7:5s "
+        "--mtbf 20 --mtbf-roles server,worker --redo-bytes 1M "
         "--frame-bytes-max 1048577 --out there --no-digest --overwrite --quiet"
     )
     assert cli.run(line.split()) == 0
@@ -87,13 +89,40 @@ def test_options_arrive(launcher: FakeLauncher) -> None:
         threads_per_worker=2,
         threads_per_server=3,
         transport="tcp",
-        protection="none",
+        protection="ec",
+        k=2,
+        flush_pushes=3,
+        flush_bytes=MIB,
+        sweep_bytes_per_s=2048,
+        kill=("server:2@step:9", "coordinator@step:8"),
+        pause=("server:1@step:7:5s",),
+        mtbf=20.0,
+        mtbf_roles="server,worker",
         redo_bytes_max=MIB,
         frame_bytes_max=MIB + 1,
         out="there",
         digest=False,
     )
     assert launcher.keywords["overwrite"] is True
+
+
+@pytest.mark.parametrize("digest, code, word", [("ab", 0, "equal"), ("cd", 1, "DIFFERENT")])
+def test_demo_compares(
+    digest: str, code: int, word: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    configs: list[TrainConfig] = []
+    failure = {"id": 2, "step": 2, "stall_s": 0.2, "rows": 1000, "recovered_s": 0.5}
+
+    def train(config: TrainConfig, **_: Any) -> dict[str, Any]:
+        configs.append(config)
+        return {"model_sha256": digest if config.kill else "ab", "failures": [failure] if config.kill else []}
+
+    monkeypatch.setattr(local, "train", train)
+    assert cli.run(["demo", "--steps", "4", "--out", "here", "--quiet"]) == code
+    assert word in capsys.readouterr().out
+    undisturbed, killed = configs
+    assert killed == undisturbed.replace(kill=("server:2@step:2",), out="here/killed")
+    assert (killed.mode, killed.protection) == ("sync", "ec")
 
 
 def test_config_file(launcher: FakeLauncher, tmp_path: Path) -> None:
@@ -114,9 +143,15 @@ BAD_LINES = [
     ("train --mode snyc", "error: Invalid value for '--mode': 'snyc' is not one of 'async', 'sync'.\n"),
     ("train --modle tiny", "error: No such option"),
     (
-        "train --redo-bytes-max 3X",
-        "error: Invalid value for '--redo-bytes-max': '3X' is not a number of bytes",
+        "train --redo-bytes 3X",
+        "error: Invalid value for '--redo-bytes': '3X' is not a number of bytes",
     ),
+    (
+        "train --protect ec --servers 3",
+        "error: --k 4: k + r = 5 members need as many servers in a group; 3 servers in 1 group\nhint: k = 2 fits\n",
+    ),
+    ("train --kill server:2", "error: --kill server:2: must be like server:2@step:100\n"),
+    ("train --protect raid", "error: Invalid value for '--protect': 'raid' is not one of 'none', 'ec'.\n"),
     ("train --config /nonexistent.toml", "error: cannot read /nonexistent.toml: No such file or directory\n"),
     ("train extra", "error: Got unexpected extra argument"),
     ("tarin", "error: No such command 'tarin'."),
@@ -141,6 +176,7 @@ def test_bad_usage(
 FAILURES = [
     (ChildFailed("server 2 died", hint="its log: x"), 1, "error: server 2 died\nhint: its log: x\n"),
     (MemoryShort("too large"), 2, "error: too large\n"),
+    (DataLoss("gone", hint="start again"), 4, "error: gone\nhint: start again\n"),
     (Interrupted("interrupted at step 3", signal_number=2), 130, "interrupted at step 3\n"),
     (Interrupted("stopped by SIGTERM at step 3", signal_number=15), 143, "stopped by SIGTERM at step 3\n"),
     (KeyboardInterrupt(), 130, "\ninterrupted\n"),

@@ -16,8 +16,10 @@ from typing import Any
 import pytest
 
 from regrow import config as configuration
-from regrow.config import LEARNING_RATES, OPTIMIZERS, TrainConfig
+from regrow.config import LEARNING_RATES, OPTIMIZERS, ErasureCode, Fault, TrainConfig
 from regrow.errors import ConfigError, UserError
+
+FAULT_HINT = "for a server, a worker (with their numbers) or the coordinator (without)"
 
 BAD_OPTIONS: list[tuple[dict[str, Any], str, str | None]] = [
     ({"servers": 0}, "servers = 0: must be at least 1", None),
@@ -44,7 +46,49 @@ BAD_OPTIONS: list[tuple[dict[str, Any], str, str | None]] = [
         "dense_optimizer = 'adams': must be one of: sgd, momentum, adagrad, adam",
         "did you mean 'adam'?",
     ),
-    ({"protection": "ec"}, "protection = 'ec': must be one of: none", None),
+    ({"protection": "raid"}, "protection = 'raid': must be one of: none, ec", None),
+    ({"k": 0}, "k = 0: must be at least 1", None),
+    ({"r": 0}, "r = 0: must be at least 1", None),
+    ({"groups": 0}, "groups = 0: must be at least 1", None),
+    ({"flush_pushes": 0}, "flush_pushes = 0: must be at least 1", None),
+    ({"flush_bytes": 1}, "flush_bytes = 1: must be at least 4096", None),
+    ({"sweep_bytes_per_s": -1}, "sweep_bytes_per_s = -1: must be at least 0", None),
+    ({"commit": "twice"}, "commit = 'twice': must be one of: exactly-once, 2pc, none", None),
+    (
+        {"protection": "ec", "servers": 3, "k": 4},
+        "k = 4: k + r = 5 members need as many servers in a group; 3 servers in 1 group",
+        "k = 2 fits",
+    ),
+    (
+        {"protection": "ec", "servers": 6, "groups": 2, "k": 2, "r": 3},
+        "k = 2: k + r = 5 members need as many servers in a group; 6 servers in 2 groups",
+        "r = 3 needs more servers",
+    ),
+    ({"protection": "ec", "groups": 2}, "groups = 2: 5 servers cannot be divided so", None),
+    (
+        {"protection": "ec", "mode": "sync", "commit": "2pc"},
+        "commit = '2pc': mode \"sync\" always commits exactly once",
+        None,
+    ),
+    (
+        {"protection": "ec", "commit": "2pc", "flush_pushes": 8},
+        'flush_pushes = 8: commit "2pc" stages every push',
+        "leave flush_pushes out, or set it to 1",
+    ),
+    ({"kill": "server:1@step:5"}, "kill = 'server:1@step:5': must be a list of texts", None),
+    ({"kill": ["server@step:5"]}, "kill = 'server@step:5': must be like server:2@step:100", FAULT_HINT),
+    ({"kill": ["server:1@step:5:3s"]}, "kill = 'server:1@step:5:3s': must be like server:2@step:100", FAULT_HINT),
+    ({"kill": ["server:5@step:5"]}, "kill = 'server:5@step:5': there is no server 5, only 5", None),
+    ({"kill": ["coordinator:1@step:5"]}, "kill = 'coordinator:1@step:5': there is no coordinator 1, only 1", None),
+    ({"kill": ["worker:0@step:301"]}, "kill = 'worker:0@step:301': steps are 1 to 300", None),
+    ({"kill": ["worker:0@step:0"]}, "kill = 'worker:0@step:0': steps are 1 to 300", None),
+    ({"pause": ["server:1@step:5"]}, "pause = 'server:1@step:5': must be like server:1@step:80:5s", FAULT_HINT),
+    ({"mtbf": 0.0}, "mtbf = 0.0: must be between 0.1 and 10**9 seconds", None),
+    (
+        {"mtbf_roles": "server,client"},
+        "mtbf_roles = 'server,client': must be some of server, worker, coordinator, with commas",
+        None,
+    ),
     ({"transport": "udp"}, "transport = 'udp': must be one of: unix, tcp", None),
     ({"device": "gpu"}, 'device = \'gpu\': must be "cpu", "cuda" or "cuda:N"', None),
     ({"device": "cuda:"}, 'device = \'cuda:\': must be "cpu", "cuda" or "cuda:N"', None),
@@ -139,7 +183,33 @@ def test_defaults_are_filled_in() -> None:
 def test_no_field_is_left_open() -> None:
     """What is None afterwards means something: no limit, or the other one of steps and epochs."""
     none = {name for name, value in TrainConfig().to_dict().items() if value is None}
-    assert none == {"rows_max", "train_rows", "test_rows", "epochs", "out"}
+    assert none == {"rows_max", "train_rows", "test_rows", "epochs", "out", "mtbf"}
+
+
+def test_protection() -> None:
+    assert TrainConfig().code is None
+    assert TrainConfig(protection="ec").code == ErasureCode(k=4, r=1)
+    asked = ErasureCode(k=2, r=1, groups=2, flush_bytes=1 << 20, commit="2pc", sweep_bytes_per_s=5)
+    assert asked.flush_pushes == 1
+    config = TrainConfig(protection="ec", servers=6, **dataclasses.asdict(asked))
+    assert config.code == asked
+    assert TrainConfig(commit="none", protection="ec").flush_pushes == 8
+    with pytest.raises(ConfigError, match=r"k \+ r = 5 members need as many servers in a group; 4 servers"):
+        ErasureCode().check(servers=4, mode="async")
+    with pytest.raises(ConfigError, match="must be at least 1"):
+        ErasureCode(r=0)
+
+
+def test_faults_by_step() -> None:
+    config = TrainConfig(
+        kill=("server:2@step:100", "worker:0@step:50", "coordinator@step:60"), pause=("server:1@step:80:2.5s",)
+    )
+    assert config.faults == (
+        Fault(role="worker", id=0, step=50),
+        Fault(role="coordinator", id=0, step=60),
+        Fault(role="server", id=1, step=80, pause_seconds=2.5),
+        Fault(role="server", id=2, step=100),
+    )
 
 
 ODD = TrainConfig(
@@ -154,6 +224,12 @@ ODD = TrainConfig(
     out="here",
     digest=False,
     skip_bad_lines=True,
+    protection="ec",
+    k=2,
+    commit="2pc",
+    kill=("server:1@step:9", "coordinator@step:2"),
+    pause=("worker:1@step:9:0.5s",),
+    mtbf=7,
 )
 
 

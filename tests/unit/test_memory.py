@@ -23,6 +23,17 @@ def test_every_optimizer_has_a_size() -> None:
         assert memory.needed(TrainConfig(dense_optimizer=name), shape).tables > 0
 
 
+def test_parities_and_spares_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[object, ...]] = []
+    monkeypatch.setattr(memory._core, "shard_bytes", lambda *arguments: asked.append(arguments) or 1000)
+    shape = TrainConfig(model="tiny").load_model()
+    plain = memory.needed(TrainConfig(servers=6), shape)
+    coded = memory.needed(TrainConfig(servers=6, protection="ec", k=2, r=1, groups=2), shape)
+    assert {arguments[2:6] for arguments in asked} == {(1, 0, 1, 6), (2, 1, 2, 6)}
+    assert coded.processes > plain.processes
+    assert coded.tables > plain.tables  # the dense parameters, whole at another server
+
+
 def test_dense_parameters_against_torch() -> None:
     from regrow.nn.dlrm import DLRM
 

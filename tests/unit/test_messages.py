@@ -21,13 +21,16 @@ from regrow.core.messages import KINDS, Message, Pull, encode_meta
 
 WIRE = {
     1: "Challenge(protocol, nonce)",
-    2: "Hello(protocol, role, id, incarnation, nonce, proof)",
-    3: "Welcome(role, id, incarnation, proof)",
+    2: "Hello(protocol, role, id, incarnation, nonce, proof, received)",
+    3: "Welcome(role, id, incarnation, proof, received)",
     4: "Refused(reason)",
-    10: "Register(address)",
+    5: "Ack()",
+    10: "Register(address, known)",
     11: "Declare(job)",
-    12: "View(epoch, servers, job)",
+    12: "View(epoch, servers, job, lost)",
     13: "Ready(rows, memory_bytes)",
+    14: "Recovered()",
+    15: "Beat()",
     20: "Open()",
     21: "Opened(durable, committed)",
     22: "Pull(request, step, counts: <i4, slots: <u4)",
@@ -35,10 +38,28 @@ WIRE = {
     24: "Push(seq, counts: <i4, slots: <u4, grads: <f4)",
     25: "Pushed(seq, durable, clock)",
     26: "Assign(counts: <i4, slots: <u4, weights: <f4)",
-    30: "Dump(request, table, slot_first, slot_count)",
+    27: "Durable(durable)",
+    28: "Commit(seq)",
+    30: "Dump(request, table, parity, slot_first, slot_count)",
     31: "Records(request, records: <f4)",
     32: "Load(request, table, slots: <u4, records: <f4)",
     33: "Loaded(request)",
+    40: "Flush(group, number, stable, marks, staged, counts: <i4, slots: <u4, deltas: <f4)",
+    41: "FlushAck(group, number, staged)",
+    42: "FlushCommit(group, number)",
+    43: "Stream(group, counts: <i4, slots: <u4, deltas: <f4)",
+    44: "StreamAck(group)",
+    45: "StreamEnd(group, number, marks, counts: <i4, slots: <u4, deltas: <f4)",
+    46: "Undo(group, counts: <i4, slots: <u4, deltas: <f4)",
+    47: "Have(group, number, marks, touched: <u8)",
+    48: "Restored(counts: <i4, slots: <u4, relatives: <f4)",
+    49: "Fault(counts: <i4, slots: <u4)",
+    50: "SnapAsk(request, table, slots: <u4)",
+    51: "Snap(request, relatives: <f4)",
+    52: "Tail(source, incarnation, group, number, marks, counts: <i4, slots: <u4, deltas: <f4)",
+    53: "TailEnd(source, incarnation, group, number)",
+    54: "SyndromeAsk(request, table, q, unknown, incarnations, blocks: <u4)",
+    55: "Syndrome(request, numbers, relatives: <f4)",
 }
 
 
@@ -79,7 +100,7 @@ def test_messages_are_frozen_and_name_their_fields() -> None:
 
 
 def test_a_good_job_has_nothing_wrong_with_it() -> None:
-    assert job(table("a"), table("b", k=4, r=1, kind="adam"), servers=10, groups=2).invalid_reason() is None
+    assert job(table("a"), table("b", k=4, kind="adam"), servers=10, groups=2).invalid_reason() is None
     largest = job(table("a", rows=2**32 - 1, dim=1 << 16), servers=4096, workers=65536, seed=2**63 - 1)
     assert largest.invalid_reason() is None
 

@@ -21,6 +21,7 @@ from regrow.core.messages import (
     Dump,
     Load,
     Loaded,
+    Member,
     Message,
     Open,
     Opened,
@@ -29,6 +30,7 @@ from regrow.core.messages import (
     Pushed,
     Records,
     Rows,
+    View,
 )
 from regrow.core.session import (
     CLOCKS_KEPT_MAX,
@@ -222,14 +224,14 @@ def test_a_push_is_kept_until_every_server_has_it_durably() -> None:
     assert (session.redo_bytes, session.redo_bytes_max) == (0, 48)
 
 
-def test_durable_never_runs_ahead_of_received() -> None:
-    """A watermark may arrive with an earlier answer; the push is reported once, after its own."""
+def test_what_is_durable_was_received() -> None:
+    """A watermark may arrive with another answer, before the push's own: it says all there is to say."""
     session = opened()
     session.receive(push_wanted(1))
     hear(session, S0, pushed(1, durable=1))
     session.receive(pull_wanted(2, step=0))
-    assert hear(session, S1, rows(2, [0, 0, 0, 0], durable=1)) == []
-    assert hear(session, S1, pushed(1, durable=1)) == [PushReceived(seq=1, staleness=0.0), PushDurable(seq=1)]
+    assert hear(session, S1, rows(2, [0, 0, 0, 0], durable=1)) == [PushDurable(seq=1)]
+    assert hear(session, S1, pushed(1, durable=1)) == []
 
 
 def test_a_watermark_does_not_fall() -> None:
@@ -342,9 +344,14 @@ def test_a_lost_coordinator_ends_it_only_before_the_first_view() -> None:
     assert opened().receive(Lost(peer=server(0, incarnation=9), reason="x")) == []
 
 
-def test_a_second_view_ends_it() -> None:
-    effects = hear(opened(), COORDINATOR, view(TWO, epoch=2))
-    assert effects == [Failed(reason="the servers changed (view 2), and nothing protects their rows")]
+def test_without_parities_another_server_ends_it() -> None:
+    session = opened()
+    assert hear(session, COORDINATOR, view(TWO, epoch=2)) == [], "the same servers: no news"
+    members = (Member(id=0, incarnation=1, address="a"), view(TWO).servers[1])
+    effects = hear(session, COORDINATOR, View(epoch=2, servers=members, job=TWO))
+    assert effects == []
+    effects = hear(session, COORDINATOR, View(epoch=3, servers=members, job=TWO))
+    assert effects == [Failed(reason="the servers changed (view 3), and nothing protects their rows")]
 
 
 @pytest.mark.parametrize(
@@ -367,6 +374,7 @@ def test_every_effect_is_declared() -> None:
     declared = {effect.__name__ for effect in session_module.Effect.__args__}  # type: ignore[attr-defined]
     assert declared == {
         "Send",
+        "Forget",
         "Connect",
         "SessionOpened",
         "PullAnswered",

@@ -354,16 +354,20 @@ def test_a_server_outside_the_cluster_is_refused() -> None:
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize(("rows", "dim", "k", "r"), [(1, 1, 1, 0), (10_000, 64, 2, 1), (70_001, 20, 3, 1)])
+@pytest.mark.parametrize(("rows", "dim", "k", "r"), [(1, 1, 1, 0), (10_000, 64, 2, 1), (70_001, 20, 3, 2)])
 def test_memory_is_told_beforehand(rows: int, dim: int, k: int, r: int, optimizer: str) -> None:
-    shard = _core.Shard(5, 1)
+    shard = _core.Shard(5, 1, 1, [(d, r) for d in range(1, k + 1)] if r else [])
     told = _core.shard_bytes(rows, dim, k, r, 1, 5, optimizer)
     shard.add_table(
         rows=rows, dim=dim, k=k, r=r, optimizer=optimizer, learning_rate=0.1, seed=1, init_bound=0.1, table=0
     )
     assert shard.memory_bytes == told
-    needed = shard.slots(0) * 4 * twins.record_floats(optimizer, dim) + shard.slots(0) / 8
-    assert needed <= told <= needed + 2**21 + 2**12
+    records = shard.slots(0) * 4 * twins.record_floats(optimizer, dim)
+    needed = records + shard.slots(0) / 8
+    parity = (records * r / k + shard.slots(0) * (r + 1) / 8) if r else 0
+    arenas = 2 if r else 1
+    assert needed + parity <= told <= needed + parity + arenas * (2**21 + 2**12)
+    assert parity <= shard.redundancy_bytes <= parity + 2**21 + 2**12
 
 
 def test_too_much_memory_is_an_error_with_a_number() -> None:

@@ -96,7 +96,7 @@ def test_a_push_is_applied_when_it_comes_and_a_pull_sees_it() -> None:
         sent(W1, rows([-3, -4, -11, -22], durable=1, clock=2))
     ]
     assert tell(machine, W0, Open()) == [sent(W0, Opened(durable=1, committed=0))]
-    assert (machine.applied, machine.clock, machine.pulls) == ({0: 1, 1: 1}, 2, 2)
+    assert (machine.publisher.applied, machine.clock, machine.pulls) == ([[1, 1]], 2, 2)
 
 
 def test_a_duplicate_is_answered_but_not_applied() -> None:
@@ -151,7 +151,7 @@ def test_a_bad_push_is_refused_whole(mode: Any, reason: str, message: Push) -> N
     assert (verb, target) == ("refuse", "W0")
     assert why.startswith("Push: ")
     assert reason in why
-    assert (changed(machine), machine.clock, machine.applied) == ({}, 0, {})
+    assert (changed(machine), machine.clock, set(machine.publisher.applied[0])) == ({}, 0, {0})
     # It has not used up its number either, and in sync mode nothing of it is staged.
     assert len(tell(machine, W0, push(1, [0], [1, 1], counts=[1, 0]))) == 1
     if mode == "sync":
@@ -190,7 +190,7 @@ def test_an_old_incarnation_of_a_worker_is_fenced_off() -> None:
 def test_who_may_say_what() -> None:
     machine = shard_server(job(workers=2))
     assert tell(machine, worker(2), Open()) == refused(W2, "worker 2 of a job with 2")
-    assert tell(machine, server(3), push(1, [0], [1, 1])) == refused(server(3), "Push from a server")
+    assert tell(machine, server(3), push(1, [0], [1, 1])) == refused(server(3), "S3 has no place in view 1")
     assert tell(machine, COORDINATOR, Open()) == refused(COORDINATOR, "Open from a coordinator")
     strange = pushed(1, durable=0, clock=0)
     assert tell(machine, W0, strange) == refused(W0, "Pushed: a server does not take this message")
@@ -251,7 +251,7 @@ def test_views_that_are_not_followed() -> None:
 
 
 def test_a_server_that_gets_no_memory_has_no_view() -> None:
-    def no_room(_: JobSpec, __: int) -> MemoryStore:
+    def no_room(_: JobSpec, __: int, ___: bool) -> MemoryStore:
         raise MemoryError("no room")
 
     machine = ShardServer(identity=server(0), build_store=no_room, reply_bytes_max=100)
@@ -393,7 +393,7 @@ def test_steps_out_of_reach_are_refused() -> None:
     machine = sync_server(1)
     reason = "while step 0 is committed"
     assert tell(machine, W0, pull([0], step=3)) == refused(W0, f"Pull: pull of step 3 {reason}")
-    assert tell(machine, W0, push(2, [0], [1, 1])) == refused(W0, f"Push: push of step 2 {reason}")
+    assert tell(machine, W0, push(3, [0], [1, 1])) == refused(W0, f"Push: push of step 3 {reason}")
     tell(machine, W0, push(1, [0], [1, 1]))
     tell(machine, W0, pull([0], step=2))
     assert tell(machine, W0, pull([0], step=1)) == refused(

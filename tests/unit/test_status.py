@@ -8,6 +8,7 @@ import pytest
 
 from regrow.config import TrainConfig
 from regrow.launch import display, status
+from regrow.launch.faults import Faults
 from regrow.launch.status import RunStatus
 
 BINS = 64
@@ -146,6 +147,136 @@ MALFORMED = [
 def test_malformed_event(role: str, event: dict[str, Any]) -> None:
     with pytest.raises((KeyError, TypeError, ValueError)):
         started().receive(role, 0, event, 11.0)
+
+
+def killed_server(run: RunStatus) -> None:
+    """Server 1 is killed at 20 s, in a run that trains 1000 samples/s, and is there again half a second later."""
+    for tenth in range(101):
+        run.receive("worker", 0, progress(tenth, 100 * tenth), 10.0 + tenth / 10)
+    run.receive("server", 1, {"event": "server", "pulls": 5, "pushes": 6, "bytes_in": 7, "bytes_out": 8}, 19.0)
+    run.lost("server", 1)
+    run.failures.died("server", 1, incarnation=0, step=100, reason="was killed by SIGKILL", at=20.0, now=20.1)
+    run.succeeded("server", 1, 1)
+    run.receive("server", 1, {"event": "listening", "address": "unix:x"}, 20.2)
+    run.receive("worker", 0, progress(101, 10100), 20.5)
+
+
+def test_failure_from_death_to_recovery() -> None:
+    run = started()
+    killed_server(run)
+    assert (run.servers[1].state, run.servers_down, run.servers_alive) == ("recovering", [1], 2)
+    recovery = {"rows_missing": 60, "rows_back": 40, "rows_total": 100, "bytes": 400, "faults": 3}
+    run.receive("server", 1, {"event": "recovery", **recovery}, 20.6)
+    (failure,) = run.failures.all
+    assert display.failure_line(failure, 21.0) == "S1 died at step 100; rows back 40 / 100, 3 faults served, 1.0 s"
+    assert (run.metrics(20.6)["recovering"], run.metrics(20.6)["missing_rows"]) == ([1], 60)
+    for tenth in range(1, 21):
+        run.receive("worker", 0, progress(101 + tenth, 10100 + 90 * tenth), 20.5 + tenth / 10)
+    run.receive("server", 1, {"event": "recovered", "rows": 100, "bytes": 900, "faults": 5, "seconds": 2.0}, 22.5)
+    run.failures.tick(22.5)
+    assert run.totals()["failures"] == [
+        {
+            "role": "server",
+            "id": 1,
+            "incarnation": 0,
+            "step": 100,
+            "reason": "was killed by SIGKILL",
+            "detected_s": 0.1,
+            "replaced_s": 0.2,
+            "resumed_s": 0.5,
+            "recovered_s": 2.5,
+            "stall_s": 0.5,
+            "rows": 100,
+            "bytes": 900,
+            "faults": 5,
+            "throughput_before": 1000.0,
+            "throughput_during": 900.0,
+            "ratio": 0.9,
+        }
+    ]
+    assert display.failure_line(failure, 30.0) == (
+        "S1 died at step 100; rows back 100 / 100, 5 faults served, 2.5 s; throughput 0.90 of before"
+    )
+    assert (run.servers[1].state, run.servers_down, run.metrics(23.0)["recovering"]) == ("ready", [], [])
+    # Counts go on from those of the dead.
+    counts = {"pulls": 1, "pushes": 1, "bytes_in": 1, "bytes_out": 1, "flush_bytes": 3, "redundancy_bytes": 9}
+    run.receive("server", 1, {"event": "server", **counts}, 23.0)
+    totals = run.totals()
+    assert (totals["bytes_in"], totals["flush_bytes"], totals["redundancy_bytes"]) == (8, 3, 9)
+
+
+def test_a_step_from_rows_pulled_ahead_is_no_resumption() -> None:
+    run = started()
+    killed_server(run)
+    run.receive("worker", 0, progress(102, 10200), 20.6)
+    run.receive("worker", 0, progress(103, 10300), 21.4)
+    run.receive("worker", 0, progress(104, 10400), 21.5)
+    (failure,) = run.failures.all
+    assert (failure.since(failure.resumed_at), round(failure.stall_seconds, 3)) == (1.4, 0.8)
+
+
+def test_successor_that_dies_too() -> None:
+    """Each death is a failure; only the last is waited for."""
+    run = started()
+    killed_server(run)
+    run.failures.died("server", 1, incarnation=1, step=101, reason="exited", at=20.6, now=20.6)
+    run.succeeded("server", 1, 2)
+    assert [failure.settled for failure in run.failures.all] == [True, False]
+    run.receive("server", 1, {"event": "listening", "address": "unix:x"}, 20.7)
+    run.receive("server", 1, {"event": "recovered", "rows": 100, "bytes": 900, "faults": 5, "seconds": 1.0}, 21.0)
+    run.failures.finish(22.0)
+    assert [failure["recovered_s"] for failure in run.totals()["failures"]] == [None, 0.4]
+
+
+def test_restarted_worker_repeats_steps_but_not_counts() -> None:
+    run = started()
+    run.receive("worker", 0, {**progress(10, 1000), "lookups": 50, "redo_bytes_max": 9}, 11.0)
+    run.failures.died("worker", 0, incarnation=0, step=10, reason="was killed", at=12.0, now=12.0)
+    run.succeeded("worker", 0, 1)
+    run.receive("worker", 0, {"event": "planned", "steps": 100}, 13.0)
+    run.receive("worker", 0, {**progress(8, 800), "lookups": 5, "redo_bytes_max": 4}, 13.5)
+    worker = run.workers[0]
+    assert (worker.step, worker.samples, worker.lookups, worker.redo_bytes_max) == (10, 1000, 55, 9)
+    (failure,) = run.failures.all
+    assert (failure.since(failure.resumed_at), failure.since(failure.recovered_at)) == (1.5, 1.5)
+    run.receive("worker", 0, {"event": "trained", "steps": 100, "samples": 10000, "seconds": 2.0}, 20.0)
+    # Since its first report at 11 s: what its successor measured is not the whole.
+    assert run.training_seconds == pytest.approx(9.0)
+
+
+def test_rate_of_the_moment() -> None:
+    run = started()
+    for tenth in range(11):
+        run.receive("worker", 0, progress(tenth, 100 * tenth), 11.0 + tenth / 10)
+    assert run.samples_per_s_now(12.0) == pytest.approx(1000.0)
+    assert run.samples_per_s_now(12.3) == pytest.approx(400.0)  # nothing for 0.3 of 0.5 s
+    assert run.samples_per_s_now(13.0) == 0.0
+
+
+def test_faults_on_request() -> None:
+    config = TrainConfig(kill=("server:2@step:9", "worker:0@step:5"), pause=("server:1@step:5:5s",))
+    faults = Faults(config)
+    assert faults.due(4) == []
+    assert [(fault.role, fault.id) for fault in faults.due(6)] == [("worker", 0), ("server", 1)]
+    assert faults.due(6) == []
+    assert [(fault.role, fault.step) for fault in faults.unreached] == [("server", 9)]
+
+
+def test_random_faults_repeat_and_spare_the_last_one_standing() -> None:
+    config = TrainConfig(protection="ec", mtbf=10.0, mtbf_roles="server,worker,coordinator", seed=5)
+
+    def hits(down: list[int]) -> list[tuple[float, str, int]]:
+        faults = Faults(config)
+        times = [now / 10 for now in range(20_000)]
+        found = [(now, faults.random_target(now, down=down)) for now in times]
+        return [(now, *target) for now, target in found if target is not None]
+
+    assert hits([]) == hits([])
+    assert 150 < len(hits([])) < 250  # 2000 s
+    assert {role for _, role, _ in hits([])} == {"server", "worker", "coordinator"}
+    # A server whose turn it is waits while another is recovering, and so does everybody after it.
+    assert all(role != "server" for _, role, _ in hits([1]))
+    assert Faults(TrainConfig()).random_target(1e9, down=[]) is None
 
 
 def test_unknown_events_are_left_alone() -> None:

@@ -22,7 +22,11 @@ class Arena {
  public:
   static size_t rounded(size_t bytes);  // what a request really takes
 
-  explicit Arena(size_t bytes);
+  // On small pages, the first touch of a page clears 4 kB instead of 2 MB. That is for rows which come back in any
+  // order while others wait: 5000 of them in 512 MB took 29 ms instead of 3.9 s (6.18, a virtual machine).
+  enum class Pages { huge, small };
+
+  explicit Arena(size_t bytes, Pages pages = Pages::huge);
   Arena(Arena&& other) noexcept;
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
@@ -30,6 +34,7 @@ class Arena {
 
   std::byte* data() const { return data_; }
   size_t bytes() const { return bytes_; }
+  void advise(Pages pages) const;  // from now on; the system puts small pages together when it has the time
 
  private:
   std::byte* data_;

@@ -40,6 +40,13 @@ struct Feature {
   bool mean;
 };
 
+// Multiplication by one number of GF(2^8): the products of both halves of a byte, to be XORed.
+struct GfTable {
+  uint8_t low[16];
+  uint8_t high[16];
+  uint8_t coefficient;
+};
+
 struct Kernels {
   const char* name;
   uint32_t (*max_u32)(const uint32_t* values, size_t count);
@@ -56,6 +63,10 @@ struct Kernels {
   // otherwise.
   void (*merge_rows)(const uint32_t* targets, size_t count, size_t dim, const float* source, float* target);
   uint32_t (*crc32c)(uint32_t crc, const uint8_t* data, size_t size, const struct Crc32cTables& tables);
+  // target = a ^ b; target may be a or b.
+  void (*xor_bytes)(uint8_t* target, const uint8_t* a, const uint8_t* b, size_t size);
+  // target ^= coefficient * source; they do not overlap.
+  void (*gf_xor)(uint8_t* target, const uint8_t* source, size_t size, const GfTable& table);
 };
 
 // Tables for CRC-32C: `slices` for eight bytes at a time, `shift` to append `crc32c_lane` zero bytes to a

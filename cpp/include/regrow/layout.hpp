@@ -64,11 +64,14 @@ class Layout {
   // The row in a slot of a server. In the last block it may be past the end of the table: a hole.
   uint64_t row_of(uint32_t server, uint32_t slot) const {
     const uint64_t k = per_k_.divisor();
-    const uint64_t group = server / ring_;
-    const uint64_t position = server % ring_;
-    const uint64_t block = slot / k;
-    const uint64_t member = slot % k;
-    const uint64_t turn = block * ring_ + (position + 2 * uint64_t{ring_} - member - shift_) % ring_;
+    const uint64_t group = per_ring_.quotient(server);
+    const uint32_t block = per_k_.quotient(slot);
+    const uint64_t member = slot - block * k;
+    // As above: below 3 * ring, and not below 0.
+    uint64_t first = server - group * ring_ + 2 * uint64_t{ring_} - member - shift_;
+    first -= first >= ring_ ? ring_ : 0;
+    first -= first >= ring_ ? ring_ : 0;
+    const uint64_t turn = uint64_t{block} * ring_ + first;
     return (turn * per_groups_.divisor() + group) * k + member;
   }
 

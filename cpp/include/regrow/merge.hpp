@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "regrow/router.hpp"
+#include "regrow/buffer.hpp"
 
 namespace regrow {
 

@@ -9,6 +9,7 @@
 #include <span>
 #include <vector>
 
+#include "regrow/buffer.hpp"
 #include "regrow/dedupe.hpp"
 #include "regrow/layout.hpp"
 
@@ -44,22 +45,6 @@ struct RouterTables {
   std::vector<size_t> feature_columns;  // where each feature's vector begins in a pooled row
   size_t width = 0;                     // floats in a pooled row
   uint32_t servers;
-};
-
-// Memory that is written before it is read; unlike std::vector it is not zeroed first.
-template <typename T>
-class Buffer {
- public:
-  Buffer() = default;
-  explicit Buffer(size_t size) : data_(std::make_unique_for_overwrite<T[]>(size)), size_(size) {}
-  T* data() const { return data_.get(); }
-  size_t size() const { return size_; }
-  T& operator[](size_t index) const { return data_[index]; }
-  std::span<const T> span() const { return {data_.get(), size_}; }
-
- private:
-  std::unique_ptr<T[]> data_;
-  size_t size_ = 0;
 };
 
 class Plan {

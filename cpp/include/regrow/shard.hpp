@@ -1,16 +1,28 @@
 // The rows of one server: for every table an arena of records [weights | optimizer state] and a bit per row
-// that says whether it was ever changed. Every method checks all it was given before it changes anything.
+// that says whether it was ever changed; and the parities it holds of other servers' rows. Every method checks
+// all it was given before it changes anything.
 // A method may be called while another reads; calls that change rows are the caller's to keep apart.
+//
+// Slot b * k + j holds member j of block b. Its parities are at distance d = k - j and the r - 1 servers behind
+// that one in the ring: (d, r) is its coding group. Parities are relative: parity q of a block is the sum over its
+// members of coefficient * (value ^ initial value), so it starts as zero, and rows never touched add nothing.
+// A value is published when parities stand for it: the record as it was at the last flush of its group.
 #pragma once
 
 #include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
 #include <span>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "regrow/arena.hpp"
+#include "regrow/buffer.hpp"
 #include "regrow/layout.hpp"
 #include "regrow/optimizers.hpp"
+#include "regrow/pending.hpp"
 
 namespace regrow {
 
@@ -26,13 +38,39 @@ struct TableSettings {
   int64_t table = 0;  // its number in the job: part of its placement and of its initial values
 };
 
-// What one table takes on one server, in bytes; the same on every server.
+// Rows whose parities are at the same servers, seen from their own: at distance, ..., distance + r - 1.
+struct CodingGroup {
+  int64_t distance = 1;
+  int64_t r = 1;
+};
+
+struct ShardSettings {
+  int64_t servers = 1;
+  int64_t server = 0;
+  int64_t groups = 1;                // independent rings
+  std::vector<CodingGroup> coding;   // none: no table has parities, whatever its r
+  bool recovering = false;           // no row is there until it was filled in or put
+};
+
+// Rows of several tables, in the order of the tables.
+struct RowNames {
+  std::vector<int32_t> counts;
+  std::vector<uint32_t> slots;
+};
+
+struct Flush {
+  std::vector<int32_t> counts;
+  Buffer<uint32_t> slots;
+  Buffer<float> deltas;  // whole records: published value ^ present value
+};
+
+// What one table takes on one server, in bytes, parities included; the same on every server.
 size_t shard_bytes(int64_t rows, int64_t dim, int64_t k, int64_t r, int64_t groups, int64_t servers,
                    Optimizer optimizer);
 
 class Shard {
  public:
-  Shard(int64_t servers, int64_t server, int64_t groups);
+  explicit Shard(const ShardSettings& settings);
   Shard(const Shard&) = delete;
   Shard& operator=(const Shard&) = delete;
 
@@ -40,10 +78,12 @@ class Shard {
 
   size_t table_count() const { return tables_.size(); }
   size_t memory_bytes() const;
+  size_t redundancy_bytes() const;  // the part of it that parities and their bits take
   uint32_t slots(size_t table) const { return at(table).slots; }
+  uint32_t blocks(size_t table) const { return at(table).blocks; }
   size_t record_floats(size_t table) const { return at(table).records.stride; }
-  int64_t servers() const { return servers_; }
-  int64_t server() const { return server_; }
+  int64_t servers() const { return settings_.servers; }
+  int64_t server() const { return settings_.server; }
 
   // `counts` says how many of `slots` belong to table 0, table 1, ...; floats are the rows in the same order.
   void gather(std::span<const int32_t> counts, std::span<const uint32_t> slots, std::span<float> out) const;
@@ -56,27 +96,107 @@ class Shard {
   void write_records(size_t table, int64_t first_slot, int64_t count, std::span<const float> source);
   std::span<const uint64_t> touched(size_t table) const;
 
+  // ---- as the source of rows that others hold parities of (src/flush.cpp)
+
+  size_t pending_rows(size_t group) const;
+  size_t pending_bytes() const;
+  Flush take_flush(size_t group);  // in no particular order
+  // Published value ^ initial value, whole records.
+  void published(size_t table, std::span<const uint32_t> slots, std::span<float> out) const;
+  // Touched rows of a group from a block on, and the block to go on from: blocks(table) at the end.
+  std::pair<std::vector<uint32_t>, uint32_t> next_touched(size_t table, size_t group, int64_t block_first,
+                                                          int64_t rows_max) const;
+
+  // ---- as a holder of parities (src/parity.cpp)
+
+  void parity_apply(int64_t source, std::span<const int32_t> counts, std::span<const uint32_t> slots,
+                    std::span<const float> deltas);
+  void parity_read(size_t table, int64_t q, std::span<const uint32_t> blocks, std::span<float> out) const;
+  // One bit per block: whether data member `member` of the block, whose parity q is here, was ever touched.
+  std::span<const uint64_t> parity_members(size_t table, int64_t q, int64_t member) const;
+  std::span<const uint64_t> parity_touched(int64_t source, size_t group, size_t table) const;
+
+  // ---- as the replacement of a server that died (src/recovery.cpp)
+
+  // Of rows that are not there yet: which were touched (missing, until put) and which were not (blank).
+  void know_touched(size_t group, size_t table, std::span<const uint64_t> words);
+  RowNames prepare(std::span<const int32_t> counts, std::span<const uint32_t> slots);
+  size_t put(std::span<const int32_t> counts, std::span<const uint32_t> slots, std::span<const float> relatives);
+  size_t fill(int64_t rows_max);
+  size_t missing_rows() const;  // those of which nothing is known included
+  size_t blank_rows() const;
+
  private:
+  struct Parity {
+    Arena arena;
+    float* base;         // [block][q], as long as the table's records
+    uint64_t* members;   // [q][member]: a bitmap over blocks
+    size_t words;        // in each of them
+  };
+  // Rows of a table that was not filled in: absent until their bit is set.
+  struct Recovery {
+    Arena arena;
+    uint64_t* present;
+    uint64_t* known;  // whether it was touched, in Records::touched
+    size_t missing;
+    size_t blank;
+    uint32_t fill_next;  // no slot before it is blank
+    bool absent(uint32_t slot) const { return !(present[slot / 64] >> (slot % 64) & 1); }
+  };
   struct Table {
     TableSettings settings;
     Layout layout;
+    Divider per_k;
     uint32_t slots;
+    uint32_t blocks;
+    uint64_t initial_key;
     Arena arena;
     Records records;
+    std::optional<Parity> parity;          // if r > 0 and the shard codes
+    std::unique_ptr<PendingRows> pending;  // likewise
+    std::optional<Recovery> recovery;      // while rows are absent
+    uint32_t k() const { return per_k.divisor(); }
+    uint32_t r() const { return static_cast<uint32_t>(settings.r); }
+    bool touched(uint32_t slot) const {
+      return __atomic_load_n(records.touched + slot / 64, __ATOMIC_RELAXED) >> (slot % 64) & 1;
+    }
   };
-  struct Run;  // a piece of a call that lies within one table
+  struct Run;                            // a piece of a call that lies within one table
+  enum class Width { weights, record };  // how much of a row the floats of a call are
 
   const Table& at(size_t table) const;
-  void check_call(std::span<const int32_t> counts, std::span<const uint32_t> slots, size_t floats) const;
+  int64_t ring() const { return settings_.servers / settings_.groups; }
+  std::optional<uint32_t> member_in(const Table& table, size_t group) const;
+  uint32_t checked_member(size_t table, size_t group) const;
+  void check_group(size_t group) const;
+  void check_call(std::span<const int32_t> counts, std::span<const uint32_t> slots, size_t floats,
+                  Width width = Width::weights) const;
+  void check_counts(std::span<const int32_t> counts, std::span<const uint32_t> slots) const;
+  void check_ranges(std::span<const int32_t> counts, std::span<const uint32_t> slots) const;
   void check_range(size_t table, int64_t first_slot, int64_t count, size_t floats) const;
+  void check_present(std::span<const int32_t> counts, std::span<const uint32_t> slots) const;
+  void check_slots(size_t table, std::span<const uint32_t> slots, uint32_t end, const char* name) const;
   template <typename Body>
-  void for_runs(std::span<const int32_t> counts, std::span<const uint32_t> slots, Body&& body) const;
+  void for_runs(std::span<const int32_t> counts, std::span<const uint32_t> slots, Width width,
+                Body&& body) const;
+  Arena::Pages pages() const { return recovering_ ? Arena::Pages::small : Arena::Pages::huge; }
+  void protect(Table& table) const;
   void fill_initial(const Table& table) const;
+  void write_initial(const Table& table, uint32_t slot, float* weights) const;
+  // out = record ^ initial record: from a value to a relative one, and back.
+  void write_relative(const Table& table, uint32_t slot, const float* record, float* out) const;
+  void check_source(int64_t source) const;
+  std::vector<int32_t> parities_of(int64_t source, const Table& table) const;
+  void check_held(int64_t source, size_t table, std::span<const int32_t> parities,
+                  std::span<const uint32_t> slots) const;
+  void apply_part(const Table& table, std::span<const int32_t> parities, std::span<const uint32_t> slots,
+                  const float* deltas, size_t part, size_t parts) const;
+  void end_recovery();
 
-  int64_t servers_;
-  int64_t server_;
-  int64_t groups_;
+  ShardSettings settings_;
   std::vector<Table> tables_;
+  bool recovering_ = false;          // some table has rows that are absent
+  mutable std::mutex index_mutex_;   // published() brings the index of pending rows up to date
 };
 
 }  // namespace regrow

@@ -1,62 +1,148 @@
-"""The coordinator: knows who serves what, and tells everybody. It is never on the data path.
+"""The coordinator: knows who serves what, notices who is gone, and tells everybody. It is never on the data path.
 
-It waits until every server of the job has registered and the job has been declared, then makes the first
-view. Whoever comes later gets the view at once. The rule to keep: epochs only rise, and a view is sent whole.
+It waits until every server of the job has registered and the job has been declared, then makes the first view.
+A server that dies is replaced by its next incarnation, which comes back from parities; the view that names it is made
+when every dead server has its replacement. Beyond what parities can bring back, the last view says what is lost.
+
+The rules to keep: epochs only rise, also across coordinators (a coordinator's own incarnation is their upper half); a
+view is sent whole; mere silence never makes rows count as lost, because the silent may still speak.
 """
 
 from __future__ import annotations
 
-from regrow.core.effects import Delivered, Joined, Log, Lost, Refuse, Send
+from regrow.core.effects import Delivered, Died, Forget, Joined, Log, Lost, Refuse, Replace, Send, Tick
+from regrow.core.groups import Groups
 from regrow.core.job import JobSpec
 from regrow.core.link import Identity
-from regrow.core.messages import Declare, Member, Ready, Register, View
+from regrow.core.messages import Beat, Declare, KnownView, Member, Ready, Recovered, Register, View
 
-Event = Joined | Delivered | Lost
-Effect = Send | Refuse | Log
+Event = Joined | Delivered | Lost | Tick | Died
+Effect = Send | Refuse | Log | Replace | Forget
+
+# A closed connection that does not come back counts as a death. Too short: a reset is taken for one.
+LOST_SECONDS = 0.3
+# Too short: a server that computes, or a busy machine, is taken for a dead one. Too long: everybody waits.
+SILENT_SECONDS = 1.5
+# For a new coordinator: how long to wait for servers that others know of.
+MISSING_SECONDS = 3.0
+# A clock that jumped this far says that the coordinator itself was stopped: nobody else was silent then.
+OWN_PAUSE_SECONDS = 0.5
 
 
 class Coordinator:
     """One door: `effects = coordinator.receive(event)`."""
 
-    def __init__(self, *, servers: int, job: JobSpec | None = None) -> None:
+    def __init__(self, *, servers: int, job: JobSpec | None = None, term: int = 0) -> None:
         self.view: View | None = None
         self.ready: dict[int, Ready] = {}
+        self.lost = ""  # what cannot come back
+        self.dead: dict[int, str] = {}  # servers that wait for their replacement, and why
         self._server_count = servers
         self._job = job
+        self._term = term
+        self._views = 0
+        self._known: KnownView | None = None  # what servers tell a new coordinator
         self._members: dict[int, Member] = {}
         self._peers: dict[Identity, None] = {}  # in order of arrival
+        self._heard: dict[int, float] = {}  # server -> when it last said something
+        self._closed: dict[int, float] = {}  # server -> when its connection closed
+        self._now = 0.0
+        self._first_at: float | None = None
 
     def receive(self, event: Event) -> list[Effect]:
+        if isinstance(event, Tick):
+            return self._on_tick(event.now)
+        if isinstance(event, Died):
+            return self._on_dead(event.peer, "its process ended")
         if isinstance(event, Joined):
-            self._peers[event.peer] = None
-            return [Send(target=event.peer, message=self.view)] if self.view is not None else []
+            return self._on_joined(event.peer)
         if isinstance(event, Lost):
             self._peers.pop(event.peer, None)
+            if self._is_member(event.peer):
+                self._closed.setdefault(event.peer.id, self._now)
             return [Log(text=f"{event.peer} is gone: {event.reason}")]
-        message = event.message
-        if isinstance(message, Register) and event.source.role == "server":
-            return self._on_register(event.source, message)
-        if isinstance(message, Declare) and event.source.role == "worker":
-            return self._on_declare(event.source, message)
-        if isinstance(message, Ready) and self._is_member(event.source):
-            self.ready[event.source.id] = message
-            return [Log(text=f"{event.source} is ready: {message.rows} rows, {message.memory_bytes} bytes")]
-        return [Refuse(target=event.source, reason=f"{type(message).__name__} from a {event.source.role}")]
+        message, source = event.message, event.source
+        if isinstance(message, Register) and source.role == "server":
+            return self._on_register(source, message)
+        if isinstance(message, Declare) and source.role == "worker":
+            return self._on_declare(source, message)
+        if self._is_member(source):
+            self._heard[source.id] = self._now
+            self._closed.pop(source.id, None)
+            if isinstance(message, Beat):
+                return []
+            if isinstance(message, Ready):
+                self.ready[source.id] = message
+                return [Log(text=f"{source} is ready: {message.rows} rows, {message.memory_bytes} bytes")]
+            if isinstance(message, Recovered):
+                return self._on_recovered(source)
+        elif self._is_over(source):
+            return [Refuse(target=source, reason=f"{source} was replaced by a newer incarnation")]
+        return [Refuse(target=source, reason=f"{type(message).__name__} from a {source.role}")]
+
+    def _on_joined(self, peer: Identity) -> list[Effect]:
+        self._peers[peer] = None
+        self._closed.pop(peer.id, None) if self._is_member(peer) else None
+        return [Send(target=peer, message=self.view)] if self.view is not None else []
 
     def _is_member(self, peer: Identity) -> bool:
         member = self._members.get(peer.id)
         return peer.role == "server" and member is not None and member.incarnation == peer.incarnation
 
+    def _is_over(self, peer: Identity) -> bool:
+        member = self._members.get(peer.id)
+        return peer.role == "server" and member is not None and member.incarnation > peer.incarnation
+
+    # --- Coming ---
+
     def _on_register(self, source: Identity, message: Register) -> list[Effect]:
         if source.id >= self._server_count:
             return [Refuse(target=source, reason=f"server {source.id} of a cluster of {self._server_count}")]
-        known = self._members.get(source.id)
-        if known is not None and known.incarnation >= source.incarnation:
-            return [Refuse(target=source, reason=f"server {source.id} is registered already")]
-        self._members[source.id] = Member(
-            id=source.id, incarnation=source.incarnation, address=message.address
-        )
-        return [Log(text=f"{source} listens at {message.address}"), *self._announce()]
+        if message.known is not None:
+            self._learn(message.known)
+        member = self._members.get(source.id)
+        if self._is_over(source):
+            return [Refuse(target=source, reason=f"{source} was replaced by a newer incarnation")]
+        if self._first_at is None:
+            self._first_at = self._now
+        effects: list[Effect] = [Log(text=f"{source} listens at {message.address}")]
+        news = self.view is None or source.id in self.dead
+        if member is None or member.incarnation < source.incarnation:
+            if member is not None and source.id not in self.dead:
+                effects += self._on_dead(_identity(member), "its successor is here", replace=False)
+            self._members[source.id] = Member(
+                id=source.id,
+                incarnation=source.incarnation,
+                address=message.address,
+                recovering=self._job is not None and self._has_rows(),
+            )
+            news = True
+        elif source.id in self.dead:
+            # It was declared dead and has not been replaced yet, but its word came too late.
+            return [Refuse(target=source, reason=f"{source} is being replaced: {self.dead[source.id]}")]
+        self.dead.pop(source.id, None)
+        self._heard[source.id] = self._now
+        self._closed.pop(source.id, None)
+        return effects + self._announce() if news else effects
+
+    def _has_rows(self) -> bool:
+        """Whether training has begun: a server that comes now has something to bring back."""
+        return self.view is not None or self._known is not None
+
+    def _learn(self, known: KnownView) -> None:
+        """A server remembers a view: a coordinator without one takes the newest it is told."""
+        if self.view is not None or (self._known is not None and self._known.epoch >= known.epoch):
+            return
+        self._known = known
+        self._job = known.job
+        for member in known.servers:
+            current = self._members.get(member.id)
+            if current is None or current.incarnation <= member.incarnation:
+                self._members[member.id] = member
+            else:  # it had registered before anybody told us that it replaces somebody
+                self._members[member.id] = Member(
+                    id=current.id, incarnation=current.incarnation, address=current.address, recovering=True
+                )
 
     def _on_declare(self, source: Identity, message: Declare) -> list[Effect]:
         job = message.job
@@ -72,11 +158,96 @@ class Coordinator:
             return [Refuse(target=source, reason="another job with other tables runs on this cluster")]
         return []
 
-    def _announce(self) -> list[Effect]:
-        """The next view, once it can be whole."""
-        if self._job is None or len(self._members) < self._server_count:
+    # --- Going ---
+
+    def _on_tick(self, now: float) -> list[Effect]:
+        pause = now - self._now
+        self._now = now
+        if pause > OWN_PAUSE_SECONDS:
+            self._heard = {server: at + pause for server, at in self._heard.items()}
+            self._closed = {server: at + pause for server, at in self._closed.items()}
             return []
-        epoch = self.view.epoch + 1 if self.view is not None else 1
+        effects: list[Effect] = []
+        for server, at in list(self._closed.items()):
+            if now - at >= LOST_SECONDS and server not in self.dead:
+                effects += self._on_dead(_identity(self._members[server]), "its connection closed")
+        for server, at in list(self._heard.items()):
+            if now - at < SILENT_SECONDS or server in self.dead or server not in self.ready:
+                continue
+            if self._job is not None and Groups(self._job).tolerates({*self._down(), server}):
+                effects += self._on_dead(_identity(self._members[server]), f"silent for {now - at:.1f} s")
+        if self.view is None and self._known is not None and self._first_at is not None:
+            if now - self._first_at >= MISSING_SECONDS:
+                for server in [s for s in self._members if s not in self._heard and s not in self.dead]:
+                    effects += self._on_dead(_identity(self._members[server]), "not heard of")
+        return effects
+
+    def _down(self) -> set[int]:
+        return {*self.dead, *(m.id for m in self._members.values() if m.recovering)}
+
+    def _on_dead(self, peer: Identity, reason: str, *, replace: bool = True) -> list[Effect]:
+        """A server counts as dead. What it was still bringing back is as lost as it was before."""
+        self._peers.pop(peer, None)
+        if not self._is_member(peer) or peer.id in self.dead or self.lost:
+            return []
+        effects: list[Effect] = [Log(text=f"{peer} is dead: {reason}")]
+        self.dead[peer.id] = reason
+        self.ready.pop(peer.id, None)
+        self._heard.pop(peer.id, None)
+        self._closed.pop(peer.id, None)
+        effects.append(Forget(peer=peer))
+        if self._job is None or not self._has_rows():
+            return [*effects, Replace(peer=peer, reason=reason)] if replace else effects
+        if not self._job.protected:
+            return effects  # nothing can replace it, and whoever uses it has seen it go
+        groups = Groups(self._job)
+        if tables := groups.lost_tables(self._down()):
+            return effects + self._give_up(tables)
+        if replace:
+            effects.append(Replace(peer=peer, reason=reason))
+        if any(table.r > 1 for table in self._job.tables):
+            # Holders must agree about every lost source again, so unfinished recoveries start anew together.
+            for member in list(self._members.values()):
+                if member.recovering and member.id not in self.dead:
+                    effects += self._on_dead(_identity(member), "another server died while it came back")
+        return effects
+
+    def _give_up(self, tables: list[tuple[str, int]]) -> list[Effect]:
+        down = sorted(self._down())
+        rows = sum(count for _, count in tables)
+        named = ", ".join(f"{name} ({count})" for name, count in tables[:8])
+        more = f" and {len(tables) - 8} more tables" if len(tables) > 8 else ""
+        servers = ", ".join(f"S{server}" for server in down)
+        self.lost = f"{servers} are down together: up to {rows} rows are lost, in {named}{more}"[:4000]
+        return [Log(text=self.lost), *self._send_view()]
+
+    def _on_recovered(self, source: Identity) -> list[Effect]:
+        member = self._members[source.id]
+        if not member.recovering or source.id in self.dead:
+            return []
+        self._members[source.id] = Member(
+            id=member.id, incarnation=member.incarnation, address=member.address, recovering=False
+        )
+        return [Log(text=f"{source} has recovered"), *self._announce()]
+
+    # --- Views ---
+
+    def _announce(self) -> list[Effect]:
+        """The next view, once it can be whole: everybody is there, and nobody dead lacks a successor."""
+        if self._job is None or self.dead or self.lost:
+            return []
+        if len(self._members) < self._server_count or any(s not in self._heard for s in self._members):
+            return []
+        return self._send_view()
+
+    def _send_view(self) -> list[Effect]:
+        assert self._job is not None
+        self._views += 1
         servers = tuple(self._members[index] for index in range(self._server_count))
-        self.view = View(epoch=epoch, servers=servers, job=self._job)
+        epoch = (self._term << 32) + self._views
+        self.view = View(epoch=epoch, servers=servers, job=self._job, lost=self.lost)
         return [Send(target=peer, message=self.view) for peer in self._peers]
+
+
+def _identity(member: Member) -> Identity:
+    return Identity(role="server", id=member.id, incarnation=member.incarnation)

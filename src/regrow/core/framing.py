@@ -97,6 +97,8 @@ class FrameReader:
     def __init__(self, *, limits: Limits, place: Placement | None = None) -> None:
         self.limits = limits
         self.place = place
+        # Which frames may be placed; None: all. One that will be dropped must not write where its twin went.
+        self.placed: Callable[[Stamp], bool] | None = None
         self._scratch = memoryview(bytearray(SCRATCH_BYTES))
         self._filled = 0  # bytes in the scratch not yet understood
         self._needed = HEADER_BYTES  # bytes in the scratch that make the next decision possible
@@ -149,7 +151,8 @@ class FrameReader:
             number=fields[7],
             acknowledged=fields[8],
         )
-        opened = _OpenFrame(cls, meta, stamp, fields[9 : 9 + section_count], self.place, self._needed)
+        place = self.place if self.placed is None or self.placed(stamp) else None
+        opened = _OpenFrame(cls, meta, stamp, fields[9 : 9 + section_count], place, self._needed)
         start += self._needed
         self._needed = HEADER_BYTES
         while not opened.complete and start < self._filled:

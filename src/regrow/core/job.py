@@ -12,6 +12,7 @@ import msgspec
 
 OptimizerKind = Literal["sgd", "momentum", "adagrad", "rowwise_adagrad", "adam", "partial_rowwise_adam"]
 Mode = Literal["async", "sync"]
+Commit = Literal["exactly-once", "2pc", "none"]
 
 ROWS_PER_TABLE_MAX = 2**32  # Slots travel as 32-bit numbers.
 DIM_MAX = 1 << 16
@@ -62,6 +63,30 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True):
         return self.dim + sum(floats for _, floats in self.optimizer.state_parts(self.dim))
 
 
+class FlushSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """When changes leave a server for its parity holders, and what counts as safe."""
+
+    # A flush leaves after so many pushes, or when so many bytes wait, or after so long. Too small: hot rows travel
+    # again and again. Too large: workers keep more for a redo, and wait when their window is full.
+    pushes: int = 8
+    bytes: int = 8 << 20
+    seconds: float = 0.05
+    commit: Commit = "exactly-once"
+    # Recovery in the background moves so many bytes per second from each server. Too small: unprotected for longer.
+    # Too large: training slows down while it lasts. 0: no limit.
+    sweep_bytes_per_s: int = 0
+
+    def invalid_reason(self) -> str | None:
+        """Says what is wrong, or None."""
+        if not 1 <= self.pushes <= 1 << 20:
+            return f"a flush after {self.pushes} pushes makes no sense"
+        if self.bytes < 1 or self.sweep_bytes_per_s < 0:
+            return "flush bytes must be positive, and the sweep's limit not negative"
+        if not 0.0 < self.seconds <= 3600.0:
+            return f"a flush after {self.seconds} seconds makes no sense"
+        return None
+
+
 class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     """All tables of a run and the servers and workers that share them."""
 
@@ -71,6 +96,12 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     mode: Mode = "async"
     seed: int = 0
     groups: int = 1
+    flush: FlushSpec = FlushSpec()
+
+    @property
+    def protected(self) -> bool:
+        """Whether the loss of a server is survivable: every table has parities."""
+        return all(table.r for table in self.tables)
 
     def invalid_reason(self) -> str | None:
         """Says what is wrong with this job, or None. Checked wherever a job enters a process."""
@@ -84,6 +115,12 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
             return f"a job has between 1 and {TABLES_MAX} tables, not {len(self.tables)}"
         if not 0 <= self.seed <= SEED_MAX:
             return f"seed must be between 0 and {SEED_MAX}, not {self.seed}"
+        if reason := self.flush.invalid_reason():
+            return reason
+        if self.mode == "sync" and self.flush.commit != "exactly-once":
+            return f"commit = {self.flush.commit!r} is for asynchronous jobs"
+        if len({bool(table.r) for table in self.tables}) > 1:
+            return "either every table has parities (r >= 1) or none has"
         names: set[str] = set()
         for table in self.tables:
             if table.name in names:

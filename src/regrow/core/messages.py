@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from regrow.core.job import JobSpec
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 U62 = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 U32 = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
@@ -26,6 +26,7 @@ Secret = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 
 Int32Array = Annotated[npt.NDArray[np.int32], "<i4"]
 UInt32Array = Annotated[npt.NDArray[np.uint32], "<u4"]
+UInt64Array = Annotated[npt.NDArray[np.uint64], "<u8"]
 Float32Array = Annotated[npt.NDArray[np.float32], "<f4"]
 
 
@@ -98,6 +99,7 @@ class Hello(Message):
     incarnation: U32
     nonce: Secret
     proof: Secret
+    received: U62 = 0  # frames of this peer that have arrived: it sends again from the next one
 
 
 @message(3)
@@ -108,6 +110,7 @@ class Welcome(Message):
     id: U32
     incarnation: U32
     proof: Secret
+    received: U62 = 0
 
 
 @message(4)
@@ -115,6 +118,11 @@ class Refused(Message):
     """Either way, last before closing: why this connection cannot go on."""
 
     reason: Text
+
+
+@message(5)
+class Ack(Message):
+    """Either way, unnumbered, when much has arrived and nothing went back: the frame's header says it all."""
 
 
 # --- Views --------------------------------------------------------------------------------------------------
@@ -126,13 +134,23 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     id: int
     incarnation: int
     address: str
+    recovering: bool = False  # its rows and parities are coming back: it does not count towards tolerance
+
+
+class KnownView(msgspec.Struct, frozen=True, kw_only=True):
+    """A view as a server remembers it, for a coordinator that does not."""
+
+    epoch: int
+    servers: tuple[Member, ...]
+    job: JobSpec
 
 
 @message(10)
 class Register(Message):
-    """Server -> coordinator: where I listen."""
+    """Server -> coordinator: where I listen, and the newest view I know (a new coordinator learns it so)."""
 
     address: Text
+    known: KnownView | None = None
 
 
 @message(11)
@@ -144,11 +162,13 @@ class Declare(Message):
 
 @message(12)
 class View(Message):
-    """Coordinator -> all: who serves, and what. Epochs order views and nothing else."""
+    """Coordinator -> all: who serves, and what. Epochs order views and nothing else.
+    `lost` is empty, or says which rows are gone for good: then nobody goes on."""
 
     epoch: U62
     servers: tuple[Member, ...]
     job: JobSpec
+    lost: Text = ""
 
 
 @message(13)
@@ -157,6 +177,16 @@ class Ready(Message):
 
     rows: U62
     memory_bytes: U62
+
+
+@message(14)
+class Recovered(Message):
+    """Server -> coordinator: every row and every parity of mine is back."""
+
+
+@message(15)
+class Beat(Message):
+    """Server -> coordinator, often: I am alive. A stopped process sends none."""
 
 
 # --- Pull and push ------------------------------------------------------------------------------------------
@@ -226,12 +256,28 @@ class Assign(Message):
     weights: Float32Array
 
 
+@message(27)
+class Durable(Message):
+    """Server -> worker: this worker's pushes up to `durable` survive the loss of any r servers."""
+
+    durable: U62
+
+
+@message(28)
+class Commit(Message):
+    """Worker -> server: push `seq` is staged everywhere (two-phase commit)."""
+
+    seq: U62
+
+
 @message(30)
 class Dump(Message):
-    """Worker -> server: whole records (weights and state) of a range of slots, for digests and exports."""
+    """Worker -> server: whole records (weights and state) of a range of slots, for digests and exports.
+    With `parity` the range is of parity slots, and the records are parities."""
 
     request: U62
     table: U32
+    parity: bool = False
     slot_first: U62
     slot_count: U32
 
@@ -259,3 +305,170 @@ class Loaded(Message):
     """Server -> worker: the records are in place."""
 
     request: U62
+
+
+# --- Parity -------------------------------------------------------------------------------------------------
+# `group` numbers the groups of core/groups.py; `marks` are the watermarks: the last push applied of each worker
+# (async) or of all (sync, one number). Records are raw bits, relative to initial values (core/coding.py).
+
+
+@message(40)
+class Flush(Message):
+    """Source -> holder: what changed in the rows of a group since flush `number` - 1. Applied whole.
+    With `staged` it is only kept until the source commits it (two-phase commit)."""
+
+    group: U32
+    number: U62
+    stable: U62  # flushes up to here are acknowledged by all holders
+    marks: tuple[int, ...]
+    staged: bool = False
+    counts: Int32Array
+    slots: UInt32Array
+    deltas: Float32Array
+
+
+@message(41)
+class FlushAck(Message):
+    """Holder -> source: every flush of the group up to `number` is in my parity (or staged)."""
+
+    group: U32
+    number: U62
+    staged: bool = False
+
+
+@message(42)
+class FlushCommit(Message):
+    """Source -> holder: the staged flushes of the group up to `number` count now (two-phase commit)."""
+
+    group: U32
+    number: U62
+
+
+@message(43)
+class Stream(Message):
+    """Source -> new holder: rows it did not have yet, or what changed in rows it has. Acknowledged for pace."""
+
+    group: U32
+    counts: Int32Array
+    slots: UInt32Array
+    deltas: Float32Array
+
+
+@message(44)
+class StreamAck(Message):
+    """New holder -> source: one Stream has arrived."""
+
+    group: U32
+
+
+@message(45)
+class StreamEnd(Message):
+    """Source -> new holder: that was all; the parity is now that of flush `number`. The sections are the last
+    step's changes, for a holder that must undo it (sync)."""
+
+    group: U32
+    number: U62
+    marks: tuple[int, ...]
+    counts: Int32Array
+    slots: UInt32Array
+    deltas: Float32Array
+
+
+@message(46)
+class Undo(Message):
+    """Holder -> replacement, before Have: what the last step changed in the rows of the group (sync)."""
+
+    group: U32
+    counts: Int32Array
+    slots: UInt32Array
+    deltas: Float32Array
+
+
+@message(47)
+class Have(Message):
+    """Holder -> replacement: the parity of your group is at flush `number`, and these rows were ever touched:
+    bit b of a table's words is its block b, table after table."""
+
+    group: U32
+    number: U62
+    marks: tuple[int, ...]
+    touched: UInt64Array
+
+
+@message(48)
+class Restored(Message):
+    """Decoder -> replacement: rows come back."""
+
+    counts: Int32Array
+    slots: UInt32Array
+    relatives: Float32Array
+
+
+@message(49)
+class Fault(Message):
+    """Replacement -> decoder: somebody waits for these rows, bring them first."""
+
+    counts: Int32Array
+    slots: UInt32Array
+
+
+@message(50)
+class SnapAsk(Message):
+    """Decoder -> member: the published values of these rows, relative to their initial ones."""
+
+    request: U62
+    table: U32
+    slots: UInt32Array
+
+
+@message(51)
+class Snap(Message):
+    """Member -> decoder: the answer, behind every flush that it contains."""
+
+    request: U62
+    relatives: Float32Array
+
+
+@message(52)
+class Tail(Message):
+    """Holder -> holder, when `source` was replaced by `incarnation`: a flush of its group you may lack (r >= 2)."""
+
+    source: U32
+    incarnation: U32
+    group: U32
+    number: U62
+    marks: tuple[int, ...]
+    counts: Int32Array
+    slots: UInt32Array
+    deltas: Float32Array
+
+
+@message(53)
+class TailEnd(Message):
+    """Holder -> holder: that was all I have; I am at flush `number`."""
+
+    source: U32
+    incarnation: U32
+    group: U32
+    number: U62
+
+
+@message(54)
+class SyndromeAsk(Message):
+    """Decoder -> other holder: your parity of these stripes without their living members (r >= 2)."""
+
+    request: U62
+    table: U32
+    q: U32  # which parity of these stripes is yours
+    unknown: tuple[int, ...]  # the members that nobody has,
+    incarnations: tuple[int, ...]  # and which replacements wait for them
+    blocks: UInt32Array
+
+
+@message(55)
+class Syndrome(Message):
+    """Holder -> decoder: the answer, and the flush of each unknown member it was made at."""
+
+    request: U62
+    numbers: tuple[int, ...]
+    relatives: Float32Array

@@ -4,7 +4,11 @@ A pull or push names a **plan**: which slots of which server, and where their ro
 (server after server). Rows are received straight into that buffer and gradients are sent straight out of
 another one of the same shape. The worker is the redo log: a push is kept until every server has said it is
 durable, and `redo_bytes` says how much that is. In synchronous mode the pull for step t + 1 leaves
-only after every server has staged the push of step t.
+only after every server has staged the push of step t and has made step t - 1 durable.
+
+When a view names another incarnation of a server, that one is sent what its predecessor may not have made durable, in
+order, and what is still to be answered. The rule to keep: what one incarnation acknowledged without making it durable
+says nothing about the next.
 """
 
 from __future__ import annotations
@@ -14,11 +18,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from regrow.core.effects import Delivered, Joined, Lost, Send
+from regrow.core.effects import Delivered, Forget, Joined, Lost, Send
 from regrow.core.link import Identity
 from regrow.core.messages import (
     Assign,
+    Commit,
     Dump,
+    Durable,
     Float32Array,
     Load,
     Loaded,
@@ -86,13 +92,14 @@ class AssignWanted:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DumpWanted:
-    """Read whole records of one server."""
+    """Read whole records of one server, or its parities."""
 
     request: int
     server: int
     table: int
     slot_first: int
     slot_count: int
+    parity: bool = False
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +121,7 @@ Event = Joined | Delivered | Lost | PullWanted | PushWanted | AssignWanted | Dum
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Connect:
-    """Open links to the servers of this view, and say `Joined` for each."""
+    """Open links to the servers of this view that have none, and say `Joined` for each."""
 
     view: View
 
@@ -160,13 +167,15 @@ class LoadAnswered:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
-    """The session cannot go on."""
+    """The session cannot go on. `data_loss`: rows are gone for good."""
 
     reason: str
+    data_loss: bool = False
 
 
 Effect = (
     Send
+    | Forget
     | Connect
     | SessionOpened
     | PullAnswered
@@ -186,6 +195,8 @@ class Session:
         self.redo_bytes = 0
         self.redo_bytes_max = 0  # the most there ever was
         self._servers: list[Identity] = []
+        self._joined: set[Identity] = set()
+        self._started = False  # every server has answered Open once
         self._opened: dict[int, Opened] = {}
         self._durable: list[int] = []
         self._pulls: dict[int, _OpenPull] = {}
@@ -193,6 +204,8 @@ class Session:
         self._redo: dict[int, _OpenPush] = {}  # by seq, in order
         self._clocks: dict[int, list[int]] = {}  # request -> clock of each server when it read the rows
         self._dumps: dict[int, DumpWanted] = {}
+        self._loads: dict[int, LoadWanted] = {}
+        self._assigns: list[AssignWanted] = []  # kept: a row that comes back untouched needs them again
 
     def receive(self, event: Event) -> list[Effect]:
         if isinstance(event, Delivered):
@@ -203,30 +216,23 @@ class Session:
         if isinstance(event, PushWanted):
             return self._on_push_wanted(event)
         if isinstance(event, AssignWanted):
-            return [
-                Send(target=self._servers[s], message=Assign(weights=weights, **parts))
-                for s, weights, parts in self._split(event.plan, event.weights)
-            ]
+            if self._is_protected():
+                self._assigns.append(event)
+            return [self._assign(event, s) for s in range(len(self._servers))]
         if isinstance(event, Joined):
-            return [Send(target=event.peer, message=Open())] if event.peer in self._servers else []
+            return self._on_joined(event.peer)
         if isinstance(event, DumpWanted):
             self._dumps[event.request] = event
-            dump = Dump(
-                request=event.request,
-                table=event.table,
-                slot_first=event.slot_first,
-                slot_count=event.slot_count,
-            )
-            return [Send(target=self._servers[event.server], message=dump)]
+            return [self._dump(event)]
         if isinstance(event, LoadWanted):
-            load = Load(request=event.request, table=event.table, slots=event.slots, records=event.records)
-            return [Send(target=self._servers[event.server], message=load)]
+            self._loads[event.request] = event
+            return [self._load(event)]
         return [Failed(reason=f"lost {event.peer}: {event.reason}")] if self._matters(event.peer) else []
 
     def destination(self, source: Identity, request: int, floats: int) -> Float32Array | None:
         """Where the rows of this reply belong, or None when nobody waits for them."""
         pull = self._pulls.get(request)
-        if pull is None or source.role != "server" or source.id >= len(self._servers):
+        if pull is None or source not in self._servers:
             return None
         start = pull.wanted.plan.float_start
         place = pull.wanted.rows[int(start[source.id]) : int(start[source.id + 1])]
@@ -239,6 +245,8 @@ class Session:
             return self._on_view(message)
         if source.role != "server" or source.id >= len(self._servers):
             raise ProtocolError(f"{type(message).__name__} from {source}")
+        if source != self._servers[source.id]:
+            return []  # of an incarnation that is over
         if isinstance(message, Rows):
             return self._on_rows(source.id, message)
         if isinstance(message, Pushed):
@@ -247,24 +255,72 @@ class Session:
             return self._on_opened(source.id, message)
         if isinstance(message, Records):
             return self._on_records(message)
+        if isinstance(message, Durable):
+            return self._on_durable(source.id, message.durable) + self._release_pulls()
         if isinstance(message, Loaded):
+            if self._loads.pop(message.request, None) is None:
+                return []
             return [LoadAnswered(request=message.request)]
         raise ProtocolError(f"{type(message).__name__} from {source}")
 
     def _on_view(self, view: View) -> list[Effect]:
-        if self.view is not None:
+        if view.lost:
+            return [Failed(reason=view.lost, data_loss=True)]
+        if self.view is not None and view.epoch <= self.view.epoch:
+            return []
+        before = self._servers
+        servers = [Identity(role="server", id=m.id, incarnation=m.incarnation) for m in view.servers]
+        if self.view is not None and servers != before and not self._is_protected():
             reason = f"the servers changed (view {view.epoch}), and nothing protects their rows"
             return [Failed(reason=reason)]
+        if self.view is None:
+            self._durable = [0] * len(servers)
         self.view = view
-        self._servers = [Identity(role="server", id=m.id, incarnation=m.incarnation) for m in view.servers]
-        self._durable = [0] * len(self._servers)
-        return [Connect(view=view)]
+        self._servers = servers
+        if servers == before:
+            return []
+        effects: list[Effect] = []
+        for s, (old, new) in enumerate(zip(before, servers, strict=False)):
+            if old != new:
+                effects.append(Forget(peer=old))
+                self._void(s)
+        return [*effects, Connect(view=view)]
+
+    def _void(self, server: int) -> None:
+        """What the predecessor acknowledged without making it durable does not count."""
+        self._opened.pop(server, None) if not self._started else None
+        for push in self._redo.values():
+            if push.received[server] and push.wanted.seq > self._durable[server]:
+                push.received[server] = False
+                push.waiting += 1
+
+    def _on_joined(self, peer: Identity) -> list[Effect]:
+        """A server is there: greet it, or, in the middle of everything, tell it what it may lack."""
+        if peer not in self._servers or peer in self._joined:
+            return []
+        self._joined.add(peer)
+        if not self._started:
+            return [Send(target=peer, message=Open())]
+        s = peer.id
+        effects: list[Effect] = [self._assign(event, s) for event in self._assigns]
+        for push in self._redo.values():
+            if push.wanted.seq > self._durable[s]:
+                effects.append(self._push(push.wanted, s))
+        for pull in self._pulls.values():
+            if not pull.answered[s]:
+                effects.append(self._pull(pull.wanted, s))
+        effects += [self._dump(dump) for dump in self._dumps.values() if dump.server == s]
+        effects += [self._load(load) for load in self._loads.values() if load.server == s]
+        return effects
 
     def _on_opened(self, server: int, message: Opened) -> list[Effect]:
+        if self._started:
+            return []
         self._opened[server] = message
         self._durable[server] = message.durable
         if len(self._opened) < len(self._servers):
             return []
+        self._started = True
         committed = max(opened.committed for opened in self._opened.values())
         return [SessionOpened(durable=min(self._durable), committed=committed)]
 
@@ -298,8 +354,13 @@ class Session:
             push.waiting -= 1
             push.staleness += message.clock - 1 - push.clocks[server]
             if push.waiting == 0:
-                mean = push.staleness / len(self._servers)
-                effects.append(PushReceived(seq=message.seq, staleness=max(0.0, mean)))
+                if not push.reported:
+                    mean = push.staleness / len(self._servers)
+                    effects.append(PushReceived(seq=message.seq, staleness=max(0.0, mean)))
+                push.reported = True
+                if self.view is not None and self.view.job.flush.commit == "2pc":
+                    commit = Commit(seq=message.seq)
+                    effects += [Send(target=peer, message=commit) for peer in self._servers]
         effects += self._on_durable(server, message.durable)
         return effects + self._release_pulls()
 
@@ -309,11 +370,18 @@ class Session:
         least = min(self._durable)
         effects: list[Effect] = []
         for seq in list(self._redo):
-            if seq > least or self._redo[seq].waiting:
+            if seq > least or not self._is_everywhere(self._redo[seq]):
                 break
             self.redo_bytes -= self._redo.pop(seq).wanted.grads.nbytes
             effects.append(PushDurable(seq=seq))
         return effects
+
+    def _is_everywhere(self, push: _OpenPush) -> bool:
+        """Every server has this push: it said so, or it is durable there."""
+        seq = push.wanted.seq
+        return all(
+            have or durable >= seq for have, durable in zip(push.received, self._durable, strict=True)
+        )
 
     def _on_records(self, message: Records) -> list[Effect]:
         if self._dumps.pop(message.request, None) is None:
@@ -330,43 +398,66 @@ class Session:
             self._clocks[wanted.request] = [0] * len(self._servers)
             if len(self._clocks) > CLOCKS_KEPT_MAX:
                 del self._clocks[next(iter(self._clocks))]
-            for s, _, parts in self._split(wanted.plan, wanted.rows):
-                pull = Pull(request=wanted.request, step=wanted.step, **parts)
-                effects.append(Send(target=self._servers[s], message=pull))
+            effects += [self._pull(wanted, s) for s in range(len(self._servers))]
         return effects
 
     def _may_pull(self, wanted: PullWanted) -> bool:
         if self.view is None or self.view.job.mode == "async" or wanted.step == 0:
             return True
-        return all(push.waiting == 0 for push in self._redo.values())
+        # The step before the last must be durable: a lost server can then be brought to where the others are.
+        return min(self._durable) >= wanted.step - 2 and all(map(self._is_everywhere, self._redo.values()))
 
     def _on_push_wanted(self, wanted: PushWanted) -> list[Effect]:
         clocks = self._clocks.pop(wanted.request, None) or [0] * len(self._servers)
         self._redo[wanted.seq] = _OpenPush(wanted, clocks=clocks)
         self.redo_bytes += wanted.grads.nbytes
         self.redo_bytes_max = max(self.redo_bytes_max, self.redo_bytes)
-        return [
-            Send(target=self._servers[s], message=Push(seq=wanted.seq, grads=grads, **parts))
-            for s, grads, parts in self._split(wanted.plan, wanted.grads)
-        ]
+        return [self._push(wanted, s) for s in range(len(self._servers))]
 
-    def _split(self, plan: Plan, values: Float32Array) -> list[tuple[int, Float32Array, dict[str, Any]]]:
-        """The plan's part for each server, also where it is empty: every server hears of every step."""
+    # --- The part of one server, also where it is empty: every server hears of every step ---
+
+    def _pull(self, wanted: PullWanted, s: int) -> Send:
+        _, parts = self._part(wanted.plan, wanted.rows, s)
+        return Send(target=self._servers[s], message=Pull(request=wanted.request, step=wanted.step, **parts))
+
+    def _push(self, wanted: PushWanted, s: int) -> Send:
+        grads, parts = self._part(wanted.plan, wanted.grads, s)
+        return Send(target=self._servers[s], message=Push(seq=wanted.seq, grads=grads, **parts))
+
+    def _assign(self, wanted: AssignWanted, s: int) -> Send:
+        weights, parts = self._part(wanted.plan, wanted.weights, s)
+        return Send(target=self._servers[s], message=Assign(weights=weights, **parts))
+
+    def _dump(self, wanted: DumpWanted) -> Send:
+        dump = Dump(
+            request=wanted.request,
+            table=wanted.table,
+            parity=wanted.parity,
+            slot_first=wanted.slot_first,
+            slot_count=wanted.slot_count,
+        )
+        return Send(target=self._servers[wanted.server], message=dump)
+
+    def _load(self, wanted: LoadWanted) -> Send:
+        load = Load(request=wanted.request, table=wanted.table, slots=wanted.slots, records=wanted.records)
+        return Send(target=self._servers[wanted.server], message=load)
+
+    def _part(self, plan: Plan, values: Float32Array, s: int) -> tuple[Float32Array, dict[str, Any]]:
         assert len(plan.row_start) == len(self._servers) + 1, "the plan is for another number of servers"
         assert values.size == plan.floats
-        rows, floats = plan.row_start.tolist(), plan.float_start.tolist()
-        counts, slots = np.asarray(plan.counts), np.asarray(plan.slots)
-        return [
-            (
-                s,
-                values[floats[s] : floats[s + 1]],
-                {"counts": counts[s], "slots": slots[rows[s] : rows[s + 1]]},
-            )
-            for s in range(len(self._servers))
-        ]
+        rows, floats = plan.row_start, plan.float_start
+        part = values[int(floats[s]) : int(floats[s + 1])]
+        slots = np.asarray(plan.slots)[int(rows[s]) : int(rows[s + 1])]
+        return part, {"counts": np.asarray(plan.counts)[s], "slots": slots}
+
+    def _is_protected(self) -> bool:
+        return self.view is not None and self.view.job.protected
 
     def _matters(self, peer: Identity) -> bool:
-        return peer in self._servers or (peer.role == "coordinator" and self.view is None)
+        """Whose loss ends the session. A protected server is replaced, and its view says so."""
+        if peer.role == "coordinator":
+            return self.view is None
+        return peer in self._servers and not self._is_protected()
 
 
 class _OpenPull:
@@ -379,7 +470,7 @@ class _OpenPull:
 
 
 class _OpenPush:
-    __slots__ = ("clocks", "received", "staleness", "waiting", "wanted")
+    __slots__ = ("clocks", "received", "reported", "staleness", "waiting", "wanted")
 
     def __init__(self, wanted: PushWanted, *, clocks: list[int]) -> None:
         self.wanted = wanted
@@ -387,3 +478,4 @@ class _OpenPush:
         self.received = [False] * len(clocks)
         self.waiting = len(clocks)
         self.staleness = 0
+        self.reported = False

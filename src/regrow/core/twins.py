@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from regrow.core.coding import coefficient, product_bytes
 from regrow.core.layout import Layout
 
 F32 = npt.NDArray[np.float32]
@@ -157,9 +158,7 @@ class ShardTwin:
         row = layout.row_of(np.full(len(slots), self.server), slots, table=table)
         records = np.zeros((len(slots), record_floats(rule.optimizer, dim)), np.float32)
         here = row < rows  # the others are holes and stay zero
-        records[here, :dim] = initial_rows(
-            row[here].tolist(), dim=dim, seed=seed, table=table, bound=init_bound
-        )
+        records[here, :dim] = initial_rows(row[here].tolist(), dim=dim, seed=seed, table=table, bound=init_bound)
         self.records.append(records)
         self.touched.append(np.zeros(len(slots), np.bool_))
         self.dims.append(dim)
@@ -211,6 +210,194 @@ def merge_pushes(dims: Sequence[int], parts: Sequence[tuple[I32, U32, F32]]) -> 
         np.array([slot for table in sums for slot in table], np.uint32),
         np.concatenate([np.zeros(0, np.float32), *(grad for table in sums for grad in table.values())]),
     )
+
+
+# ---- parities and recovery
+
+
+def gf_xor(target: F32, source: F32, factor: int) -> None:
+    """target ^= factor * source, on raw bytes, in place."""
+    target.view(np.uint8)[...] ^= product_bytes(factor, np.ascontiguousarray(source).view(np.uint8))
+
+
+def xor_matching(slots_sorted: U32, records: F32, floats: int, slots: U32, deltas: F32, factor: int) -> int:
+    """XORs multiples of deltas into the records of the same slots; returns how many."""
+    at = {int(slot): i for i, slot in enumerate(slots_sorted)}
+    matches = 0
+    for i, slot in enumerate(slots):
+        if int(slot) in at:
+            gf_xor(records.reshape(-1, floats)[at[int(slot)]], deltas.reshape(-1, floats)[i], factor)
+            matches += 1
+    return matches
+
+
+@dataclass(slots=True)
+class CodedTable:
+    """What a `CodedShardTwin` knows of a table beyond its records. Arrays over blocks are [q, member, block]."""
+
+    k: int
+    r: int
+    initial: F32
+    saved: dict[int, F32]  # before-images of pending rows, by slot
+    parity: F32  # [block, q, float]
+    members: npt.NDArray[np.bool_]
+    present: npt.NDArray[np.bool_]
+    known: npt.NDArray[np.bool_]
+
+    @property
+    def blocks(self) -> int:
+        return len(self.initial) // self.k
+
+
+@dataclass(slots=True)
+class CodedShardTwin(ShardTwin):
+    """The twin of a `_core.Shard` with coding groups."""
+
+    coding: Sequence[tuple[int, int]] = ()
+    recovering: bool = False
+    coded: list[CodedTable] = field(default_factory=list)
+
+    def add_table(
+        self, *, rows: int, dim: int, k: int, r: int, rule: Rule, seed: int, init_bound: float, table: int
+    ) -> int:
+        # A dataclass with slots is another class than the one that super() without arguments would look for.
+        index = ShardTwin.add_table(
+            self, rows=rows, dim=dim, k=k, r=r, rule=rule, seed=seed, init_bound=init_bound, table=table
+        )
+        slots, floats = self.records[index].shape
+        self.coded.append(
+            CodedTable(
+                k=k,
+                r=r,
+                initial=self.records[index].copy(),
+                saved={},
+                parity=np.zeros((slots // k, r, floats), np.float32),
+                members=np.zeros((r, k, slots // k), np.bool_),
+                present=np.full(slots, not self.recovering),
+                known=np.full(slots, not self.recovering),
+            )
+        )
+        if self.recovering:
+            self.records[index][:] = 0
+        return index
+
+    def _save(self, t: int, slot: int) -> None:
+        assert self.coded[t].present[slot]
+        if self.coded[t].r:
+            self.coded[t].saved.setdefault(slot, self.records[t][slot].copy())
+
+    def update(self, counts: I32, slots: U32, grads: F32, step: int) -> None:
+        for t, slot in _by_table(counts, slots):
+            self._save(t, slot)
+        ShardTwin.update(self, counts, slots, grads, step)
+
+    def assign_untouched(self, counts: I32, slots: U32, weights: F32) -> None:
+        for t, slot in _by_table(counts, slots):
+            if not self.touched[t][slot]:
+                self._save(t, slot)
+        ShardTwin.assign_untouched(self, counts, slots, weights)
+
+    def write_records(self, table: int, first_slot: int, count: int, source: F32) -> None:
+        for slot in range(first_slot, first_slot + count):
+            self._save(table, slot)
+        self.records[table][first_slot : first_slot + count] = source
+        self.touched[table][first_slot : first_slot + count] = True
+
+    def _member(self, table: int, group: int) -> int | None:
+        distance, r = self.coding[group]
+        coded = self.coded[table]
+        return coded.k - distance if r == coded.r and distance <= coded.k else None
+
+    def _in_group(self, table: int, group: int) -> list[int]:
+        member = self._member(table, group)
+        coded = self.coded[table]
+        return [] if member is None else [block * coded.k + member for block in range(coded.blocks)]
+
+    def take_flush(self, group: int) -> tuple[I32, U32, F32]:
+        """Rows of a table in the order of their slots; the kernel gives them in any order."""
+        counts, slots, deltas = [], [], [np.zeros(0, np.float32)]
+        for t, coded in enumerate(self.coded):
+            pending = [slot for slot in self._in_group(t, group) if slot in coded.saved]
+            counts.append(len(pending))
+            slots += pending
+            deltas += [_xored(coded.saved.pop(slot), self.records[t][slot]) for slot in pending]
+        return np.array(counts, np.int32), np.array(slots, np.uint32), np.concatenate(deltas)
+
+    def published(self, table: int, slots: U32) -> F32:
+        coded = self.coded[table]
+        rows = [
+            _xored(coded.saved.get(int(slot), self.records[table][slot]), coded.initial[slot])
+            if coded.present[slot]
+            else np.zeros_like(coded.initial[slot])
+            for slot in slots
+        ]
+        return np.concatenate([np.zeros(0, np.float32), *rows])
+
+    def next_touched(self, table: int, group: int, block_first: int, rows_max: int) -> tuple[list[int], int]:
+        coded = self.coded[table]
+        slots = self._in_group(table, group)
+        found: list[int] = []
+        for block in range(block_first, coded.blocks):
+            if len(found) == rows_max:
+                return found, block
+            if self.touched[table][slots[block]]:
+                found.append(slots[block])
+        return found, coded.blocks
+
+    def parity_apply(self, source: int, counts: I32, slots: U32, deltas: F32) -> None:
+        ring = self.servers // self.groups
+        at = 0
+        for t, slot in _by_table(counts, slots):
+            coded = self.coded[t]
+            block, member = divmod(slot, coded.k)
+            q = (self.server - source + member - coded.k) % ring
+            assert q < coded.r
+            delta = deltas[at : at + coded.initial.shape[1]]
+            gf_xor(coded.parity[block, q], delta, coefficient(q, member, coded.r))
+            coded.members[q, member, block] = True
+            at += len(delta)
+
+    def know_touched(self, group: int, table: int, bits: npt.NDArray[np.bool_]) -> None:
+        coded = self.coded[table]
+        for slot, bit in zip(self._in_group(table, group), bits, strict=True):
+            if not coded.present[slot]:
+                coded.known[slot] = True
+                self.touched[table][slot] = bit
+
+    def _blank(self, t: int, slot: int) -> bool:
+        coded = self.coded[t]
+        return bool(coded.known[slot] and not coded.present[slot] and not self.touched[t][slot])
+
+    def prepare(self, counts: I32, slots: U32) -> list[tuple[int, int]]:
+        """Fills in blank rows, returns (table, slot) of the others that are absent."""
+        for t, slot in _by_table(counts, slots):
+            if self._blank(t, slot):
+                self.records[t][slot] = self.coded[t].initial[slot]
+                self.coded[t].present[slot] = True
+        return [(t, slot) for t, slot in _by_table(counts, slots) if not self.coded[t].present[slot]]
+
+    def put(self, counts: I32, slots: U32, relatives: F32) -> int:
+        rows = at = 0
+        for t, slot in _by_table(counts, slots):
+            coded = self.coded[t]
+            relative = relatives[at : at + coded.initial.shape[1]]
+            at += len(relative)
+            if coded.known[slot] and not coded.present[slot] and self.touched[t][slot]:
+                self.records[t][slot] = _xored(relative, coded.initial[slot])
+                coded.present[slot] = True
+                rows += 1
+        return rows
+
+    def absent_rows(self) -> tuple[int, int]:
+        """(missing, blank)"""
+        absent = sum(int((~coded.present).sum()) for coded in self.coded)
+        blank = sum(self._blank(t, slot) for t, touched in enumerate(self.touched) for slot in range(len(touched)))
+        return absent - blank, blank
+
+
+def _xored(a: F32, b: F32) -> F32:
+    bits = a.view(np.uint32) ^ b.view(np.uint32)
+    return bits.view(np.float32)
 
 
 # ---- a worker's side

@@ -6,6 +6,7 @@ restarts, or one that replaces it, continues from a recorded position and sees w
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -45,6 +46,14 @@ class Dataset(Protocol):
     # Rows of each table; feature f looks up in table f.
     rows: list[int]
     dense_features: int
+    epochs: int
+    # True: batches without a good line are left out, so that a worker's n-th batch is not known beforehand.
+    skip_bad_lines: bool
+
+    @property
+    def train_rows(self) -> int:
+        """Training samples in one epoch."""
+        ...
 
     def train_batches(
         self, *, batch: int, worker: int, workers: int, start: Position | None = None
@@ -82,6 +91,28 @@ class EpochPlan:
             return self.epochs, 0, 0
         first = within * self.batch
         return epoch, first, min(self.batch, self.rows - first)
+
+
+def batches_after(
+    dataset: Dataset, *, batch: int, worker: int, workers: int, done: int
+) -> tuple[Iterator[Batch], int]:
+    """The batches of a worker that has had `done` of them already, and the samples that were in those."""
+    if done == 0:
+        return dataset.train_batches(batch=batch, worker=worker, workers=workers), 0
+    if dataset.skip_bad_lines:
+        # Nobody knows which batches came to nothing: count them again.
+        batches = dataset.train_batches(batch=batch, worker=worker, workers=workers)
+        return batches, sum(len(passed) for passed in itertools.islice(batches, done))
+    plan = checked_plan(
+        rows=dataset.train_rows, epochs=dataset.epochs, batch=batch, worker=worker, workers=workers
+    )
+    index = worker + done * workers
+    epoch, line, _ = plan.span(index)
+    # Without an offset: a file's lines are counted up to there, and not looked at.
+    start = {"epoch": epoch, "batch": index, "line": line}
+    had = np.arange(worker, min(index, plan.batch_count), workers, dtype=np.int64) % plan.batches_per_epoch
+    samples = int(np.minimum(batch, plan.rows - had * batch).sum())
+    return dataset.train_batches(batch=batch, worker=worker, workers=workers, start=start), samples
 
 
 def checked_plan(*, rows: int, epochs: int, batch: int, worker: int, workers: int) -> EpochPlan:

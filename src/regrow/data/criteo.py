@@ -104,8 +104,9 @@ class CriteoDataset:
         plan = checked_plan(rows=self.train_rows, epochs=self.epochs, batch=batch, worker=worker, workers=workers)
         index = start_index(start, plan=plan, worker=worker, workers=workers)
         offset = None
-        if start is not None and index < plan.batch_count:
-            offset = start.get("offset")
+        # A position without an offset is found by counting lines.
+        if start is not None and index < plan.batch_count and "offset" in start:
+            offset = start["offset"]
             if not isinstance(offset, int) or offset < 0:
                 raise UserError(f"position {start!r} lacks the byte offset of its line")
         return self._train(plan, index, workers, offset)

@@ -75,6 +75,8 @@ class SyntheticDataset:
     steeper. `epochs` repeats the same `train_rows` samples.
     """
 
+    skip_bad_lines = False  # there are none
+
     def __init__(
         self,
         *,

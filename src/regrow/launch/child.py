@@ -13,7 +13,7 @@ import sys
 import traceback
 
 from regrow import _core
-from regrow.errors import ConnectionLost, RegrowError
+from regrow.errors import ConnectionLost, DataLoss, RegrowError
 from regrow.runtime.parent import Parent
 
 
@@ -31,6 +31,10 @@ def main() -> int:
             from regrow.nn import worker
 
             worker.run(parent)
+        elif role == "standby":
+            from regrow.runtime import serve
+
+            serve.standby(parent)
         else:
             from regrow.runtime import serve
 
@@ -38,7 +42,7 @@ def main() -> int:
     except RegrowError as error:
         logging.error("%s", error)
         # Whoever lost a peer is a victim: the launcher looks for the cause elsewhere first.
-        kind = "lost" if isinstance(error, ConnectionLost) else "user"
+        kind = {ConnectionLost: "lost", DataLoss: "data_loss"}.get(type(error), "user")
         parent.report("error", message=error.message, hint=error.hint, kind=kind)
         return 1
     except MemoryError as error:

@@ -1,7 +1,8 @@
 """Server processes for a script or a notebook: `with LocalCluster(servers=5) as cluster: ...`.
 
 Only a coordinator and servers are started; the calling process is the worker. They end with the context, with
-the interpreter, or when this process dies. Tables are declared by the first client.
+the interpreter, or when this process dies. Tables are declared by the first client. If these are protected, a server
+or a coordinator that dies is replaced, and the clients go on.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import atexit
 import secrets
 import shutil
+import signal
 import sys
 import tempfile
 import threading
@@ -16,13 +18,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from regrow.config import GIB, MIB
+from regrow.config import GIB, MIB, ErasureCode
 from regrow.core.job import JobSpec
 from regrow.core.link import Identity
 from regrow.errors import ChildFailed, ConnectionLost, UserError
-from regrow.launch.local import CHILD_COMMAND, child_env
-from regrow.launch.processes import Children, Ended, Said
-from regrow.launch.rundir import SocketDir
+from regrow.launch.crew import CHILD_COMMAND, Crew
+from regrow.launch.processes import Child, Children, Ended, Said
+from regrow.launch.rundir import SocketDir, log_name
 from regrow.runtime.client import Client, SocketClient
 
 START_SECONDS_MAX = 120.0
@@ -33,17 +35,27 @@ FRAME_BYTES_MAX = 1 * GIB
 
 
 class LocalCluster:
-    """A coordinator and `servers` server processes on this machine."""
+    """A coordinator and `servers` server processes on this machine.
+
+    `protection` is for the tables of every collection on this cluster that does not bring its own.
+    """
 
     def __init__(
-        self, *, servers: int = 5, threads_per_server: int = 1, transport: str | None = None
+        self,
+        *,
+        servers: int = 5,
+        threads_per_server: int = 1,
+        transport: str | None = None,
+        protection: ErasureCode | None = None,
     ) -> None:
         if servers < 1:
             raise UserError(f"servers = {servers}: a cluster needs at least one")
         if transport not in (None, "unix", "tcp"):
             raise UserError(f"transport = {transport!r}: must be 'unix' or 'tcp'")
+        if protection is not None:
+            protection.check(servers=servers, mode="async")
         self.server_count = servers
-        self._transport = transport or ("unix" if sys.platform.startswith("linux") else "tcp")
+        self.protection = protection
         self._token = secrets.token_hex(32)
         self._sockets = SocketDir()
         self._logs = Path(tempfile.mkdtemp(prefix="regrow-logs-"))
@@ -52,13 +64,27 @@ class LocalCluster:
         self._failure: ChildFailed | None = None
         self._failed = threading.Event()
         self._closing = threading.Event()
-        self._coordinator: str | None = None
+        self._spares_wanted = 0  # once a protected job is known
+        self._crew = Crew(
+            children=self._children,
+            command=CHILD_COMMAND,
+            sockets=self._sockets.path,
+            transport=transport or ("unix" if sys.platform.startswith("linux") else "tcp"),
+            log=lambda role, id, incarnation: self._logs / log_name(role, id, incarnation),
+            threads={"coordinator": 1, "server": threads_per_server, "standby": threads_per_server},
+            assignment={
+                "token": self._token,
+                "config": {"servers": servers, "frame_bytes_max": FRAME_BYTES_MAX},
+                "servers": servers,
+                "frame_bytes_max": FRAME_BYTES_MAX,
+            },
+        )
         atexit.register(self.close)
         try:
-            self._start("coordinator", 0, threads=1)
-            self._coordinator = self._await_address()
+            self._crew.start("coordinator", 0)
+            self._crew.coordinator_address = self._await_address()
             for index in range(servers):
-                self._start("server", index, threads=threads_per_server)
+                self._crew.start("server", index)
         except BaseException:
             self.close()
             raise
@@ -71,13 +97,13 @@ class LocalCluster:
         A second client of the same worker takes its place."""
         if self._failure is not None:
             raise self._failure
-        assert self._coordinator is not None
+        assert self._crew.coordinator_address is not None
         incarnation = sum(known.identity.id == worker for known in self._clients)
         try:
             client = SocketClient(
                 identity=Identity(role="worker", id=worker, incarnation=incarnation),
                 token=bytes.fromhex(self._token),
-                coordinator=self._coordinator,
+                coordinator=self._crew.coordinator_address,
                 job=job,
                 redo_bytes_max=redo_bytes_max,
                 section_bytes_max=FRAME_BYTES_MAX,
@@ -90,6 +116,8 @@ class LocalCluster:
                 raise self._failure from None
             raise
         self._clients.append(client)
+        if job.protected:
+            self._spares_wanted = max(table.r for table in job.tables)
         return client
 
     def close(self) -> None:
@@ -118,31 +146,7 @@ class LocalCluster:
     @property
     def pids(self) -> dict[str, int]:
         """Process ids by name, such as "server 2"."""
-        return {child.name: child.pid for child in self._children.all}
-
-    def _start(self, role: str, index: int, *, threads: int) -> None:
-        listen = f"unix:{self._sockets.path}/{role[0]}{index}"
-        if self._transport == "tcp":
-            listen = "tcp:127.0.0.1:0"
-        child = self._children.start(
-            role=role,
-            id=index,
-            command=CHILD_COMMAND,
-            env=child_env(role, threads),
-            log=self._logs / f"{role}-{index}.log",
-        )
-        child.tell(
-            {
-                "role": role,
-                "id": index,
-                "incarnation": 0,
-                "token": self._token,
-                "listen": listen,
-                "coordinator": self._coordinator,
-                "config": {"servers": self.server_count, "frame_bytes_max": FRAME_BYTES_MAX},
-                "threads": threads,
-            }
-        )
+        return {child.name: child.pid for child in self._children.all if not child.retired}
 
     def _await_address(self) -> str:
         deadline = time.monotonic() + START_SECONDS_MAX
@@ -159,17 +163,41 @@ class LocalCluster:
         while not self._closing.is_set():
             for news in self._children.wait(0.1):
                 self._note(news)
+            # The selector is this thread's: whatever is started later is started here.
+            if self._failure is None:
+                self._crew.keep_spares(self._spares_wanted)
 
     def _note(self, news: Any) -> None:
         """Keeps the first failure, for whoever asks next. Then the coordinator stops, so that nobody waits for
         a view that never comes; clients with links notice by themselves."""
-        if self._failure is not None:
+        if self._failure is not None or news.child.retired:
             return
-        if isinstance(news, Ended) and not self._closing.is_set():
+        if isinstance(news, Said) and news.event["event"] == "replace":
+            self._replace(news.event)
+        elif isinstance(news, Ended) and not self._closing.is_set() and self._spares_wanted:
+            self._ended(news.child, str(news.exit))
+        elif isinstance(news, Ended) and not self._closing.is_set():
             self._failure = ChildFailed(f"{news.child.name} {news.exit}", hint=f"its log: {news.child.log}")
-        elif isinstance(news, Said) and news.event["event"] == "error":
+        elif isinstance(news, Said) and news.event["event"] == "error" and news.event.get("kind") != "lost":
             self._failure = ChildFailed(f"{news.child.name}: {news.event.get('message')}")
         if self._failure is not None:
             self._failed.set()
             for child in self._children.running("coordinator"):
                 child.tell({"do": "stop"})
+
+    def _ended(self, child: Child, how: str) -> None:
+        if child in self._crew.spares:
+            self._crew.lost_spare(child)
+            return
+        refusal = self._crew.refusal(child, time.monotonic())
+        if refusal is None:
+            self._crew.succeed(child)
+        else:
+            self._failure = ChildFailed(f"{refusal}; the last time it {how}", hint=f"its log: {child.log}")
+
+    def _replace(self, event: dict[str, Any]) -> None:
+        """The coordinator has not heard of a server for too long."""
+        child = self._crew.current(str(event["role"]), int(event["id"]))
+        if child.incarnation == int(event["incarnation"]):
+            child.signal(signal.SIGKILL)
+            self._crew.succeed(child)

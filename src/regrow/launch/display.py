@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from regrow.config import GIB, KIB, MIB
+from regrow.launch.failures import Failure
 from regrow.launch.status import RunStatus
 
 if TYPE_CHECKING:
@@ -23,10 +24,12 @@ if TYPE_CHECKING:
 PLAIN_SECONDS = 3.0
 SERVERS_SHOWN_MAX = 64  # more do not fit a line; they are counted instead
 SHORT_DIGEST = 16
+FAILURES_SHOWN_MAX = 5  # the latest; the others are in the summary
 
 SERVER_MARKS = {
     "starting": ("○", "dim"),
     "allocating": ("◐", "yellow"),
+    "recovering": ("◐", "magenta"),
     "ready": ("●", "green"),
     "gone": ("✗", "red"),
 }
@@ -63,11 +66,17 @@ class PlainDisplay:
         self._result = result or sys.stdout
         self._phase = ""
         self._due = 0.0
+        self._told: dict[int, str] = {}  # failure -> what was last said of it
 
     def live(self) -> AbstractContextManager[None]:
         return contextlib.nullcontext()
 
     def update(self, status: RunStatus, now: float) -> None:
+        for index, failure in enumerate(status.failures.all):
+            stage = "settled" if failure.settled else "down"
+            if self._told.get(index) != stage:
+                self._told[index] = stage
+                print(failure_line(failure, now), file=self._progress, flush=True)
         if status.phase == self._phase and now < self._due:
             return
         self._phase, self._due = status.phase, now + PLAIN_SECONDS
@@ -126,6 +135,15 @@ class LiveDisplay:
             rows.append(self._spinner)
         if status.phase not in ("stopping", "done"):
             rows.append(self._server_row(status))
+        for failure in status.failures.all[-FAILURES_SHOWN_MAX:]:
+            line = Text(failure_line(failure, now), style="dim" if failure.settled else "yellow")
+            if failure.rows_total and failure.recovered_at is None:
+                bar = ProgressBar(total=failure.rows_total, completed=failure.rows_back, width=20)
+                grid = Table.grid(padding=(0, 1))
+                grid.add_row(bar, line)
+                rows.append(grid)
+            else:
+                rows.append(line)
         quiet = status.stalled_seconds(now)
         if quiet is not None:
             rows.append(Text(f"nothing has moved for {quiet:.0f} s; see logs/", style="yellow"))
@@ -184,6 +202,36 @@ def progress_line(status: RunStatus, now: float) -> str | None:
     return None
 
 
+def failure_line(failure: Failure, now: float) -> str:
+    """What is known of a failure, in one line: S2 died at step 100; rows back 1.2 M / 3.4 M, 310 faults served, 1.8 s;
+    throughput 0.94 of before."""
+    parts = [f"{failure.name} died at step {failure.step:,}"]
+    if failure.role == "server":
+        total = count_text(failure.rows_total) if failure.rows_total else "?"
+        if failure.replaced_at is None and not failure.rows_total:
+            parts[0] += f" ({failure.reason})"
+        else:
+            seconds = (failure.recovered_at or now) - failure.at
+            faults = failure.counts.get("faults", 0)
+            back = f"rows back {count_text(failure.rows_back)} / {total}"
+            parts.append(f"{back}, {faults:,} faults served, {seconds:.1f} s")
+    elif failure.resumed_at is not None:
+        parts.append(f"its successor at work after {failure.resumed_at - failure.at:.1f} s")
+    else:
+        parts[0] += f" ({failure.reason})"
+    if failure.ratio is not None:
+        parts.append(f"throughput {failure.ratio:.2f} of before")
+    return "; ".join(parts)
+
+
+def count_text(count: int) -> str:
+    """312, 4.1 k, 1.2 M."""
+    for unit, name in ((1_000_000_000, "G"), (1_000_000, "M"), (1_000, "k")):
+        if count >= unit:
+            return f"{count / unit:.1f} {name}"
+    return str(count)
+
+
 def figures(status: RunStatus, now: float) -> list[str]:
     """What training is like just now; figures not known yet are left out."""
     found = []
@@ -231,6 +279,11 @@ def summary_text(summary: dict[str, Any], path: Path) -> str:
         rows.append(
             ("model", f"sha256 {summary['model_sha256'][:SHORT_DIGEST]}..., {summary['rows']:,} rows")
         )
+    failures = summary.get("failures") or []
+    if failures:
+        stalls = max(failure["stall_s"] for failure in failures)
+        count = f"{len(failures)} failure{'s' if len(failures) > 1 else ''}"
+        rows.append(("survived", f"{count}, training stood still for {stalls:.2f} s at most"))
     peak = summary["peak_rss_bytes"]
     rows.append(
         (

@@ -2,7 +2,8 @@
 
     coordinator listens -> servers and workers start -> all workers trained -> worker 0 evaluates -> all stop
 
-Any process that dies or reports an error ends the run: with one message that names the cause, with every
+With protection, a process that dies while the model is trained or judged has a successor, and the run goes on. Any
+other death, or an error that a process reports, ends the run: with one message that names the cause, with every
 other process gone, and with a summary that says "failed". So does a signal. What the processes say to each
 other is none of the launcher's business, and it never loads torch.
 """
@@ -10,7 +11,7 @@ other is none of the launcher's business, and it never loads torch.
 from __future__ import annotations
 
 import contextlib
-import os
+import dataclasses
 import resource
 import secrets
 import shlex
@@ -25,18 +26,22 @@ from types import FrameType
 from typing import Any
 
 from regrow.config import TrainConfig
-from regrow.errors import ChildFailed, Interrupted, RegrowError, UserError
+from regrow.errors import ChildFailed, DataLoss, Interrupted, RegrowError, UserError
 from regrow.launch import memory
 from regrow.launch.causes import Suspect, verdict
+from regrow.launch.crew import CHILD_COMMAND, Crew
 from regrow.launch.display import Display, QuietDisplay
-from regrow.launch.processes import Child, Children, Ended, Said
+from regrow.launch.faults import Faults
+from regrow.launch.processes import Child, Children, Ended, Exit, Said
 from regrow.launch.rundir import RunDir, SocketDir
 from regrow.launch.status import RunStatus
 from regrow.launch.version import version
 
-# -P: a file named like a module in the user's directory must not replace it.
-CHILD_COMMAND = (sys.executable, "-P", "-m", "regrow.launch.child")
 METRICS_SECONDS = 1.0
+METRICS_SECONDS_PROTECTED = 0.25  # a failure and its end may be less than a second apart
+# Starting a spare takes a core for a moment, which a recovery needs more; but the next failure may come during it.
+SPARE_SECONDS, SPARE_SECONDS_MAX = 1.0, 10.0
+SURVIVING_PHASES = ("training", "evaluating")
 DISPLAY_SECONDS = 0.125
 WAKE_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -105,7 +110,12 @@ class _Run:
         self.status = RunStatus(config, started_at=time.monotonic())
         self.children = Children()
         self.signals = _SignalWatch(self.children.wake)
+        self.faults = Faults(config)
+        self.crew: Crew
         self.suspects: list[Suspect] = []
+        self.data_loss: DataLoss | None = None
+        self._paused: list[tuple[float, Child]] = []  # until when
+        self._spare_due: float | None = None
         self._accused: set[str] = set()
         self._metrics_due = 0.0
         self._display_due = 0.0
@@ -133,76 +143,60 @@ class _Run:
 
     def _train(self, sockets: SocketDir) -> None:
         config = self.config
-        addresses: list[str] = []
-
-        def listening() -> bool:
-            return bool(addresses)
-
-        self._start("coordinator", 0, sockets, coordinator=None)
+        crew = self.crew = Crew(
+            children=self.children,
+            command=self.command,
+            sockets=sockets.path,
+            transport=config.transport,
+            log=self.run_dir.log,
+            threads={
+                "coordinator": 1,
+                "server": config.threads_per_server,
+                "standby": config.threads_per_server,
+                "worker": config.threads_per_worker,
+            },
+            assignment={
+                "token": self.token,
+                "config": config.to_dict(),
+                # Of the config, for the roles that need no more of it.
+                "servers": config.servers,
+                "workers": config.workers,
+                "frame_bytes_max": config.frame_bytes_max,
+            },
+        )
+        crew.start("coordinator", 0)
         deadline = time.monotonic() + self.patience.listen
-        self._until(listening, deadline=deadline, addresses=addresses)
-        if not addresses:
+        self._until(lambda: crew.coordinator_address is not None, deadline=deadline)
+        if crew.coordinator_address is None:
             raise ChildFailed(
                 f"the coordinator did not listen within {self.patience.listen:.0f} s",
                 hint=f"its log: {self.run_dir.log('coordinator', 0)}",
                 role="coordinator",
             )
         for id in range(config.servers):
-            self._start("server", id, sockets, coordinator=addresses[0])
-        workers = [
-            self._start("worker", id, sockets, coordinator=addresses[0]) for id in range(config.workers)
-        ]
+            crew.start("server", id)
+        for id in range(config.workers):
+            crew.start("worker", id)
         self._enter("loading")
         status = self.status
         self._until(lambda: any(worker.state != "starting" for worker in status.workers))
         self._enter("training")
+        self._spare_due = time.monotonic() if config.code is not None else None
         self._until(lambda: all(worker.state == "trained" for worker in status.workers))
         self._enter("evaluating")
-        workers[0].tell({"do": "evaluate"})
-        self._until(lambda: bool(status.evaluated))
+        crew.current("worker", 0).tell({"do": "evaluate"})
+        # A worker that died meanwhile is through only when its successor is.
+        self._until(
+            lambda: bool(status.evaluated) and all(worker.state == "trained" for worker in status.workers)
+        )
         self._enter("stopping")
         self._stop()
         self._enter("done")
 
-    def _start(self, role: str, id: int, sockets: SocketDir, *, coordinator: str | None) -> Child:
-        config = self.config
-        threads = {
-            "coordinator": 1,
-            "server": config.threads_per_server,
-            "worker": config.threads_per_worker,
-        }[role]
-        listen = "tcp:127.0.0.1:0"
-        if config.transport == "unix":
-            listen = f"unix:{sockets.path}/{role[0]}{id}"
-        log = self.run_dir.log(role, id)
-        try:
-            child = self.children.start(
-                role=role, id=id, command=self.command, env=child_env(role, threads), log=log
-            )
-        except OSError as error:
-            raise RegrowError(f"cannot start {role} {id}: {error.strerror or error}") from None
-        # The token goes through the pipe alone: arguments and environments can be read by others.
-        child.tell(
-            {
-                "role": role,
-                "id": id,
-                "incarnation": 0,
-                "token": self.token,
-                "listen": listen,
-                "coordinator": coordinator,
-                "config": config.to_dict(),
-                "threads": threads,
-                # Of the config, for the roles that need no more of it.
-                "servers": config.servers,
-                "workers": config.workers,
-                "frame_bytes_max": config.frame_bytes_max,
-            }
-        )
-        return child
-
     def _stop(self) -> None:
         """Nobody is stopped before those who would miss it: workers first, the coordinator last."""
-        for role in ("worker", "server", "coordinator"):
+        self._release()
+        for role in ("standby", "worker", "server", "coordinator"):
             asked = self.children.running(role)
             for news in self.children.end(
                 asked,
@@ -218,6 +212,7 @@ class _Run:
 
     def _abort(self) -> None:
         """Ends everything that still runs; a second signal ends it at once."""
+        self._release()
         known = min(1, self.signals.count)
         for news in self.children.end(
             self.children.all,
@@ -230,23 +225,20 @@ class _Run:
 
     # -- what the children say -------------------------------------------------------------------------------
 
-    def _until(
-        self,
-        done: Callable[[], bool],
-        *,
-        deadline: float | None = None,
-        addresses: list[str] | None = None,
-    ) -> None:
+    def _until(self, done: Callable[[], bool], *, deadline: float | None = None) -> None:
         """Listens until `done`, or the deadline. A failure is looked into and raised."""
         while not done() and (deadline is None or time.monotonic() < deadline):
             for news in self.children.wait(DISPLAY_SECONDS):
                 self._receive(news)
-                if addresses is not None and isinstance(news, Said) and news.event["event"] == "listening":
-                    addresses.append(str(news.event["address"]))
+                self._inject()
             self._raise_signal()
+            if self.data_loss is not None:
+                raise self.data_loss
             if self.suspects:
                 self._gather()
                 raise self._verdict()
+            self._inject()
+            self._tend_spares()
             self._tick()
 
     def _gather(self) -> None:
@@ -258,25 +250,150 @@ class _Run:
             self._raise_signal()
 
     def _receive(self, news: Said | Ended, *, stopping: bool = False) -> None:
-        child = news.child
         if isinstance(news, Ended):
-            self.status.lost(child.role, child.id)
-            if not stopping or news.exit.code != 0:
-                self._suspect(Suspect.from_exit(child, news.exit, step=self.status.step, stopping=stopping))
+            self._ended(news.child, news.exit, stopping=stopping)
+        elif not news.child.retired:  # nothing that a zombie says counts any more
+            self._said(news.child, news.event)
+
+    def _said(self, child: Child, event: dict[str, Any]) -> None:
+        kind = event["event"]
+        if kind == "error":
+            self._complained(child, event)
             return
-        if news.event["event"] == "error":
-            self._suspect(Suspect.from_error(child, news.event))
+        if kind == "replace":
+            self._replace(event)
+            return
+        if kind == "fenced":
+            child.complaint = "was taken for dead and replaced"
             return
         try:
-            self.status.receive(child.role, child.id, news.event, time.monotonic())
+            if child.role == "coordinator" and kind == "listening":
+                self.crew.coordinator_address = str(event["address"])
+            self.status.receive(child.role, child.id, event, time.monotonic())
         except (KeyError, TypeError, ValueError) as error:
             raise ChildFailed(
-                f"{child.name} sent a malformed {news.event['event']!r} event: {error!r}",
+                f"{child.name} sent a malformed {kind!r} event: {error!r}",
                 hint=f"its log: {child.log}",
                 role=child.role,
                 child_id=child.id,
                 log=str(child.log),
             ) from None
+        if kind == "trained" and child.role == "worker" and child.id == 0 and self.status.phase == "evaluating":
+            # The one that was asked is dead; this is its successor.
+            child.tell({"do": "evaluate"})
+
+    def _complained(self, child: Child, event: dict[str, Any]) -> None:
+        kind, message = event.get("kind"), str(event.get("message", "unknown error"))
+        if kind == "data_loss":
+            self.data_loss = self.data_loss or DataLoss(message, hint=event.get("hint"))
+        elif kind == "lost" and self._survives:
+            child.complaint = message  # it will exit, and have a successor
+        elif child.role != "standby":
+            self._suspect(Suspect.from_error(child, event))
+
+    # -- deaths and successors -------------------------------------------------------------------------------
+
+    @property
+    def _survives(self) -> bool:
+        """Whether a death now is not the end of the run."""
+        return self.config.code is not None and self.status.phase in SURVIVING_PHASES and not self.suspects
+
+    def _ended(self, child: Child, exit: Exit, *, stopping: bool) -> None:
+        if child.retired:
+            return
+        now = time.monotonic()
+        if child.role == "standby":
+            self.crew.lost_spare(child)
+            self._spare_due = now + SPARE_SECONDS
+            return
+        self.status.lost(child.role, child.id)
+        if stopping and exit.code == 0:
+            return
+        if stopping or not self._survives:
+            if not stopping and self.config.code is not None and self.suspects:
+                return  # the run ends for another reason; this one would have been survived
+            self._suspect(Suspect.from_exit(child, exit, step=self.status.step, stopping=stopping))
+            return
+        refusal = self.crew.refusal(child, now)
+        if refusal is not None:
+            suspect = Suspect.from_exit(child, exit, step=self.status.step, stopping=False)
+            message = f"{refusal}; the last time it {exit}; its log: {child.log}"
+            self._suspect(dataclasses.replace(suspect, message=message))
+            return
+        self._succeed(child, child.complaint or str(exit), now)
+
+    def _replace(self, event: dict[str, Any]) -> None:
+        """The coordinator has not heard of somebody for too long."""
+        child = self.crew.current(str(event["role"]), int(event["id"]))
+        if child.incarnation != int(event["incarnation"]) or not self._survives:
+            return  # it has a successor already, or nobody needs one
+        if not child.paused:
+            # One that was paused on purpose comes back as a zombie, to show that it is fenced off.
+            child.signal(signal.SIGKILL)
+        self.status.lost(child.role, child.id)
+        self._succeed(child, str(event.get("reason", "silent")), time.monotonic())
+
+    def _succeed(self, child: Child, reason: str, now: float) -> None:
+        self.status.failures.died(
+            child.role,
+            child.id,
+            incarnation=child.incarnation,
+            step=self.status.step,
+            reason=reason,
+            at=child.doomed_at if child.doomed_at is not None else now,
+            now=now,
+        )
+        successor = self.crew.succeed(child)
+        self.status.succeeded(child.role, child.id, successor.incarnation)
+        self._spare_due = now + SPARE_SECONDS
+        self._display_due = self._metrics_due = 0.0
+
+    def _tend_spares(self) -> None:
+        """As many spares as servers may die together; started when nothing else is urgent."""
+        now = time.monotonic()
+        code = self.config.code
+        if code is None or not self._survives or self._spare_due is None or now < self._spare_due:
+            return
+        if self.status.servers_down and now < self._spare_due + SPARE_SECONDS_MAX:
+            return
+        self._spare_due = None
+        self.crew.keep_spares(code.r)
+
+    def _inject(self) -> None:
+        """Faults whose time has come."""
+        now = time.monotonic()
+        for until, child in self._paused:
+            if now >= until:
+                child.signal(signal.SIGCONT)
+                child.paused, child.doomed_at = False, None
+        self._paused = [(until, child) for until, child in self._paused if now < until]
+        if self.status.phase not in SURVIVING_PHASES:
+            return
+        for fault in self.faults.due(self.status.step):
+            child = self.crew.current(fault.role, fault.id)
+            child.doomed_at = now
+            if fault.pause_seconds is None:
+                child.signal(signal.SIGKILL)
+            else:
+                child.paused = True
+                child.signal(signal.SIGSTOP)
+                self._paused.append((now + fault.pause_seconds, child))
+        target = self.faults.random_target(now, down=self.status.servers_down)
+        if target is not None and self.status.phase == "training":
+            child = self.crew.current(*target)
+            child.doomed_at = now
+            child.signal(signal.SIGKILL)
+
+    def _release(self) -> None:
+        """Zombies go, and who was only paused can hear again."""
+        for child in self.children.running():
+            if child.retired:
+                child.signal(signal.SIGKILL)
+            elif child.paused:
+                child.signal(signal.SIGCONT)
+        self._paused = []
+
+    # -- who is to blame -------------------------------------------------------------------------------------
 
     def _suspect(self, suspect: Suspect) -> None:
         """One entry per child: that it exits after its error event is no news."""
@@ -302,8 +419,9 @@ class _Run:
 
     def _tick(self) -> None:
         now = time.monotonic()
+        self.status.failures.tick(now)
         if now >= self._metrics_due:
-            self._metrics_due = now + METRICS_SECONDS
+            self._metrics_due = now + (METRICS_SECONDS if self.config.code is None else METRICS_SECONDS_PROTECTED)
             self.run_dir.write_metrics(self.status.metrics(now))
         if now >= self._display_due:
             self._display_due = now + DISPLAY_SECONDS
@@ -311,6 +429,7 @@ class _Run:
 
     def _summary(self, error: BaseException | None) -> dict[str, Any]:
         config = self.config
+        self.status.failures.finish(time.monotonic())
         summary: dict[str, Any] = {"status": "ok" if error is None else "failed"}
         if error is not None:
             summary["error"] = error.message if isinstance(error, RegrowError) else repr(error)
@@ -319,6 +438,8 @@ class _Run:
             **self.status.totals(),
             "mode": config.mode,
             "protection": config.protection,
+            **({} if config.code is None else dataclasses.asdict(config.code)),
+            "faults_unreached": [dataclasses.asdict(fault) for fault in self.faults.unreached],
             "servers": config.servers,
             "workers": config.workers,
             "model": config.model,
@@ -361,30 +482,22 @@ class _SignalWatch:
         self._wake()
 
 
-def child_env(role: str, threads: int) -> dict[str, str]:
-    """Ours, with a bound on the threads that numeric libraries would start: one per core and process."""
-    env = dict(os.environ)
-    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"):
-        env[name] = str(threads)
-    # Idle OpenMP threads would spin on cores that servers need.
-    env.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    env["PYTHONUNBUFFERED"] = "1"
-    if role != "worker":
-        # glibc keeps up to 8 arenas per core, each with unused memory of its own; rows are not in them.
-        env.setdefault("MALLOC_ARENA_MAX", "2")
-    return env
-
-
 def usage_by_role(children: Sequence[Child]) -> dict[str, Any]:
-    """Processor time summed and peak memory: per role the largest process, in total the sum of all."""
+    """Processor time summed and peak memory: per role the largest process, in total the sum over all places.
+
+    Of several incarnations in one place the largest counts, as they were not there at once.
+    """
     cpu: dict[str, float] = {"coordinator": 0.0, "server": 0.0, "worker": 0.0}
     peak: dict[str, int] = dict.fromkeys(cpu, 0)
-    peak_total = 0
+    places: dict[tuple[str, int], int] = {}
     for child in children:
         if child.exit is not None:
-            cpu[child.role] += child.exit.cpu_seconds
-            peak[child.role] = max(peak[child.role], child.exit.peak_rss_bytes)
-            peak_total += child.exit.peak_rss_bytes
+            role = "server" if child.role == "standby" else child.role
+            place = (child.role, child.id)
+            cpu[role] += child.exit.cpu_seconds
+            peak[role] = max(peak[role], child.exit.peak_rss_bytes)
+            places[place] = max(places.get(place, 0), child.exit.peak_rss_bytes)
+    peak_total = sum(places.values())
     own = resource.getrusage(resource.RUSAGE_SELF)
     cpu["launcher"] = own.ru_utime + own.ru_stime
     total = sum(cpu.values())

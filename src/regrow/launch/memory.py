@@ -53,17 +53,24 @@ def check(config: TrainConfig) -> Need:
 
 
 def needed(config: TrainConfig, model: ModelConfig) -> Need:
+    code = config.code
+    k, r, groups = (code.k, code.r, code.groups) if code is not None else (1, 0, 1)
     per_server = sum(
-        _core.shard_bytes(rows, model.dim, 1, 0, 1, config.servers, config.optimizer)
+        _core.shard_bytes(rows, model.dim, k, r, groups, config.servers, config.optimizer)
         for rows in table_rows(model)
     )
-    dense = dense_parameters(model) * (1 + DENSE_STATE[config.dense_optimizer]) * FLOAT_BYTES
+    dense = dense_parameters(model) * (1 + DENSE_STATE[config.dense_optimizer]) * FLOAT_BYTES * (1 + r)
     # A worker holds batches pulled ahead, as rows and gradients, and the pushes nobody has confirmed yet.
     batch_bytes = config.batch * model.tables * model.dim * FLOAT_BYTES
     worker = BASE_BYTES["worker"] + (2 + config.prefetch) * 2 * batch_bytes + config.redo_bytes_max
+    server = BASE_BYTES["server"]
+    if code is not None:
+        # Rows as they were before their changes left, and the flush that carries the changes.
+        server += 2 * code.flush_bytes
     return Need(
         tables=config.servers * per_server + dense,
-        processes=BASE_BYTES["coordinator"] + config.servers * BASE_BYTES["server"] + config.workers * worker,
+        # As many spares as servers may be lost together.
+        processes=BASE_BYTES["coordinator"] + (config.servers + r) * server + config.workers * worker,
     )
 
 

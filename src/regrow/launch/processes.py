@@ -25,6 +25,10 @@ EVENT_BYTES_MAX = 1 << 20  # a longer line is not an event, and goes to the log 
 READ_BYTES = 1 << 16
 READS_PER_HEARING_MAX = 64  # so that a chatterbox cannot keep the launcher from everybody else
 POLL_SECONDS = 0.1  # how late a death is noticed if the child's stdout outlives it
+# A dying process closes its stdout a moment before it can be reaped: until then it is looked at this often, but
+# not for longer than that, should it live on without a stdout.
+DYING_POLL_SECONDS = 0.002
+DYING_SECONDS_MAX = 1.0
 GARBAGE_SHOWN_BYTES = 500
 
 
@@ -63,15 +67,28 @@ class Ended:
 
 
 class Child:
-    """One process of the run."""
+    """One process of the run. A spare has the role "standby" until it takes another's place."""
 
     def __init__(
-        self, *, role: str, id: int, command: Sequence[str], env: Mapping[str, str], log: Path
+        self,
+        *,
+        role: str,
+        id: int,
+        command: Sequence[str],
+        env: Mapping[str, str],
+        log: Path,
+        incarnation: int = 0,
     ) -> None:
         self.role = role
         self.id = id
+        self.incarnation = incarnation
         self.log = log
         self.exit: Exit | None = None
+        self.retired = False  # another is in its place: whatever it still says or does is of no interest
+        self.paused = False  # by us
+        self.doomed_at: float | None = None  # when we killed or paused it
+        self.complaint: str | None = None  # why it gave up, in its own words
+        self._closed_at: float | None = None
         self._pending = b""
         with log.open("ab") as log_file:
             # A session of its own: Ctrl-C in the terminal reaches the launcher alone, which then stops the
@@ -151,6 +168,13 @@ class Child:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, number)
 
+    def closed(self, now: float) -> None:
+        """Its stdout is at its end."""
+        self._closed_at = now
+
+    def is_dying(self, now: float) -> bool:
+        return self._closed_at is not None and now - self._closed_at < DYING_SECONDS_MAX
+
     def close(self) -> None:
         """Closes our ends of the pipes; a child still running takes the end of its stdin as our death."""
         for pipe in (self._process.stdin, self._process.stdout):
@@ -221,7 +245,9 @@ class Children:
     def wait(self, seconds: float) -> list[Said | Ended]:
         """What happened next, at most `seconds` from now: possibly nothing."""
         news: list[Said | Ended] = []
-        for key, _ in self._selector.select(max(0.0, min(seconds, POLL_SECONDS))):
+        now = time.monotonic()
+        poll = DYING_POLL_SECONDS if any(child.is_dying(now) for child in self.running()) else POLL_SECONDS
+        for key, _ in self._selector.select(max(0.0, min(seconds, poll))):
             if key.data is None:
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._wake_reader, READ_BYTES)
@@ -269,6 +295,7 @@ class Children:
         events, closed = child.hear()
         news.extend(Said(child=child, event=event) for event in events)
         if closed:
+            child.closed(time.monotonic())
             self._forget(child)  # or the selector would report the end of the stream for ever
 
     def _forget(self, child: Child) -> None:

@@ -60,8 +60,8 @@ class RunDir:
             ) from None
         return run_dir
 
-    def log(self, role: str, id: int) -> Path:
-        return self.path / LOGS / f"{role}-{id}.log"
+    def log(self, role: str, id: int, incarnation: int = 0) -> Path:
+        return self.path / LOGS / log_name(role, id, incarnation)
 
     def write_metrics(self, line: dict[str, Any]) -> None:
         """Appends to metrics.jsonl; readable by others at once."""
@@ -87,6 +87,11 @@ class RunDir:
             (self.path / name).unlink(missing_ok=True)
         for log in (self.path / LOGS).glob("*-*.log"):
             log.unlink()
+
+
+def log_name(role: str, id: int, incarnation: int) -> str:
+    """Every incarnation has a log of its own; the first one's name is the plain one."""
+    return f"{role}-{id}.log" if incarnation == 0 else f"{role}-{id}.{incarnation}.log"
 
 
 class SocketDir:

@@ -2,6 +2,9 @@
 
 Pure bookkeeping: events come in with the time they arrived, numbers come out for the display, for
 metrics.jsonl and for the summary. No clock, no files, no processes; so a test can replay any run.
+
+A process that dies may have a successor under the same number: counts go on from where the dead one's stood, and
+steps and samples never go back (a step that is done again is not another step).
 """
 
 from __future__ import annotations
@@ -10,12 +13,14 @@ import dataclasses
 import math
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from regrow.config import TrainConfig
+from regrow.launch.failures import Failures
 from regrow.metrics import ScoreHistogram
 
 RATE_SECONDS_MIN = 0.25  # two reports closer than this say nothing about speed
+RATE_NOW_SECONDS = 0.5  # for plots of what a failure does; jitters
 RATE_WINDOW_SECONDS = 5.0  # shorter: the figure jitters with every report; longer: a stall shows late
 AUC_WINDOW_SAMPLES = 200_000  # shorter: noise (see test_rows); longer: the start of training drags it down
 AUC_WINDOW_REPORTS_MAX = 1024
@@ -26,22 +31,47 @@ PHASES = ("starting", "loading", "training", "evaluating", "stopping", "done")
 
 @dataclass(slots=True, kw_only=True)
 class ServerStatus:
-    """starting -> allocating (it listens) -> ready (its rows are there) -> stopped, or gone too early."""
+    """starting -> allocating (it listens) -> ready (its rows are there) -> stopped, or gone too early.
+    A successor: starting -> recovering (it listens) -> ready (its rows are back)."""
 
     state: str = "starting"
+    incarnation: int = 0
     rows: int = 0
     bytes: int = 0
+    redundancy_bytes: int = 0  # of which: parities
+    missing_rows: int = 0
     pulls: int = 0
     pushes: int = 0
     bytes_in: int = 0
     bytes_out: int = 0
+    flushes: int = 0
+    flush_bytes: int = 0
+    flush_rows: int = 0
+    parity_rows_applied: int = 0  # changes of others' rows, added to parities here
+    rows_decoded: int = 0  # of others, for their recovery
+    faults: int = 0  # rows that somebody waited for while they were missing here
+    faults_served: int = 0  # ... and missing at others
+    carried: dict[str, int] = field(default_factory=dict)  # what earlier incarnations counted
+
+    COUNTERS: ClassVar = (
+        *("pulls", "pushes", "bytes_in", "bytes_out"),
+        *("flushes", "flush_bytes", "flush_rows"),
+        *("parity_rows_applied", "rows_decoded", "faults", "faults_served"),
+    )
+
+    def to_dict(self) -> dict[str, Any]:
+        told = dataclasses.asdict(self)
+        del told["carried"]
+        return told
 
 
 @dataclass(slots=True, kw_only=True)
 class WorkerStatus:
-    """starting -> training (first report) -> trained -> stopped, or gone too early."""
+    """starting -> training (first report) -> trained -> stopped, or gone too early.
+    A successor starts again."""
 
     state: str = "starting"
+    incarnation: int = 0
     step: int = 0
     samples: int = 0
     steps_total: int | None = None
@@ -58,10 +88,15 @@ class WorkerStatus:
     # What the worker measured itself, when it was through.
     trained: dict[str, Any] = field(default_factory=dict)
     trained_at: float = 0.0
+    begun_at: float | None = None  # first report
+    carried: dict[str, float] = field(default_factory=dict)  # what earlier incarnations counted
+
+    COUNTERS: ClassVar = ("wait_seconds", "lookups", "distinct")
 
     def to_dict(self) -> dict[str, Any]:
         told = dataclasses.asdict(self)
-        del told["trained_at"], told["reports"]  # readings of a clock that nobody else has
+        # Readings of a clock that nobody else has, and bookkeeping.
+        del told["trained_at"], told["begun_at"], told["reports"], told["carried"]
         return told
 
     def reported(self, now: float) -> None:
@@ -75,6 +110,24 @@ class WorkerStatus:
         if now - last_at > RATE_WINDOW_SECONDS:
             return 0.0
         return (last - first) / (last_at - first_at) if last_at - first_at >= RATE_SECONDS_MIN else None
+
+    def samples_per_s_now(self, now: float) -> float:
+        """Over half a second that ends with the last report, or now if that is long ago."""
+        last_at, last = self.reports[-1]
+        end = last_at if now - last_at < RATE_NOW_SECONDS / 2 else now
+        after_at, after = end, last
+        for at, samples in reversed(self.reports):
+            if at <= end - RATE_NOW_SECONDS:
+                share = (end - RATE_NOW_SECONDS - at) / (after_at - at)
+                return (last - samples - share * (after - samples)) / RATE_NOW_SECONDS
+            after_at, after = at, samples
+        return (last - after) / (end - after_at) if end - after_at >= RATE_SECONDS_MIN else 0.0
+
+    @property
+    def began_at(self) -> float:
+        """When it made its first step. A successor's own seconds are not those of the whole."""
+        began = self.trained_at - float(self.trained["seconds"])
+        return began if self.incarnation == 0 or self.begun_at is None else min(began, self.begun_at)
 
 
 class RunStatus:
@@ -90,6 +143,7 @@ class RunStatus:
         self.evaluated: dict[str, Any] = {}
         self.test_samples_done = 0
         self.progress_at = started_at
+        self.failures = Failures()
         self._histograms: deque[ScoreHistogram] = deque()
         self._histogram_samples = 0
 
@@ -111,6 +165,9 @@ class RunStatus:
             self._receive_server(self.servers[id], kind, event)
         elif role == "worker":
             self._receive_worker(self.workers[id], kind, event, now)
+        self.failures.heard(role, id, kind, event, now)
+        if role == "worker" and kind in ("progress", "trained", "evaluating"):
+            self.failures.stepped(id, self.samples, now)
 
     def lost(self, role: str, id: int) -> None:
         """This process is no more; which is as it should be once the run is being stopped."""
@@ -120,29 +177,49 @@ class RunStatus:
         elif role == "worker":
             self.workers[id].state = state
 
+    def succeeded(self, role: str, id: int, incarnation: int) -> None:
+        """Another process has taken this place."""
+        if role == "coordinator":
+            return
+        place: ServerStatus | WorkerStatus = self.servers[id] if role == "server" else self.workers[id]
+        place.state, place.incarnation = "starting", incarnation
+        place.carried = {name: getattr(place, name) for name in place.COUNTERS}
+
     def _receive_server(self, server: ServerStatus, kind: str, event: dict[str, Any]) -> None:
         if kind == "listening":
-            server.state = "allocating"
+            server.state = "allocating" if server.incarnation == 0 else "recovering"
         elif kind == "ready":
-            server.state = "ready"
+            server.state = "ready" if server.incarnation == 0 else "recovering"
             server.rows, server.bytes = int(event["rows"]), int(event["bytes"])
+        elif kind == "recovered":
+            server.state, server.missing_rows = "ready", 0
+        elif kind == "recovery":
+            server.state = "recovering"
+            missing = int(event["rows_total"]) - int(event["rows_back"])
+            server.missing_rows = int(event.get("rows_missing", missing))
         elif kind in ("server", "stopped"):
-            for name in ("pulls", "pushes", "bytes_in", "bytes_out"):
-                if name in event or kind == "server":
-                    setattr(server, name, int(event[name]))
+            for name in server.COUNTERS:
+                if name in event or (kind == "server" and name in ("pulls", "pushes", "bytes_in", "bytes_out")):
+                    setattr(server, name, server.carried.get(name, 0) + int(event[name]))
+            server.redundancy_bytes = int(event.get("redundancy_bytes", server.redundancy_bytes))
+            if event.get("recovering") is False and server.state == "recovering":
+                server.state, server.missing_rows = "ready", 0
 
     def _receive_worker(self, worker: WorkerStatus, kind: str, event: dict[str, Any], now: float) -> None:
         if kind == "planned":
             worker.steps_total = int(event["steps"])
         elif kind == "progress":
             worker.state = "training"
-            worker.step, worker.samples = int(event["step"]), int(event["samples"])
+            worker.begun_at = now if worker.begun_at is None else worker.begun_at
+            worker.step = max(worker.step, int(event["step"]))
+            worker.samples = max(worker.samples, int(event["samples"]))
             worker.staleness_mean = float(event.get("staleness_mean", 0.0))
-            worker.staleness_max = float(event.get("staleness_max", 0.0))
-            worker.wait_seconds = float(event.get("wait_seconds", 0.0))
-            worker.lookups = int(event.get("lookups", 0))
-            worker.distinct = int(event.get("distinct", 0))
-            worker.redo_bytes_max = int(event.get("redo_bytes_max", 0))
+            worker.staleness_max = max(worker.staleness_max, float(event.get("staleness_max", 0.0)))
+            carried = worker.carried
+            worker.wait_seconds = carried.get("wait_seconds", 0.0) + float(event.get("wait_seconds", 0.0))
+            worker.lookups = int(carried.get("lookups", 0)) + int(event.get("lookups", 0))
+            worker.distinct = int(carried.get("distinct", 0)) + int(event.get("distinct", 0))
+            worker.redo_bytes_max = max(worker.redo_bytes_max, int(event.get("redo_bytes_max", 0)))
             worker.position = event.get("position")
             if self._add_histograms(event):
                 worker.loss = finite(event["loss"])
@@ -150,7 +227,8 @@ class RunStatus:
             self.progress_at = now
         elif kind == "trained":
             worker.state, worker.trained_at = "trained", now
-            worker.step, worker.samples = int(event["steps"]), int(event["samples"])
+            worker.step = max(worker.step, int(event["steps"]))
+            worker.samples = max(worker.samples, int(event["samples"]))
             worker.trained = {name: value for name, value in event.items() if name != "event"}
             float(worker.trained["seconds"])
             self.progress_at = now
@@ -212,6 +290,17 @@ class RunStatus:
         known = [rate for rate in rates if rate is not None]
         return sum(known) if known and len(known) == len(rates) else None
 
+    def samples_per_s_now(self, now: float) -> float | None:
+        """Of all workers together, over the last moment of training."""
+        if self.phase != "training":
+            return None
+        return sum(worker.samples_per_s_now(now) for worker in self.workers if worker.reports)
+
+    @property
+    def servers_down(self) -> list[int]:
+        """Servers that are dead, or whose rows are not all back."""
+        return [id for id, server in enumerate(self.servers) if server.state != "ready"]
+
     @property
     def loss(self) -> float | None:
         """Mean over the workers' latest reports."""
@@ -250,7 +339,7 @@ class RunStatus:
         done = [worker for worker in self.workers if worker.trained]
         if not done:
             return None
-        begin = min(worker.trained_at - float(worker.trained["seconds"]) for worker in done)
+        begin = min(worker.began_at for worker in done)
         return max(worker.trained_at for worker in done) - begin
 
     def stalled_seconds(self, now: float) -> float | None:
@@ -267,9 +356,13 @@ class RunStatus:
             "steps_done": self.steps_done,
             "samples": self.samples,
             "samples_per_s": rounded(self.samples_per_s(now), 1),
+            "samples_per_s_now": rounded(self.samples_per_s_now(now), 1),
             "loss": rounded(self.loss, 6),
             "auc": rounded(self.auc, 6),
             "servers_alive": self.servers_alive,
+            "recovering": [id for id, server in enumerate(self.servers) if server.state == "recovering"],
+            "missing_rows": sum(server.missing_rows for server in self.servers),
+            "failures": len(self.failures.all),
             "staleness_mean": rounded(self.staleness_mean, 3),
             "wait_seconds": rounded(sum(worker.wait_seconds for worker in self.workers), 3),
             "bytes_in": self.bytes_in,
@@ -302,7 +395,12 @@ class RunStatus:
             "bytes_in": self.bytes_in,
             "bytes_out": self.bytes_out,
             "per_worker": [worker.to_dict() for worker in self.workers],
-            "per_server": [dataclasses.asdict(server) for server in self.servers],
+            "redundancy_bytes": sum(server.redundancy_bytes for server in self.servers),
+            "flushes": sum(server.flushes for server in self.servers),
+            "flush_bytes": sum(server.flush_bytes for server in self.servers),
+            "redo_bytes_max": max(worker.redo_bytes_max for worker in self.workers),
+            "failures": [failure.to_dict() for failure in self.failures.all],
+            "per_server": [server.to_dict() for server in self.servers],
         }
 
 

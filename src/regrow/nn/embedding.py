@@ -16,8 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from regrow.config import ErasureCode
 from regrow.core.job import JobSpec, Mode, OptimizerSpec, TableSpec
 from regrow.errors import RegrowError
+from regrow.nn.protection import flush_spec, group_count, protect
 from regrow.nn.routing import make_router
 from regrow.runtime.client import Client, Ticket
 
@@ -119,7 +121,10 @@ class Cluster(Protocol):
 
 
 class EmbeddingCollection(nn.Module):
-    """Drop-in for TorchRec's EmbeddingBagCollection, with its rows on the servers of `cluster`."""
+    """Drop-in for TorchRec's EmbeddingBagCollection, with its rows on the servers of `cluster`.
+
+    `protection` keeps rows when a server dies; left out, it is the cluster's own.
+    """
 
     def __init__(
         self,
@@ -127,6 +132,7 @@ class EmbeddingCollection(nn.Module):
         tables: Sequence[EmbeddingBagConfig],
         cluster: Cluster,
         optimizer: OptimizerSpec | None = None,
+        protection: ErasureCode | None = None,
         seed: int = 0,
         mode: Mode = "async",
         worker: int = 0,
@@ -135,12 +141,17 @@ class EmbeddingCollection(nn.Module):
         super().__init__()
         self._configs = list(tables)
         optimizer = optimizer or OptimizerSpec(kind="rowwise_adagrad", learning_rate=0.01)
+        code = protection or getattr(cluster, "protection", None)
+        if code is not None:
+            code.check(servers=cluster.server_count, mode=mode)
         self.job = JobSpec(
-            tables=tuple(_table_spec(config, optimizer) for config in self._configs),
+            tables=tuple(protect(_table_spec(config, optimizer), code) for config in self._configs),
             servers=cluster.server_count,
             workers=workers,
             mode=mode,
             seed=seed,
+            groups=group_count(code),
+            flush=flush_spec(code),
         )
         if reason := self.job.invalid_reason():
             raise ValueError(reason)

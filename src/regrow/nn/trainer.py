@@ -3,6 +3,9 @@
 In asynchronous mode the rows of the next `prefetch` batches are asked for before the current one is computed, so
 they are older by as many steps; the client measures how much really changed in between. In synchronous mode a
 worker without a batch for the last step still takes part in it, with nothing to add.
+
+Step n is push n and the worker's n-th batch, always: so a worker that takes another's place needs one number, the
+steps done, which the servers know.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ import dataclasses
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import numpy as np
@@ -20,11 +23,12 @@ from torch.nn import functional
 
 from regrow.config import TrainConfig
 from regrow.core.job import JobSpec, OptimizerSpec, TableSpec
-from regrow.data.batch import Batch, Dataset
+from regrow.data.batch import Batch, Dataset, batches_after
 from regrow.errors import RegrowError
 from regrow.metrics import ScoreHistogram, auc, logloss
 from regrow.nn.dense import DenseTable
 from regrow.nn.dlrm import DLRM
+from regrow.nn.protection import flush_spec, group_count, protect
 from regrow.nn.routing import make_router
 from regrow.runtime.client import Client, Ticket
 
@@ -60,6 +64,7 @@ class Progress:
 def dlrm_job(config: TrainConfig, rows: list[int], dim: int, dense: TableSpec) -> JobSpec:
     """The tables of a DLRM run: one per categorical feature, then the dense parameters."""
     optimizer = OptimizerSpec(kind=config.optimizer, learning_rate=config.learning_rate)  # type: ignore[arg-type]
+    code = config.code
     tables = [
         TableSpec(
             name=f"t_cat_{index}",
@@ -71,11 +76,13 @@ def dlrm_job(config: TrainConfig, rows: list[int], dim: int, dense: TableSpec) -
         for index, count in enumerate(rows)
     ]
     return JobSpec(
-        tables=(*tables, dense),
+        tables=(*(protect(table, code) for table in tables), protect(dense, code, k=1)),
         servers=config.servers,
         workers=config.workers,
         mode=config.mode,  # type: ignore[arg-type]
         seed=config.seed,
+        groups=group_count(code),
+        flush=flush_spec(code),
     )
 
 
@@ -102,30 +109,52 @@ class Trainer:
             self.job, feature_tables=list(range(len(dataset.rows))), static_tables=[self.dense_index]
         )
         self.progress = Progress()
+        self.done = 0
 
     def connect(self, client: Client) -> None:
-        """Uses this client, and gives the servers the initial dense parameters (unless they have some)."""
+        """Uses this client, and gives the servers the initial dense parameters (unless they have some).
+
+        The servers also say how far this worker has come: not at all, unless it takes a dead one's place.
+        """
         self.client = client
+        opened = client.opened.result()
+        # A synchronous step may be committed at some servers only: the last one is done again, to the same bits.
+        self.done = max(1, opened.committed) - 1 if self.config.mode == "sync" else opened.durable
+        client.pushes = self.done
         plan = self._empty_plan()
         weights = np.empty(plan.floats, np.float32)
         plan.static_put(self.dense_index, self.dense.values, weights)
         client.assign(plan, weights)
 
-    def train(self, *, steps: int, report: Callable[[Progress], None], report_seconds: float = 0.5) -> None:
-        """`steps` steps or to the end of the data; every push is durable when this returns."""
+    def train(
+        self,
+        *,
+        steps: int,
+        report: Callable[[Progress], None],
+        report_seconds: float = 0.5,
+        report_steps: Collection[int] = (),
+    ) -> None:
+        """`steps` steps in all, or to the end of the data; every push is durable when this returns.
+
+        Reports every so often, and at once after the first step and after those in `report_steps`.
+        """
         config = self.config
-        batches = self.dataset.train_batches(batch=config.batch, worker=self.worker, workers=config.workers)
+        batches, self.progress.samples = batches_after(
+            self.dataset, batch=config.batch, worker=self.worker, workers=config.workers, done=self.done
+        )
+        self.progress.step = self.done
         ahead: deque[tuple[Batch | None, Ticket]] = deque()
         reported = time.monotonic()
-        asked = 0
-        for step in range(1, steps + 1):
+        asked = self.done
+        for step in range(self.done + 1, steps + 1):
             while asked < min(step + config.prefetch, steps):
                 asked += 1
                 self._ask(batches, asked, ahead)
             if not ahead:
                 break
             self._step(step, *ahead.popleft())
-            if time.monotonic() - reported >= report_seconds:
+            soon = step == self.done + 1 or step in report_steps
+            if soon or time.monotonic() - reported >= report_seconds:
                 reported = time.monotonic()
                 report(self.progress)
                 self.progress.clear()

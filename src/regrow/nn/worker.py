@@ -19,6 +19,9 @@ from regrow.runtime.parent import Parent
 
 log = logging.getLogger("regrow.worker")
 
+REPORT_SECONDS = 0.5
+REPORT_SECONDS_PROTECTED = 0.1  # how exactly the end of a stall is seen
+
 
 def run(parent: Parent) -> None:
     """Trains, says so, then obeys commands until told to stop."""
@@ -49,8 +52,16 @@ def run(parent: Parent) -> None:
     )
     try:
         trainer.connect(client)
+        if trainer.done:
+            log.info("goes on after step %d", trainer.done)
         started = time.monotonic()
-        trainer.train(steps=steps, report=lambda progress: _report(parent, client, progress))
+        trainer.train(
+            steps=steps,
+            report=lambda progress: _report(parent, client, progress),
+            report_seconds=REPORT_SECONDS if config.code is None else REPORT_SECONDS_PROTECTED,
+            # Whoever is to be killed at a step is killed by the launcher, which must hear of it at once.
+            report_steps=frozenset(fault.step for fault in config.faults),
+        )
         seconds = time.monotonic() - started
         parent.report(
             "trained", steps=trainer.progress.step, samples=trainer.progress.samples, seconds=seconds

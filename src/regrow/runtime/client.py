@@ -12,13 +12,14 @@ import asyncio
 import hashlib
 import logging
 import threading
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
 
-from regrow.core.effects import Delivered, Joined, Lost, Send
+from regrow.core.effects import Delivered, Dial, Forget, Joined, Log, Lost, Notice, Send, Stop
 from regrow.core.job import JobSpec
 from regrow.core.layout import Layout
 from regrow.core.link import Identity
@@ -42,12 +43,13 @@ from regrow.core.session import (
     Session,
     SessionOpened,
 )
-from regrow.errors import ConnectionLost, RegrowError
+from regrow.errors import ConnectionLost, DataLoss, RegrowError
 from regrow.runtime.transport import Endpoint
 
 log = logging.getLogger("regrow.client")
 
 RECORDS_BYTES_MAX = 8 << 20  # per request; too large: servers make everybody else wait for one reply
+NOTICES_MAX = 1000  # the last ones; a caller that never looks must not grow us
 RECORD_PADDING_FLOATS = 4  # as servers pad their records
 
 
@@ -66,7 +68,7 @@ class Ticket:
         self._answered = answered
 
     def wait(self, timeout_seconds: float | None = None) -> Float32Array:
-        self._client.before_waiting(self._answered.done())
+        self._client.before_waiting(self._answered.done)
         self._answered.result(timeout_seconds)
         return self.rows
 
@@ -90,6 +92,7 @@ class Client:
         self.staleness_max = 0.0
         self.staleness_count = 0
         self.opened: Future[SessionOpened] = Future()
+        self.notices: deque[Notice] = deque(maxlen=NOTICES_MAX)  # what the session found worth showing
         self._request = 0
         self._durable = 0
         self._waiting: dict[int, Future[Any]] = {}
@@ -123,7 +126,7 @@ class Client:
 
     def drain(self, timeout_seconds: float | None = None) -> None:
         """Waits until every push is durable."""
-        self.before_waiting(self._durable >= self.pushes)
+        self.before_waiting(lambda: self._durable >= self.pushes)
         with self._window:
             done = self._window.wait_for(
                 lambda: self._failure is not None or self._durable >= self.pushes, timeout_seconds
@@ -203,7 +206,7 @@ class Client:
     def close(self) -> None:
         """Leaves; pushes that were not drained may be lost."""
 
-    def before_waiting(self, done: bool) -> None:
+    def before_waiting(self, done: Callable[[], bool]) -> None:
         """Called before a wait for others; a client that nobody else can answer raises here instead."""
 
     # --- What the session asks for ---
@@ -216,6 +219,12 @@ class Client:
 
     def _connect(self, view: View) -> None:
         raise NotImplementedError
+
+    def _dial(self, peer: Identity, address: str) -> None:
+        """Keep a link to this peer; where messages are handed over by reference there is nothing to do."""
+
+    def _forget(self, peer: Identity) -> None:
+        """This incarnation is over; nothing comes from it any more."""
 
     def _run(self, effects: list[Effect]) -> None:
         for effect in effects:
@@ -237,12 +246,31 @@ class Client:
             elif isinstance(effect, Connect):
                 self._connect(effect.view)
             elif isinstance(effect, SessionOpened):
-                # Servers skip what they have seen: after a restart, counting from 1 would push into the void.
-                self.pushes = self._durable = effect.durable
-                self.opened.set_result(effect)
+                if not self.opened.done():  # else: a failure was faster
+                    # Servers skip what they have seen: counting from 1 after a restart would push into the void.
+                    self.pushes = self._durable = effect.durable
+                    self.opened.set_result(effect)
             else:
-                assert isinstance(effect, Failed)
-                self._fail(ConnectionLost(effect.reason))
+                self._run_rare(effect)
+
+    def _run_rare(self, effect: Any) -> None:
+        """What views and failures ask for."""
+        match effect:
+            case Dial(peer=peer, address=address):
+                self._dial(peer, address)
+            case Forget(peer=peer):
+                self._forget(peer)
+            case Notice():
+                self.notices.append(effect)
+            case Log(text=text):
+                log.info("%s", text)
+            case Stop(reason=reason):
+                self._fail(ConnectionLost(reason))
+            case Failed(reason=reason):
+                is_data_loss = getattr(effect, "data_loss", False)
+                self._fail(DataLoss(reason) if is_data_loss else ConnectionLost(reason))
+            case _:
+                raise AssertionError(f"an effect that a client does not know: {effect!r}")
 
     def _fail(self, error: RegrowError) -> None:
         """Every wait, now and later, ends with this error."""
@@ -311,7 +339,6 @@ class SocketClient(Client):
         self._coordinator = coordinator
         self._section_bytes_max = section_bytes_max
         self._loop = new_event_loop()
-        self._tasks: set[asyncio.Task[None]] = set()
         self._thread = threading.Thread(target=self._loop.run_forever, name="links", daemon=True)
         self._thread.start()
         try:
@@ -338,24 +365,24 @@ class SocketClient(Client):
             local=self.identity,
             token=self._token,
             section_bytes_max=self._section_bytes_max,
-            on_open=lambda peer: self._receive(Joined(peer=peer)),
+            on_open=self._on_open,
             on_message=self._on_message,
             on_lost=lambda peer, reason: self._receive(Lost(peer=peer, reason=reason)),
+            on_fenced=lambda peer, reason: self._fail(ConnectionLost(f"lost {peer}: {reason}")),
             place=self._place,
         )
-        coordinator = Identity(role="coordinator", id=0)
-        await self.endpoint.connect(self._coordinator, coordinator)
-        self.endpoint.send(coordinator, Declare(job=self.job))
+        self.endpoint.dial(Identity(role="coordinator", id=0), self._coordinator)
 
     async def _stop(self) -> None:
         self._fail(ConnectionLost("this client is closed"))
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.endpoint.close()
 
     def _submit(self, event: Event) -> None:
         self._loop.call_soon_threadsafe(self._receive, event)
+
+    def _on_open(self, peer: Identity) -> None:
+        if peer.role == "coordinator":  # also to one that was restarted: it may know of no job
+            self.endpoint.send(peer, Declare(job=self.job))
 
     def _on_message(self, source: Identity, message: Message) -> None:
         self._receive(Delivered(source=source, message=message))
@@ -376,17 +403,17 @@ class SocketClient(Client):
         if view.job != self.job:
             self._fail(RegrowError("the cluster runs another job"))
             return
-        task = self._loop.create_task(self._open_links(view))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        for member in view.servers:
+            server = Identity(role="server", id=member.id, incarnation=member.incarnation)
+            self.endpoint.dial(server, member.address)  # known ones stay as they are
+            # At once: what the session sends a newcomer first must be queued before whatever comes next.
+            self._receive(Joined(peer=server))
 
-    async def _open_links(self, view: View) -> None:
-        try:
-            for member in view.servers:
-                server = Identity(role="server", id=member.id, incarnation=member.incarnation)
-                await self.endpoint.connect(member.address, server)
-        except RegrowError as error:
-            self._fail(error)
+    def _dial(self, peer: Identity, address: str) -> None:
+        self.endpoint.dial(peer, address)
+
+    def _forget(self, peer: Identity) -> None:
+        self.endpoint.forget(peer)
 
     def _place(
         self, peer: Identity, cls: type[Message], meta: tuple[Any, ...], sizes: tuple[int, ...]

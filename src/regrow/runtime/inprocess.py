@@ -1,19 +1,19 @@
 """A whole cluster inside one process and one thread: for notebooks, examples and tests.
 
 The same coordinator, servers and sessions as over sockets; a message is handed over by reference, in order,
-before the call that caused it returns.
+before the call that caused it returns. `kill` takes a server's memory away and lets its successor come back.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from regrow.core.coordinator import Coordinator
-from regrow.core.effects import Delivered, Joined, Log, Refuse, Send
+from regrow.core.effects import Delivered, Died, Joined, Refuse, Replace, Send, Tick
 from regrow.core.job import JobSpec
 from regrow.core.link import Identity
-from regrow.core.messages import Declare, Message, Register, View
+from regrow.core.messages import Declare, Message, View
 from regrow.core.session import Event
 from regrow.core.shard import ShardServer, Store
 from regrow.errors import ConnectionLost, ProtocolError, RegrowError
@@ -22,30 +22,29 @@ from regrow.store.memory import MemoryStore
 
 COORDINATOR = Identity(role="coordinator", id=0)
 REPLY_BYTES_MAX = 4 << 30
+TICK_SECONDS = 1.0  # of a clock that runs only while somebody waits
+TICKS_WAITED = 8  # enough for a flush and its acknowledgement, whatever else is under way
+TICKS_MAX = 100_000  # Waiting longer than this is waiting for ever.
 
 
 class InProcessCluster:
     """Servers without processes. Make one client per worker."""
 
     def __init__(
-        self, *, servers: int, build_store: Callable[[JobSpec, int], Store] = MemoryStore
+        self, *, servers: int, build_store: Callable[[JobSpec, int, bool], Store] = MemoryStore
     ) -> None:
         self.coordinator = Coordinator(servers=servers)
         self.server_count = servers
-        self.servers = [
-            ShardServer(
-                identity=Identity(role="server", id=index),
-                build_store=build_store,
-                reply_bytes_max=REPLY_BYTES_MAX,
-            )
-            for index in range(servers)
-        ]
+        self.servers: list[ShardServer] = []
+        self._build_store = build_store
         self._clients: dict[Identity, InProcessClient] = {}
         self._queue: deque[tuple[Identity, Identity, Message]] = deque()
         self._pumping = False
+        self._now = 0.0
+        for index in range(servers):
+            self.servers.append(self._server(index, incarnation=0))
         for server in self.servers:
-            self._effects(server.identity, self.coordinator.receive(Joined(peer=server.identity)))
-            self.post(server.identity, COORDINATOR, Register(address=f"process:{server.identity.id}"))
+            self._join(server)
 
     def client(self, job: JobSpec, *, worker: int = 0, redo_bytes_max: int = 64 << 20) -> Client:
         """The client of one worker; the first one's job is the cluster's. A second one of the same worker takes
@@ -62,9 +61,46 @@ class InProcessCluster:
     def close(self) -> None:
         """Nothing runs, so nothing stops."""
 
+    def kill(self, server: int) -> None:
+        """Loses all that a server holds. Its successor comes back from the parities, as rows are needed or when
+        somebody waits (`settle`); without parities every client fails."""
+        self._effects(COORDINATOR, self.coordinator.receive(Died(peer=self.servers[server].identity)))
+
+    def settle(self) -> None:
+        """Lets time pass until everything is durable and every server has recovered."""
+        for _ in range(TICKS_MAX):
+            self.tick()
+            if all(server.recovered for server in self.servers) or self.coordinator.lost:
+                self.tick()
+                return
+        raise RegrowError("the servers did not recover")
+
+    def tick(self) -> None:
+        """A second passes for every server."""
+        self._now += TICK_SECONDS
+        for server in list(self.servers):
+            self._effects(server.identity, server.receive(Tick(now=self._now)))
+        self._pump()
+
+    def _server(self, index: int, *, incarnation: int) -> ShardServer:
+        return ShardServer(
+            identity=Identity(role="server", id=index, incarnation=incarnation),
+            build_store=self._build_store,
+            reply_bytes_max=REPLY_BYTES_MAX,
+            address=f"process:{index}",
+        )
+
+    def _join(self, server: ShardServer) -> None:
+        self._effects(COORDINATOR, self.coordinator.receive(Joined(peer=server.identity)))
+        self._effects(server.identity, server.receive(Joined(peer=COORDINATOR)))
+        self._pump()
+
     def post(self, source: Identity, target: Identity, message: Message) -> None:
         """Queues a message and delivers all there are, unless that is going on already."""
         self._queue.append((source, target, message))
+        self._pump()
+
+    def _pump(self) -> None:
         if self._pumping:
             return
         self._pumping = True
@@ -78,15 +114,20 @@ class InProcessCluster:
         event = Delivered(source=source, message=message)
         if target.role == "coordinator":
             self._effects(target, self.coordinator.receive(event))
-        elif target.role == "server":
+        elif target.role == "server" and self.servers[target.id].identity == target:
             self._effects(target, self.servers[target.id].receive(event))
         elif target in self._clients:
             self._clients[target].deliver(event)
 
-    def _effects(self, local: Identity, effects: list[Send | Refuse | Log]) -> None:
+    def _effects(self, local: Identity, effects: Sequence[object]) -> None:
         for effect in effects:
             if isinstance(effect, Send):
-                self.post(local, effect.target, effect.message)
+                self._queue.append((local, effect.target, effect.message))
+            elif isinstance(effect, Replace):
+                old = effect.peer
+                self.servers[old.id] = self._server(old.id, incarnation=old.incarnation + 1)
+                self._queue = deque(item for item in self._queue if old not in item[:2])
+                self._join(self.servers[old.id])
             elif isinstance(effect, Refuse) and effect.target in self._clients:
                 self._clients[effect.target].refused(local, effect.reason)
 
@@ -101,11 +142,15 @@ class InProcessClient(Client):
         self.identity = identity
         self._cluster = cluster
 
-    def before_waiting(self, done: bool) -> None:
-        # Everything was delivered before the call returned: what is not answered now waits for another worker,
-        # whose turn cannot come while this thread waits.
+    def before_waiting(self, done: Callable[[], bool]) -> None:
+        # Everything was delivered before the call returned: what is not answered now waits for a clock, or for
+        # another worker, whose turn cannot come while this thread waits.
+        for _ in range(TICKS_WAITED):
+            if done() or self._failure is not None:
+                break
+            self._cluster.tick()
         self._check()
-        if not done:
+        if not done():
             raise RegrowError(
                 "this would wait for ever: other workers of this synchronous job have not taken their step",
                 hint="In one process, let every worker push before any of them pulls the next step.",

@@ -8,20 +8,35 @@ from typing import Any
 
 from regrow import _core
 from regrow.core.coordinator import Coordinator
-from regrow.core.effects import Delivered, Joined, Log, Lost, Refuse, Send
+from regrow.core.effects import (
+    Delivered,
+    Dial,
+    Died,
+    Forget,
+    Joined,
+    Log,
+    Lost,
+    Notice,
+    Refuse,
+    Replace,
+    Send,
+    Stop,
+    Tick,
+)
 from regrow.core.link import Identity
-from regrow.core.messages import Message, Ready, Register
+from regrow.core.messages import Message, Ready
 from regrow.core.shard import ShardServer
-from regrow.errors import ConnectionLost, RegrowError
+from regrow.errors import RegrowError
 from regrow.runtime.client import new_event_loop
 from regrow.runtime.parent import Parent
-from regrow.runtime.transport import Endpoint
+from regrow.runtime.transport import REPLACED, Endpoint
 from regrow.store.memory import MemoryStore
 
 log = logging.getLogger("regrow.serve")
 
-COORDINATOR = Identity(role="coordinator", id=0)
+COORDINATOR = Identity(role="coordinator", id=0)  # the first one; whoever dials it takes a later one as well
 REPORT_SECONDS = 1.0
+TICK_SECONDS = 0.02  # Too large: silence is noticed late. Too small: ticks cost more than they find.
 
 
 class Node:
@@ -37,10 +52,15 @@ class Node:
         self.machine: ShardServer | Coordinator
         if self.identity.role == "server":
             self.machine = ShardServer(
-                identity=self.identity, build_store=MemoryStore, reply_bytes_max=self.section_bytes_max
+                identity=self.identity,
+                address="",  # known once we listen
+                build_store=MemoryStore,
+                reply_bytes_max=self.section_bytes_max,
             )
         else:
-            self.machine = Coordinator(servers=assignment["config"]["servers"])
+            self.machine = Coordinator(
+                servers=assignment["config"]["servers"], term=self.identity.incarnation
+            )
         self._stopped: asyncio.Future[None] | None = None
 
     async def run(self) -> None:
@@ -54,52 +74,89 @@ class Node:
             on_open=lambda peer: self._receive(Joined(peer=peer)),
             on_message=lambda source, message: self._receive(Delivered(source=source, message=message)),
             on_lost=lambda peer, reason: self._receive(Lost(peer=peer, reason=reason)),
-            throttles_readers=True,
+            on_resumed=self._on_resumed,
+            on_fenced=self._on_fenced,
+            throttles_workers=True,
         )
         self.parent.on_command(lambda command: loop.call_soon_threadsafe(self._on_command, command))
         address = await self.endpoint.listen(assignment["listen"])
+        if isinstance(self.machine, ShardServer):
+            self.machine.address = address
+            self.endpoint.dial(COORDINATOR, assignment["coordinator"])
         self.parent.report("listening", address=address)
-        if self.identity.role == "server":
-            await self.endpoint.connect(assignment["coordinator"], COORDINATOR)
-            self.endpoint.send(COORDINATOR, Register(address=address))
-        reporting = loop.create_task(self._report_often())
+        tasks = [loop.create_task(self._report_often()), loop.create_task(self._tick_often())]
         try:
             await self._stopped
         finally:
-            reporting.cancel()
+            for task in tasks:
+                task.cancel()
             self._report()
             await self.endpoint.close()
 
     def _receive(self, event: Any) -> None:
-        if isinstance(event, Joined) and isinstance(self.machine, ShardServer):
-            return  # a server waits until it is spoken to
+        if self._stopped is None or self._stopped.done():
+            return
         try:
-            effects = self.machine.receive(event)
+            for effect in self.machine.receive(event):
+                self._run_effect(effect)
         except Exception as error:
             # A state machine that raised is in no state to go on: stop the process, and say so.
             self._stop(error)
-            return
-        for effect in effects:
-            if isinstance(effect, Send):
-                self._send(effect.target, effect.message)
-            elif isinstance(effect, Refuse):
-                log.warning("refused %s: %s", effect.target, effect.reason)
-                self.endpoint.refuse(effect.target, effect.reason)
-            else:
-                assert isinstance(effect, Log)
-                log.info("%s", effect.text)
-        if isinstance(event, Lost) and event.peer == COORDINATOR and self.machine.view is None:
-            # Later on nothing is lost with it: a coordinator is only needed when somebody joins or dies.
-            self._stop(ConnectionLost(f"lost the coordinator: {event.reason}"))
+
+    def _run_effect(self, effect: Any) -> None:
+        match effect:
+            case Send(target=target, message=message):
+                self._send(target, message)
+            case Refuse(target=target, reason=reason):
+                log.warning("refused %s: %s", target, reason)
+                self.endpoint.refuse(target, reason)
+            case Log(text=text):
+                log.info("%s", text)
+            case Dial(peer=peer, address=address):
+                self.endpoint.dial(peer, address)
+            case Forget(peer=peer):
+                self.endpoint.forget(peer)
+            case Stop(reason=reason):
+                self._fenced(reason)
+            case Replace(peer=peer, reason=reason):
+                log.warning("%s counts as dead: %s", peer, reason)
+                self.parent.report(
+                    "replace", role=peer.role, id=peer.id, incarnation=peer.incarnation, reason=reason
+                )
+            case Notice(name=name, values=values):
+                self.parent.report(name, **values)
+            case _:
+                raise AssertionError(f"an effect that a node does not know: {effect!r}")
 
     def _send(self, target: Identity, message: Message) -> None:
         if isinstance(message, Ready):
             self.parent.report("ready", rows=message.rows, bytes=message.memory_bytes)
         self.endpoint.send(target, message)
 
+    def _on_resumed(self, peer: Identity) -> None:
+        # A server goes on as if nothing had happened. A coordinator keeps count of who is there.
+        if isinstance(self.machine, Coordinator):
+            self._receive(Joined(peer=peer))
+
+    def _on_fenced(self, peer: Identity, reason: str) -> None:
+        # Others may have heard of our successor first, but only the coordinator makes it one.
+        if REPLACED in reason and (peer.role, peer.id) == (COORDINATOR.role, COORDINATOR.id):
+            self._fenced(reason)
+
+    def _fenced(self, reason: str) -> None:
+        if self._stopped is None or self._stopped.done():
+            return
+        log.warning("fenced: %s", reason)
+        self.parent.report("fenced", reason=reason)
+        self._stop(None)
+
     def _on_command(self, command: dict[str, Any]) -> None:
-        if command.get("do") == "stop":
+        do = command.get("do")
+        if do == "stop":
             self._stop(None)
+        elif do == "died" and isinstance(self.machine, Coordinator):
+            peer = Identity(role=command["role"], id=command["id"], incarnation=command["incarnation"])
+            self._receive(Died(peer=peer))
 
     def _stop(self, error: BaseException | None) -> None:
         if self._stopped is None or self._stopped.done():
@@ -109,20 +166,30 @@ class Node:
         else:
             self._stopped.set_exception(error)
 
+    async def _tick_often(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            self._receive(Tick(now=loop.time()))
+            await asyncio.sleep(TICK_SECONDS)
+
     async def _report_often(self) -> None:
         while True:
             await asyncio.sleep(REPORT_SECONDS)
             self._report()
 
     def _report(self) -> None:
+        describe = getattr(self.machine, "report", None)
+        more: dict[str, Any] = describe() if describe is not None else {}
         if isinstance(self.machine, ShardServer):
-            self.parent.report(
-                "server",
-                pulls=self.machine.pulls,
-                pushes=self.machine.clock,
-                bytes_in=self.endpoint.bytes_in,
-                bytes_out=self.endpoint.bytes_out,
-            )
+            more = {
+                "pulls": self.machine.pulls,
+                "pushes": self.machine.clock,
+                "bytes_in": self.endpoint.bytes_in,
+                "bytes_out": self.endpoint.bytes_out,
+                "kept_bytes": self.endpoint.kept_bytes,
+            } | more
+        if more:
+            self.parent.report(self.identity.role, **more)
 
 
 def run(parent: Parent) -> None:
@@ -138,3 +205,18 @@ def run(parent: Parent) -> None:
         ) from None
     finally:
         loop.close()
+
+
+def standby(parent: Parent) -> None:
+    """A process without a role yet: everything is imported, so that it serves within milliseconds once it is told
+    whom to replace: `{"do": "become", ...}` with a whole assignment. Returns when it has stopped."""
+    new_event_loop().close()  # imports whatever the loop is made of
+    parent.report("standby")
+    while True:
+        command = parent.next_command()
+        if command.get("do") == "stop":
+            return
+        if command.get("do") == "become":
+            parent.assignment = {name: value for name, value in command.items() if name != "do"}
+            run(parent)
+            return

@@ -1,13 +1,18 @@
-"""Links over TCP and Unix sockets: opens them, proves both ends, carries frames, reports losses.
+"""Links over TCP and Unix sockets: opens them, proves both ends, carries frames, reports losses, resumes.
+
+A `Link` belongs to two incarnations and outlives the connections that carry it. Whoever dials keeps dialing;
+a connection that comes back goes on where the last one stopped, and its users notice nothing. An incarnation
+that was forgotten, or followed by a newer one, is fenced: it is told so, and never heard again.
 
 Payloads are not copied in Python: a frame leaves as one scatter/gather write of the arrays it refers to, and
 sections are received into the memory where they are wanted. An `Endpoint` runs on one event loop and is used
-from that loop's thread only.
+from that loop's thread only. What its methods cause is reported later, never from within the call.
 """
 
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 import os
 import secrets
@@ -17,28 +22,60 @@ from typing import Any
 
 import numpy as np
 
-from regrow.core.framing import LIMITS_STRANGER, FrameReader, Limits, encode
+from regrow.core.framing import LIMITS_STRANGER, Frame, FrameReader, Limits, encode
 from regrow.core.framing import Stamp as FrameStamp
 from regrow.core.link import Acceptor, Identity, Initiator, Link
-from regrow.core.messages import Message, Refused
+from regrow.core.messages import Ack, Beat, Message, Refused
 from regrow.errors import ConnectionLost, ProtocolError, UserError
 
 log = logging.getLogger("regrow.transport")
 
 HANDSHAKE_SECONDS_MAX = 20.0  # Too small: a busy machine is taken for a silent one.
-CLOSE_SECONDS_MAX = 5.0  # A peer that does not read keeps us from leaving this long.
+CLOSE_SECONDS_MAX = 2.0  # A peer that does not read, or does not close too, keeps us from leaving this long.
+DIAL_SECONDS_MIN = 0.01  # Pause before a connection is tried again; doubled each time it fails.
+DIAL_SECONDS_MAX = 0.25  # Too large: a restarted peer is found late. Too small: a dead one costs time.
 STRANGERS_MAX = 256  # Connections that have not proved themselves yet; more are turned away.
+PEERS_MAX = 65536  # Incarnations remembered, alive or fenced; more are turned away.
 META_BYTES_MAX = 4 << 20  # A view of a very large job; everything else is far below.
 SOCKET_BUFFER_BYTES = 4 << 20  # Too small: a batch needs many wake-ups. The kernel may grant less.
-UNREAD_REPLY_BYTES_MAX = 32 << 20  # A peer that does not read its replies is not read from.
+UNHEARD_BYTES = 1 << 16
+UNREAD_REPLY_BYTES_MAX = 32 << 20  # A worker that does not read its replies is not read from.
+
+# These words in a refusal mean that dialing again is of no use to this incarnation.
+REPLACED = "replaced"
+FOR_GOOD = "for good"
 
 Place = Callable[
     [Identity, type[Message], tuple[Any, ...], tuple[int, ...]], "list[np.ndarray[Any, Any]] | None"
 ]
 
 
+@dataclasses.dataclass(slots=True, kw_only=True)
+class Line:
+    """What an endpoint knows of one incarnation."""
+
+    link: Link
+    connection: Connection | None = None
+    opened: bool = False  # its users were told, once
+    lost: str | None = None  # why its connection went, as its users were told: once for each time
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class Dialing:
+    """A peer that we keep connecting to."""
+
+    expected: Identity
+    address: str
+    task: asyncio.Task[None] | None = None
+
+
 class Endpoint:
-    """All links of one process. The three callbacks are called on the event loop."""
+    """All links of one process. The callbacks are called on the event loop.
+
+    `on_open(peer)`: a new link. `on_lost(peer, reason)`: its connection went, or cannot be made; said once until
+    it is back. `on_resumed(peer)`: it is back, and nothing was lost. `on_fenced(peer, reason)`: the peer will never
+    talk to this process again, because it was replaced or has been refused.
+    """
 
     def __init__(
         self,
@@ -49,8 +86,10 @@ class Endpoint:
         on_open: Callable[[Identity], None],
         on_message: Callable[[Identity, Message], None],
         on_lost: Callable[[Identity, str], None],
+        on_resumed: Callable[[Identity], None] | None = None,
+        on_fenced: Callable[[Identity, str], None] | None = None,
         place: Place | None = None,
-        throttles_readers: bool = False,
+        throttles_workers: bool = False,
     ) -> None:
         self.local = local
         self.token = token
@@ -58,16 +97,27 @@ class Endpoint:
         self.on_open = on_open
         self.on_message = on_message
         self.on_lost = on_lost
+        self.on_resumed = on_resumed
+        self.on_fenced = on_fenced
         self.place = place
-        # Only servers do this. If both ends stopped reading while they wait to write, neither would go on.
-        self.throttles_readers = throttles_readers
+        # Servers do this, and only to workers, who never do it: if both ends stopped reading while they wait to
+        # write, neither would go on.
+        self.throttles_workers = throttles_workers
         self.bytes_in = 0
         self.bytes_out = 0
-        self.links: dict[Identity, Connection] = {}
+        self.lines: dict[Identity, Line] = {}
         self.strangers = 0
-        self.connections: set[Connection] = set()  # the links, and those still on the way to be one
+        self.connections: set[Connection] = set()  # of the lines, and those still on the way to be one
+        self._dials: dict[tuple[str, int], Dialing] = {}
+        self._fences: dict[tuple[str, int], tuple[int, str]] = {}  # the newest incarnation that is over, and why
+        self._closed = False
         self._servers: list[asyncio.AbstractServer] = []
         self._unix_paths: list[str] = []
+
+    @property
+    def kept_bytes(self) -> int:
+        """Sent or queued, and not acknowledged yet."""
+        return sum(line.link.kept_bytes for line in self.lines.values())
 
     async def listen(self, address: str) -> str:
         """Accepts links at `unix:PATH` or `tcp:HOST:PORT` (0: any free port); returns the actual address."""
@@ -89,36 +139,78 @@ class Endpoint:
         self._servers.append(server)
         return address
 
-    async def connect(self, address: str, expected: Identity) -> None:
-        """Opens a link to `expected` and returns when both ends have proved themselves."""
+    def dial(self, peer: Identity, address: str) -> None:
+        """Connects to `peer`, again and again until it is forgotten. If it is a coordinator, a later incarnation
+        of it will do: `on_open` says which one answered."""
+        if self._closed or self._fence_reason(peer) is not None:
+            return
+        self._forget_older(peer)
+        self._line(peer)
+        known = self._dials.get((peer.role, peer.id))
+        if known is not None:
+            known.address = address
+            return
+        dialing = Dialing(expected=peer, address=address)
+        self._dials[peer.role, peer.id] = dialing
+        dialing.task = asyncio.get_running_loop().create_task(self._keep_open(dialing))
+
+    async def connect(self, address: str, expected: Identity) -> Connection:
+        """One attempt: returns when both ends have proved themselves, or raises ConnectionLost."""
         loop = asyncio.get_running_loop()
         connection = Connection(self, expected=expected)
-        scheme, host, port = parse_address(address)
         try:
+            scheme, host, port = parse_address(address)
             if scheme == "unix":
                 await loop.create_unix_connection(lambda: connection, path=host)
             else:
                 await loop.create_connection(lambda: connection, host, port)
-        except OSError as error:
-            raise ConnectionLost(f"cannot reach {expected} at {address}: {error.strerror or error}") from None
-        await connection.opened
+            await asyncio.wait([connection.opened])
+        except (OSError, ValueError, UserError) as error:
+            connection.forsake()
+            detail = getattr(error, "strerror", None) or error
+            raise ConnectionLost(f"cannot reach {expected} at {address}: {detail}") from None
+        except asyncio.CancelledError:
+            connection.forsake()
+            raise
+        connection.opened.result()
+        return connection
 
     def send(self, peer: Identity, message: Message) -> None:
-        """Queues a message; to a peer that is gone it is dropped (its loss has been or will be reported)."""
-        link = self.links.get(peer)
-        if link is not None:
-            link.send(message)
+        """Sends a message, or keeps it until there is a connection. For an incarnation that is over it is dropped."""
+        line = self.lines.get(peer)
+        if line is None:
+            if self._closed or self._fence_reason(peer) is not None:
+                return
+            line = self._line(peer)
+        if line.connection is not None:
+            line.connection.write(message, line.link.send(message))
+        elif not isinstance(message, Beat):  # a sign of life is worth nothing later, and there would be many
+            line.link.send(message)
 
     def refuse(self, peer: Identity, reason: str) -> None:
-        """Says why and closes that link."""
-        link = self.links.get(peer)
-        if link is not None:
-            link.fail(reason, tell=True)
+        """Says why and ends that link for good."""
+        if peer in self.lines:
+            self._report_later(peer, reason)
+            self._fence(peer, f"refused {FOR_GOOD}: {reason}")
+            self._drop(peer, told=reason)
+
+    def forget(self, peer: Identity) -> None:
+        """This incarnation, and all before it, are over: whatever is queued for it goes, and it is told so."""
+        reason = f"{peer} with incarnation {peer.incarnation} was {REPLACED}"
+        self._forget_older(peer)
+        self._fence(peer, reason)
+        self._drop(peer, told=reason)
 
     async def close(self) -> None:
-        """Stops listening, then closes every connection after what was queued has left."""
+        """Stops listening, then closes every connection after what was written has left."""
+        self._closed = True
         for server in self._servers:
             server.close()
+        tasks = [dialing.task for dialing in self._dials.values() if dialing.task is not None]
+        self._dials.clear()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
         closing = [connection.closed for connection in self.connections]
         for connection in list(self.connections):
             connection.close()
@@ -134,30 +226,164 @@ class Endpoint:
             if os.path.exists(path):
                 os.unlink(path)
 
+    # --- Dialing ---
+
+    async def _keep_open(self, dialing: Dialing) -> None:
+        pause_seconds = DIAL_SECONDS_MIN
+        while True:
+            reason = ""
+            try:
+                connection = await self.connect(dialing.address, dialing.expected)
+            except ConnectionLost as error:
+                reason = error.message
+                self._report_lost(dialing.expected, reason)
+                pause_seconds = min(2 * pause_seconds, DIAL_SECONDS_MAX)
+            else:
+                pause_seconds = DIAL_SECONDS_MIN
+                await asyncio.wait([connection.closed])
+                reason = connection.reason
+            if _is_final(reason):
+                key = (dialing.expected.role, dialing.expected.id)
+                if self._dials.get(key) is dialing:
+                    del self._dials[key]
+                return
+            await asyncio.sleep(pause_seconds)
+
+    def _report_lost(self, peer: Identity, reason: str) -> None:
+        line = self.lines.get(peer)
+        # A refusal is worth telling even after a reset that came instead of it: it is the last word.
+        if line is not None and (line.lost is None or (_is_final(reason) and "refused: " not in line.lost)):
+            line.lost = reason
+            self.on_lost(peer, reason)
+        if self.on_fenced is not None and _is_final(reason):
+            self.on_fenced(peer, reason)
+
+    def _report_later(self, peer: Identity, reason: str) -> None:
+        """For a line that is about to be dropped."""
+        line = self.lines[peer]
+        if line.opened and line.lost is None:
+            asyncio.get_running_loop().call_soon(self.on_lost, peer, reason)
+
+    # --- Lines and fences ---
+
+    def _line(self, peer: Identity) -> Line:
+        return self.lines.setdefault(peer, Line(link=Link(local=self.local, peer=peer)))
+
+    def received(self, peer: Identity) -> int:
+        """How many frames of this incarnation have arrived."""
+        line = self.lines.get(peer)
+        return line.link.received if line is not None else 0
+
+    def admit(self, peer: Identity, peer_received: int) -> int:
+        """May this peer, which has proved itself, go on from there? Then: how many of its frames have arrived."""
+        if reason := self._fence_reason(peer):
+            raise ProtocolError(reason)
+        line = self.lines.get(peer)
+        if line is None:
+            if len(self.lines) + len(self._fences) >= PEERS_MAX:
+                raise ProtocolError(f"more than {PEERS_MAX} peers")
+            line = Line(link=Link(local=self.local, peer=peer))  # not remembered before it is open
+        if reason := line.link.resume_invalid_reason(peer_received):
+            raise ProtocolError(reason)
+        return line.link.received
+
+    def attach(self, connection: Connection, peer: Identity, peer_received: int) -> None:
+        """A handshake is complete: the line of this peer goes on over this connection."""
+        if reason := self._fence_reason(peer):
+            raise ProtocolError(reason)
+        dialing = self._dials.get((peer.role, peer.id))
+        if dialing is not None and not connection.accepted:
+            dialing.expected = peer
+        self._forget_older(peer)
+        line = self._line(peer)
+        unread = line.link.resume(peer_received)
+        previous, line.connection = line.connection, connection
+        if previous is not None:
+            previous.abort()
+        is_new, line.opened, line.lost = not line.opened, True, None
+        connection.start(line.link)
+        for stamp, message in unread:
+            connection.write(message, stamp)
+        if is_new:
+            self.on_open(peer)
+        elif self.on_resumed is not None:
+            self.on_resumed(peer)
+
+    def detach(self, connection: Connection, peer: Identity, reason: str) -> None:
+        """That connection is gone; the line stays, to be resumed."""
+        line = self.lines.get(peer)
+        if line is not None and line.connection is connection:
+            line.connection = None
+            self._report_lost(peer, reason)
+
+    def _fence_reason(self, peer: Identity) -> str | None:
+        incarnation, reason = self._fences.get((peer.role, peer.id), (-1, ""))
+        if peer.incarnation > incarnation:
+            return None
+        if peer.incarnation == incarnation:
+            return reason
+        return f"{peer} with incarnation {peer.incarnation} was {REPLACED}"
+
+    def _fence(self, peer: Identity, reason: str) -> None:
+        if self._fence_reason(peer) is None:
+            self._fences[peer.role, peer.id] = (peer.incarnation, reason)
+
+    def _forget_older(self, peer: Identity) -> None:
+        """A newer incarnation is here or expected: those before it are over."""
+        for other in list(self.lines):
+            if (other.role, other.id) == (peer.role, peer.id) and other.incarnation < peer.incarnation:
+                reason = f"{other} with incarnation {other.incarnation} was {REPLACED}"
+                self._report_later(other, reason)
+                self._drop(other, told=reason)
+        if peer.incarnation:
+            older = dataclasses.replace(peer, incarnation=peer.incarnation - 1)
+            self._fence(older, f"{older} with incarnation {older.incarnation} was {REPLACED}")
+
+    def _drop(self, peer: Identity, *, told: str) -> None:
+        line = self.lines.pop(peer, None)
+        if line is not None and line.connection is not None:
+            line.connection.fail(told, tell=True)
+        dialing = self._dials.get((peer.role, peer.id))
+        if dialing is not None and dialing.expected == peer:
+            del self._dials[peer.role, peer.id]
+            if dialing.task is not None:
+                dialing.task.cancel()
+
 
 class Connection(asyncio.BufferedProtocol):
-    """One socket: first a handshake, then numbered frames."""
+    """One socket: first a handshake, then the frames of a link."""
 
     def __init__(self, endpoint: Endpoint, *, expected: Identity | None) -> None:
         loop = asyncio.get_running_loop()
         self._endpoint = endpoint
-        self._accepted = expected is None
+        self.accepted = expected is None
         self._link: Link | None = None
         self._reader = FrameReader(limits=LIMITS_STRANGER)
         self._transport: Any = None
-        self._reason = "the connection was closed by the other side"
+        self.reason = "the connection was closed by the other side"
         nonce = secrets.token_bytes(32)
         self._handshake: Acceptor | Initiator
+        # Says whom the numbers in a Hello are about: a coordinator may have been restarted since.
+        self._hello_stamp = FrameStamp()
         if expected is None:
-            self._handshake = Acceptor(token=endpoint.token, local=endpoint.local, nonce=nonce)
+            self._handshake = Acceptor(
+                token=endpoint.token, local=endpoint.local, nonce=nonce, admit=self._admit
+            )
         else:
             self._handshake = Initiator(
-                token=endpoint.token, local=endpoint.local, nonce=nonce, expected=expected
+                token=endpoint.token,
+                local=endpoint.local,
+                nonce=nonce,
+                expected=expected,
+                received=lambda: endpoint.received(expected),
+                or_newer=expected.role == "coordinator",
             )
-        self._expected = expected
+            self._hello_stamp = FrameStamp(target_incarnation=expected.incarnation)
         self._deadline: asyncio.TimerHandle | None = loop.call_later(
             HANDSHAKE_SECONDS_MAX, self.fail, "no valid handshake in time"
         )
+        self._lingering: asyncio.TimerHandle | None = None
+        self._unheard: memoryview | None = None  # where bytes go that nobody listens to any more
         self.opened: asyncio.Future[None] = loop.create_future()
         self.closed: asyncio.Future[None] = loop.create_future()
 
@@ -173,117 +399,163 @@ class Connection(asyncio.BufferedProtocol):
             if sock.family in (socket.AF_INET, socket.AF_INET6):
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         transport.set_write_buffer_limits(high=UNREAD_REPLY_BYTES_MAX)
-        if self._accepted:
+        if self.accepted:
             self._endpoint.strangers += 1
             if self._endpoint.strangers > STRANGERS_MAX:
                 self.fail("too many connections are waiting for their handshake")
                 return
         for message in self._handshake.start():
-            self._write(message, FrameStamp())
+            self.write(message, FrameStamp())
 
     def get_buffer(self, sizehint: int) -> memoryview:
-        return self._reader.buffer()
+        return self._reader.buffer() if self._unheard is None else self._unheard
 
     def buffer_updated(self, nbytes: int) -> None:
+        if self._unheard is not None:
+            return
         try:
             for frame in self._reader.advance(nbytes):
-                if self._transport.is_closing():
+                if self._is_closing():
                     return
                 # A stranger has nothing to refuse, and its words do not belong in our log.
-                if isinstance(frame.message, Refused) and not (self._accepted and self._link is None):
+                if isinstance(frame.message, Refused) and not (self.accepted and self._link is None):
                     self.fail(f"refused: {frame.message.reason}")
                     return
                 if self._link is None:
-                    self._on_handshake(frame.message)
+                    self._on_handshake(frame)
                     continue
                 self._endpoint.bytes_in += frame.wire_bytes
-                if self._link.accept(frame.stamp):
+                if self._link.accept(frame.stamp, frame.wire_bytes):
                     self._endpoint.on_message(self._link.peer, frame.message)
+            # After the deliveries: a reply says as much.
+            if self._link is not None and self._link.acknowledgement_due:
+                self.write(Ack(), self._link.acknowledgement())
         except ProtocolError as error:
             self.fail(error.message, tell=True)
 
     def pause_writing(self) -> None:
-        if self._endpoint.throttles_readers:
+        if self._is_throttled():
             self._transport.pause_reading()
 
     def resume_writing(self) -> None:
-        if self._endpoint.throttles_readers and not self._transport.is_closing():
+        if self._is_throttled() and not self._is_closing():
             self._transport.resume_reading()
+
+    def _is_throttled(self) -> bool:
+        link = self._link
+        return self._endpoint.throttles_workers and link is not None and link.peer.role == "worker"
 
     def eof_received(self) -> bool:
         return False
 
     def connection_lost(self, error: Exception | None) -> None:
         self._handshake_over()
+        if self._lingering is not None:
+            self._lingering.cancel()
         self._endpoint.connections.discard(self)
         self.closed.set_result(None)
         if error is not None:
-            self._reason = f"{self._reason} ({error})" if str(error) else self._reason
+            self.reason = f"{self.reason} ({error})" if str(error) else self.reason
         if not self.opened.done():
-            self.opened.set_exception(ConnectionLost(f"cannot open a link: {self._reason}"))
+            self.opened.set_exception(ConnectionLost(f"cannot open a link: {self.reason}"))
             self.opened.exception()  # if nobody waits for it, that is no mistake
-        link = self._link
-        if link is not None and self._endpoint.links.get(link.peer) is self:
-            del self._endpoint.links[link.peer]
-            self._endpoint.on_lost(link.peer, self._reason)
-        elif link is None:
-            log.info("a connection ended before its handshake: %s", self._reason)
+        if self._link is not None:
+            self._endpoint.detach(self, self._link.peer, self.reason)
+        else:
+            log.info("a connection ended before its handshake: %s", self.reason)
 
     # --- our side ---
 
-    def send(self, message: Message) -> None:
-        assert self._link is not None
-        self._write(message, self._link.stamp())
+    def start(self, link: Link) -> None:
+        """The handshake is complete, and this link goes on from here."""
+        self._handshake_over()
+        self._link = link
+        self._reader.limits = self._endpoint.limits
+        place, peer = self._endpoint.place, link.peer
+        if place is not None:
+            self._reader.place = lambda cls, meta, sizes: place(peer, cls, meta, sizes)
+            self._reader.placed = link.expects
+        self.opened.set_result(None)
 
-    def close(self) -> None:
-        self._reason = "closed here"
-        self._transport.close()
-
-    def abort(self) -> None:
-        self._transport.abort()
-
-    def fail(self, reason: str, tell: bool = False) -> None:
-        """Ends this connection for `reason`. A stranger is not told anything but the reason."""
-        self._reason = reason
-        if self._transport is None or self._transport.is_closing():
-            return
-        if tell:
-            stamp = self._link.stamp() if self._link is not None else FrameStamp()
-            self._write(Refused(reason=reason[:4000]), stamp)
-        self._transport.close()
-
-    def _write(self, message: Message, stamp: FrameStamp) -> None:
-        if self._transport.is_closing():
+    def write(self, message: Message, stamp: FrameStamp) -> None:
+        if self._is_closing():
             return
         buffers = encode(message, stamp)
         self._endpoint.bytes_out += sum(len(buffer) for buffer in buffers)
         self._transport.writelines(buffers)
 
-    def _on_handshake(self, message: Message) -> None:
-        for reply in self._handshake.receive(message):
-            self._write(reply, FrameStamp())
-        peer = self._handshake.peer
-        if peer is None:
-            return
+    def close(self) -> None:
+        self.reason = "closed here"
+        self._finish()
+
+    def abort(self) -> None:
+        self._transport.abort()
+
+    def forsake(self) -> None:
+        """Nobody waits for this handshake any more."""
         self._handshake_over()
-        self._link = Link(local=self._endpoint.local, peer=peer)
-        place = self._endpoint.place
-        self._reader.limits = self._endpoint.limits
-        if place is not None:
-            self._reader.place = lambda cls, meta, sizes: place(peer, cls, meta, sizes)
-        previous = self._endpoint.links.get(peer)
-        if previous is not None:
-            previous.fail(f"{peer} opened another connection")
-        self._endpoint.links[peer] = self
-        self.opened.set_result(None)
-        self._endpoint.on_open(peer)
+        if self._transport is not None:
+            self.abort()
+
+    def fail(self, reason: str, tell: bool = False) -> None:
+        """Ends this connection for `reason`. A stranger is not told anything but the reason."""
+        self.reason = reason
+        if self._transport is None or self._is_closing():
+            return
+        if tell:
+            stamp = self._link.acknowledgement() if self._link is not None else FrameStamp()
+            self.write(Refused(reason=reason[:4000]), stamp)
+            self._finish()
+        else:
+            self._transport.close()
+
+    def _finish(self) -> None:
+        """Closes after what was written has arrived. Until the other side has closed as well we go on reading,
+        but not listening: closing with unread bytes resets a connection, and the last words are lost."""
+        if self._link is None or self._is_closing():
+            self._transport.close()
+            return
+        self._unheard = memoryview(bytearray(UNHEARD_BYTES))
+        self._lingering = asyncio.get_running_loop().call_later(CLOSE_SECONDS_MAX, self.abort)
+        try:
+            self._transport.resume_reading()
+            self._transport.write_eof()
+        except (OSError, RuntimeError):
+            self._transport.close()
+
+    def _is_closing(self) -> bool:
+        return self._unheard is not None or bool(self._transport.is_closing())
+
+    def _admit(self, peer: Identity, peer_received: int) -> int:
+        local, meant = self._endpoint.local, self._hello_stamp.target_incarnation
+        if meant > local.incarnation or (meant < local.incarnation and local.role != "coordinator"):
+            raise ProtocolError(f"this is {local} with incarnation {local.incarnation}, {meant} was meant")
+        return self._endpoint.admit(peer, self._about_us(peer_received))
+
+    def _about_us(self, peer_received: int) -> int:
+        is_mine = self._hello_stamp.target_incarnation == self._endpoint.local.incarnation
+        return peer_received if is_mine or not self.accepted else 0
+
+    def _on_handshake(self, frame: Frame) -> None:
+        if self.accepted:
+            self._hello_stamp = frame.stamp
+        for reply in self._handshake.receive(frame.message):
+            self.write(reply, FrameStamp() if self.accepted else self._hello_stamp)
+        peer = self._handshake.peer
+        if peer is not None:
+            self._endpoint.attach(self, peer, self._about_us(self._handshake.peer_received))
 
     def _handshake_over(self) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None
-            if self._accepted:
+            if self.accepted:
                 self._endpoint.strangers -= 1
+
+
+def _is_final(reason: str) -> bool:
+    """Was this incarnation told that it need not come again?"""
+    return "refused: " in reason and (REPLACED in reason or FOR_GOOD in reason)
 
 
 def parse_address(address: str) -> tuple[str, str, int]:

@@ -12,10 +12,15 @@ from regrow.core.messages import Float32Array, Int32Array, UInt32Array
 
 
 class MemoryStore:
-    """All tables of one server, one arena each, filled with their initial values."""
+    """All tables of one server, one arena each, and the parities it holds.
 
-    def __init__(self, job: JobSpec, server: int) -> None:
-        self._shard = _core.Shard(job.servers, server, job.groups)
+    Rows are filled with their initial values, or, when `recovering`, absent until they are filled in or put.
+    """
+
+    def __init__(self, job: JobSpec, server: int, recovering: bool = False) -> None:
+        # As in core.groups: the order is part of the protocol, a group's number means the same to every server.
+        coding = sorted({(table.k - j, table.r) for table in job.tables if table.r for j in range(table.k)})
+        self._shard = _core.Shard(job.servers, server, job.groups, coding, recovering)
         for index, table in enumerate(job.tables):
             optimizer = table.optimizer
             self._shard.add_table(
@@ -36,6 +41,7 @@ class MemoryStore:
             )
         self._dims = np.array([table.dim for table in job.tables], np.int32)
         self.memory_bytes: int = self._shard.memory_bytes
+        self.redundancy_bytes: int = self._shard.redundancy_bytes  # the parities' part of it
         self.gather = self._shard.gather
         self.update = self._shard.update
         self.assign_untouched = self._shard.assign_untouched
@@ -43,6 +49,23 @@ class MemoryStore:
         self.write_records = self._shard.write_records
         self.record_floats = self._shard.record_floats
         self.slots = self._shard.slots
+        self.touched = self._shard.touched
+        self.blocks = self._shard.blocks
+        self.pending_rows = self._shard.pending_rows
+        self.pending_bytes = self._shard.pending_bytes
+        self.take_flush = self._shard.take_flush
+        self.published = self._shard.published
+        self.next_touched = self._shard.next_touched
+        self.parity_apply = self._shard.parity_apply
+        self.parity_read = self._shard.parity_read
+        self.parity_members = self._shard.parity_members
+        self.parity_touched = self._shard.parity_touched
+        self.know_touched = self._shard.know_touched
+        self.prepare = self._shard.prepare
+        self.put = self._shard.put
+        self.missing_rows = self._shard.missing_rows
+        self.blank_rows = self._shard.blank_rows
+        self.fill = self._shard.fill
 
     def merge(self, parts: list[tuple[Any, Any, Any]]) -> tuple[Int32Array, UInt32Array, Float32Array]:
         """One push out of several: rows in common are summed in the order of the list."""

@@ -1,0 +1,164 @@
+// The Shard as the replacement of a server that died: rows that are absent until they are filled in or put.
+// Of a row that was never touched the initial value is the value; the others have to be decoded elsewhere.
+#include <algorithm>
+#include <atomic>
+#include <bit>
+#include <stdexcept>
+#include <string>
+
+#include "regrow/shard.hpp"
+#include "shard_runs.hpp"
+
+namespace regrow {
+namespace {
+
+bool bit_at(const uint64_t* words, uint64_t index) {
+  return __atomic_load_n(words + index / 64, __ATOMIC_RELAXED) >> (index % 64) & 1;
+}
+
+// Returns whether the bit was set before.
+bool set_bit(uint64_t* words, uint64_t index) {
+  const uint64_t bit = uint64_t{1} << (index % 64);
+  return __atomic_fetch_or(words + index / 64, bit, __ATOMIC_RELAXED) & bit;
+}
+
+}  // namespace
+
+void Shard::know_touched(size_t group, size_t table, std::span<const uint64_t> words) {
+  const uint32_t member = checked_member(table, group);
+  Table& found = tables_[table];
+  if (words.size() != found.parity->words)
+    throw std::invalid_argument("the bits of " + std::to_string(found.blocks) + " blocks are " +
+                                std::to_string(found.parity->words) + " words, not " + std::to_string(words.size()));
+  if (found.blocks % 64 && words.back() >> (found.blocks % 64))
+    throw std::invalid_argument("there are bits beyond the last of " + std::to_string(found.blocks) + " blocks");
+  if (!found.recovery) return;  // every row is there already
+  Recovery& recovery = *found.recovery;
+  for (uint32_t block = 0; block < found.blocks; ++block) {
+    const uint32_t slot = block * found.k() + member;
+    if (!recovery.absent(slot)) continue;
+    const bool was_blank = bit_at(recovery.known, slot) && !bit_at(found.records.touched, slot);
+    const bool is_blank = !bit_at(words.data(), block);
+    recovery.blank += is_blank - was_blank;
+    recovery.missing -= is_blank - was_blank;
+    recovery.known[slot / 64] |= uint64_t{1} << (slot % 64);
+    if (is_blank)
+      found.records.touched[slot / 64] &= ~(uint64_t{1} << (slot % 64));
+    else
+      found.records.touched[slot / 64] |= uint64_t{1} << (slot % 64);
+  }
+  recovery.fill_next = 0;
+}
+
+RowNames Shard::prepare(std::span<const int32_t> counts, std::span<const uint32_t> slots) {
+  check_counts(counts, slots);
+  check_ranges(counts, slots);
+  RowNames missing;
+  missing.counts.assign(counts.size(), 0);
+  const uint32_t* slot = slots.data();
+  for (size_t t = 0; recovering_ && t < counts.size(); slot += counts[t], ++t) {
+    Table& table = tables_[t];
+    for (int32_t i = 0; table.recovery && i < counts[t]; ++i) {
+      if (!table.recovery->absent(slot[i])) continue;
+      if (bit_at(table.recovery->known, slot[i]) && !table.touched(slot[i])) {
+        write_initial(table, slot[i], table.records.base + slot[i] * table.records.stride);
+        set_bit(table.recovery->present, slot[i]);
+        --table.recovery->blank;
+      } else {
+        missing.slots.push_back(slot[i]);
+        ++missing.counts[t];
+      }
+    }
+  }
+  end_recovery();
+  return missing;
+}
+
+size_t Shard::put(std::span<const int32_t> counts, std::span<const uint32_t> slots,
+                  std::span<const float> relatives) {
+  check_call(counts, slots, relatives.size(), Width::record);
+  if (!recovering_) return 0;
+  std::vector<std::atomic<size_t>> rows(tables_.size());
+  for_runs(counts, slots, Width::record, [&](const Run& run) {
+    const Table& table = run.table;
+    if (!table.recovery) return;
+    const size_t stride = table.records.stride;
+    size_t written = 0;
+    for (size_t i = 0; i < run.count; ++i) {
+      const uint32_t slot = run.slots[i];
+      if (!bit_at(table.recovery->known, slot) || !table.touched(slot)) continue;
+      if (bit_at(table.recovery->present, slot) || set_bit(table.recovery->present, slot)) continue;
+      write_relative(table, slot, relatives.data() + run.float_begin + i * stride, table.records.base + slot * stride);
+      ++written;
+    }
+    rows[static_cast<size_t>(&table - tables_.data())].fetch_add(written, std::memory_order_relaxed);
+  });
+  size_t all = 0;
+  for (size_t t = 0; t < tables_.size(); ++t) {
+    const size_t written = rows[t].load(std::memory_order_relaxed);
+    if (written) tables_[t].recovery->missing -= written;
+    all += written;
+  }
+  end_recovery();
+  return all;
+}
+
+size_t Shard::fill(int64_t rows_max) {
+  if (rows_max < 1) throw std::invalid_argument("rows_max must be at least 1, not " + std::to_string(rows_max));
+  RowNames blank;
+  blank.counts.assign(tables_.size(), 0);
+  const auto limit = static_cast<size_t>(std::min<int64_t>(rows_max, INT32_MAX));
+  for (size_t t = 0; t < tables_.size(); ++t) {
+    Table& table = tables_[t];
+    if (!table.recovery || !table.recovery->blank) continue;
+    Recovery& recovery = *table.recovery;
+    const size_t before = blank.slots.size();
+    uint64_t slot = recovery.fill_next;
+    while (slot < table.slots && blank.slots.size() < limit) {
+      const uint64_t word = recovery.known[slot / 64] & ~table.records.touched[slot / 64] &
+                            ~recovery.present[slot / 64] & ~uint64_t{0} << (slot % 64);
+      if (word) {
+        slot = slot / 64 * 64 + static_cast<uint64_t>(std::countr_zero(word));
+        blank.slots.push_back(static_cast<uint32_t>(slot++));
+      } else {
+        slot = (slot / 64 + 1) * 64;
+      }
+    }
+    recovery.fill_next = static_cast<uint32_t>(std::min<uint64_t>(slot, table.slots));
+    blank.counts[t] = static_cast<int32_t>(blank.slots.size() - before);
+    recovery.blank -= blank.slots.size() - before;
+  }
+  for_runs(blank.counts, blank.slots, Width::record, [&](const Run& run) {
+    for (size_t i = 0; i < run.count; ++i) {
+      write_initial(run.table, run.slots[i], run.table.records.base + run.slots[i] * run.table.records.stride);
+      set_bit(run.table.recovery->present, run.slots[i]);
+    }
+  });
+  end_recovery();
+  return blank.slots.size();
+}
+
+// Once every row is there, a recovered shard is like any other.
+void Shard::end_recovery() {
+  if (!recovering_ || missing_rows() || blank_rows()) return;
+  recovering_ = false;
+  for (Table& table : tables_) {
+    table.recovery.reset();
+    table.arena.advise(pages());
+    if (table.parity) table.parity->arena.advise(pages());
+  }
+}
+
+size_t Shard::missing_rows() const {
+  size_t rows = 0;
+  for (const Table& table : tables_) rows += table.recovery ? table.recovery->missing : 0;
+  return rows;
+}
+
+size_t Shard::blank_rows() const {
+  size_t rows = 0;
+  for (const Table& table : tables_) rows += table.recovery ? table.recovery->blank : 0;
+  return rows;
+}
+
+}  // namespace regrow

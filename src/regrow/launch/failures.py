@@ -1,0 +1,199 @@
+"""Failures of a run and how they were survived: when a process died, when somebody knew, when training moved again,
+when every row was back, and what that cost.
+
+Times are readings of the launcher's clock; what is kept of them are seconds from the death. Pure bookkeeping.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+BEFORE_SECONDS = 5.0  # throughput before a failure: shorter is noise, longer reaches back to the last one
+DURING_SECONDS_MIN = 1.0  # a recovery shorter than this is too short to measure a throughput in
+SILENCE_SECONDS = 0.25  # a worker that says nothing for longer stands still; well above the time between reports
+HISTORY_SECONDS = 0.02  # reports closer than this are one
+HISTORY_LENGTH_MAX = 1 << 15
+RECOVERY_COUNTS = ("rows", "rows_back", "rows_missing", "rows_total", "bytes", "faults")
+
+
+class History:
+    """How many samples had been trained at which time."""
+
+    def __init__(self) -> None:
+        self._points: deque[tuple[float, int]] = deque(maxlen=HISTORY_LENGTH_MAX)
+
+    def add(self, now: float, samples: int) -> None:
+        if len(self._points) > 1 and now - self._points[-2][0] < HISTORY_SECONDS:
+            self._points.pop()
+        self._points.append((now, samples))
+
+    def samples_per_s(self, begin: float, end: float) -> float | None:
+        """Mean over a span of time, as far as it is known; None where there is nothing to compare."""
+        if not self._points:
+            return None
+        begin, end = max(begin, self._points[0][0]), min(end, self._points[-1][0])
+        return (self._at(end) - self._at(begin)) / (end - begin) if end - begin > HISTORY_SECONDS else None
+
+    def _at(self, time: float) -> float:
+        """Between two reports, as if samples came evenly."""
+        after_at, after = self._points[-1]
+        for at, samples in reversed(self._points):
+            if at <= time:
+                share = (time - at) / (after_at - at) if after_at > at else 0.0
+                return samples + (after - samples) * min(1.0, share)
+            after_at, after = at, samples
+        return after
+
+
+@dataclass(slots=True, kw_only=True)
+class Failure:
+    """One death: down -> replaced (the successor is there) -> resumed (a step was made) -> recovered."""
+
+    role: str
+    id: int
+    incarnation: int  # of the one that died
+    step: int
+    reason: str
+    at: float  # the death; of a process nobody here killed: when it was noticed
+    detected_at: float
+    replaced_at: float | None = None
+    resumed_at: float | None = None
+    recovered_at: float | None = None
+    stall_seconds: float = 0.0  # the longest any worker was silent meanwhile
+    counts: dict[str, int] = field(default_factory=dict)
+    throughput_before: float | None = None
+    throughput_during: float | None = None
+    settled: bool = False  # nothing changes any more
+
+    @property
+    def name(self) -> str:
+        return "the coordinator" if self.role == "coordinator" else f"{self.role[0].upper()}{self.id}"
+
+    @property
+    def is_over(self) -> bool:
+        return self.resumed_at is not None and self.recovered_at is not None
+
+    @property
+    def ratio(self) -> float | None:
+        if self.throughput_before and self.throughput_during is not None:
+            return self.throughput_during / self.throughput_before
+        return None
+
+    @property
+    def rows_total(self) -> int:
+        return self.counts.get("rows_total", 0) or self.counts.get("rows", 0)
+
+    @property
+    def rows_back(self) -> int:
+        """Rows that are there again; once recovered, all."""
+        return self.rows_total if self.recovered_at is not None else self.counts.get("rows_back", 0)
+
+    def since(self, time: float | None) -> float | None:
+        return None if time is None else round(time - self.at, 4)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "role": self.role,
+            "id": self.id,
+            "incarnation": self.incarnation,
+            "step": self.step,
+            "reason": self.reason,
+            "detected_s": self.since(self.detected_at),
+            "replaced_s": self.since(self.replaced_at),
+            "resumed_s": self.since(self.resumed_at),
+            "recovered_s": self.since(self.recovered_at),
+            "stall_s": round(self.stall_seconds, 4),
+            "rows": self.rows_total,
+            "bytes": self.counts.get("bytes", 0),
+            "faults": self.counts.get("faults", 0),
+            "throughput_before": _rounded(self.throughput_before, 1),
+            "throughput_during": _rounded(self.throughput_during, 1),
+            "ratio": _rounded(self.ratio, 4),
+        }
+
+
+class Failures:
+    """All failures of a run, oldest first."""
+
+    def __init__(self) -> None:
+        self.all: list[Failure] = []
+        self.history = History()
+        self._reported_at: dict[int, float] = {}  # by worker
+
+    @property
+    def open(self) -> list[Failure]:
+        return [failure for failure in self.all if not failure.settled]
+
+    def died(self, role: str, id: int, *, incarnation: int, step: int, reason: str, at: float, now: float) -> Failure:
+        for earlier in self.open:
+            # Its successor died before it was through: what is missing now is the new one's to bring back.
+            if (earlier.role, earlier.id) == (role, id):
+                self._settle(earlier, now)
+        failure = Failure(
+            role=role, id=id, incarnation=incarnation, step=step, reason=reason, at=at, detected_at=now
+        )
+        failure.throughput_before = self.history.samples_per_s(at - BEFORE_SECONDS, at)
+        self.all.append(failure)
+        return failure
+
+    def heard(self, role: str, id: int, kind: str, event: dict[str, Any], now: float) -> None:
+        """News of a process that may be a successor."""
+        for failure in self.open:
+            if (failure.role, failure.id) != (role, id):
+                continue
+            if kind in ("listening", "planned", "ready") and failure.replaced_at is None:
+                failure.replaced_at = now
+            if kind == "server" and event.get("recovering") is False:
+                # It has nothing to bring back, or the news of its recovery has been lost with a coordinator.
+                failure.recovered_at = failure.recovered_at or now
+            if role == "server" and kind in ("recovery", "recovered"):
+                for name in RECOVERY_COUNTS:
+                    if name in event:
+                        failure.counts[name] = int(event[name])
+                if kind == "recovered":
+                    failure.recovered_at = failure.recovered_at or now
+
+    def stepped(self, worker: int, samples: int, now: float) -> None:
+        """A worker has made a step."""
+        self.history.add(now, samples)
+        silent_since = self._reported_at.get(worker)
+        self._reported_at[worker] = now
+        for failure in self.open:
+            own = failure.role == "worker"
+            if failure.replaced_at is not None and failure.resumed_at is None and (not own or failure.id == worker):
+                failure.resumed_at = now
+                failure.recovered_at = failure.recovered_at if failure.role == "server" else now
+            over_at = failure.recovered_at or now
+            if silent_since is None or silent_since > over_at or (own and failure.id != worker):
+                continue
+            silence = now - max(silent_since, failure.at)
+            if failure.resumed_at is not None and silence > max(failure.stall_seconds, SILENCE_SECONDS):
+                # That step was made from rows pulled ahead; only then it missed the dead.
+                failure.resumed_at = now
+            failure.stall_seconds = max(failure.stall_seconds, silence)
+
+    def tick(self, now: float) -> None:
+        """Measures what can be measured by now."""
+        for failure in self.open:
+            if failure.is_over and now >= self._during_end(failure):
+                self._settle(failure, now)
+
+    def finish(self, now: float) -> None:
+        for failure in self.open:
+            self._settle(failure, now)
+
+    def _settle(self, failure: Failure, now: float) -> None:
+        failure.settled = True
+        if failure.resumed_at is not None:
+            end = self._during_end(failure) if failure.is_over else now
+            failure.throughput_during = self.history.samples_per_s(failure.resumed_at, min(now, end))
+
+    def _during_end(self, failure: Failure) -> float:
+        assert failure.resumed_at is not None
+        return max(failure.recovered_at or 0.0, failure.resumed_at + DURING_SECONDS_MIN)
+
+
+def _rounded(value: float | None, digits: int) -> float | None:
+    return None if value is None else round(value, digits)

@@ -1,0 +1,372 @@
+"""What must hold, checked as a run goes (the numbers are those of docs/protocol.md).
+
+    I1   parity = code of what its members published, as far as this holder has come with each (I1b)
+    I2   what a server reported durable is in every complete holder
+    I3   a push is in a row never twice, and at the end exactly once (pulls are checked by the workers)
+    I4   flushes of a group count up by one; nothing from an old incarnation changes anything
+    I5   a decoded row contains a push if and only if the holder's marks cover it (I3b)
+    I7   synchronous pulls equal the reference, at the pull      I8  when faults stop, everything ends
+    I9   queues stay bounded                                     I10 a run is a function of its tape
+    A1   all living holders tell a replacement the same flush    A2  not older than what they acknowledged
+
+What a group of rows must be follows from its marks alone: the pushes up to them, and no others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from regrow.core.coding import coefficient, product
+from regrow.core.effects import Delivered
+from regrow.core.link import Identity
+from regrow.core.messages import (
+    Durable,
+    Flush,
+    FlushAck,
+    FlushCommit,
+    Have,
+    Message,
+    Opened,
+    Pushed,
+    Restored,
+    Rows,
+    Snap,
+    StreamEnd,
+    Tail,
+    View,
+)
+from regrow.sim import machines
+from regrow.sim.net import short
+
+if TYPE_CHECKING:
+    from regrow.sim.world import Node, World
+
+U8 = np.ndarray[Any, np.dtype[np.uint8]]
+_TABLES: dict[int, U8] = {}
+
+KEPT_BYTES_MAX = 1 << 20  # of one link; a world's whole tables are smaller
+TAIL_MAX = 64
+
+
+def times(factor: int, data: U8) -> U8:
+    """Bytes times a coefficient, slowly made and quickly looked up."""
+    if factor == 1:
+        return data
+    table = _TABLES.get(factor)
+    if table is None:
+        table = _TABLES[factor] = np.array([product(factor, byte) for byte in range(256)], np.uint8)
+    found: U8 = table[data]
+    return found
+
+
+class Checker:
+    """Watches every message and every state that matters."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.job = world.job
+        self.sync = world.job.mode == "sync"
+        self.coded = world.job.protected and world.job.flush.commit != "none"
+        self.reported: dict[tuple[int, int], int] = {}  # (server, mark) -> the most that was reported durable
+        self.acked: dict[tuple[int, int, Identity], int] = {}  # (source, group, holder) -> flush acknowledged
+        self.haves: dict[tuple[Identity, int], tuple[int, tuple[int, ...]]] = {}
+        self._pieces: dict[tuple[int, int, int, tuple[int, ...]], tuple[U8, Any]] = {}
+        self._before: Any = None
+        self._sends: dict[type[Message], Callable[[Node, Identity, Any], None]] = {
+            View: self._on_view,
+            Restored: self._on_restored,
+            Have: self._on_have,
+            FlushAck: self._on_ack,
+            Flush: self._on_flush,
+            Snap: self._on_snap,
+            Rows: self._on_reply,
+            Pushed: self._on_reply,
+            Durable: self._on_reply,
+            Opened: self._on_reply,
+        }
+
+    def fail(self, invariant: str, text: str) -> None:
+        from regrow.sim.world import Violation
+
+        raise Violation(invariant, text)
+
+    # --- What rows must be ---
+
+    def piece(self, source: int, group: int, table: int, marks: tuple[int, ...]) -> tuple[U8, Any]:
+        """(relative records by block, touched by block) of a group's rows of one table, at these marks."""
+        known = self._pieces.get((source, group, table, marks))
+        if known is not None:
+            return known
+        world = self.world
+        member = world.groups.member(table, group)
+        assert member is not None
+        spec = self.job.tables[table]
+        blocks = machines.blocks(self.job, table)
+        size = 4 * world.reference.initial[table, 0].size
+        records = np.zeros((blocks, size), np.uint8)
+        touched = np.zeros(blocks, bool)
+        for block in range(blocks):
+            row = world.reference.places.row_at.get((source, table, block * spec.k + member))
+            if row is None:
+                continue
+            key = table, row
+            initial = world.reference.initial[key]
+            record = world.reference.record(key, marks)
+            records[block] = record.view(np.uint8) ^ initial.view(np.uint8)
+            touched[block] = any(step <= marks[0 if self.sync else w] for w, step in self.units(key))
+        self._pieces[source, group, table, marks] = records, touched
+        return records, touched
+
+    def units(self, key: tuple[int, int]) -> list[tuple[int, int]]:
+        """(worker, step) of every push that has this row."""
+        return self.world.reference.units[key]
+
+    # --- Messages as they leave ---
+
+    def on_send(self, node: Node, target: Identity, message: Message) -> None:
+        check = self._sends.get(type(message))
+        if check is not None:
+            check(node, target, message)
+
+    def _on_view(self, node: Node, target: Identity, view: View) -> None:
+        if not view.lost:
+            return
+        if not self.world.faults.beyond:
+            self.fail("loss", f"{short(node.identity)} says that rows are lost: {view.lost}")
+        if not self.world.lost:
+            self.world.probes.hit("data loss")
+        self.world.lost = view.lost
+
+    def _on_restored(self, node: Node, target: Identity, restored: Restored) -> None:
+        """I5 and I3b, at the moment of the decode."""
+        self.world.probes.hit("row restored")
+        if not self.coded:
+            return
+        start = offset = 0
+        for table, count in enumerate(restored.counts.tolist()):
+            slots = restored.slots[start : start + count].tolist()
+            start += count
+            k = self.job.tables[table].k
+            floats = machines.record_floats(node.machine, table)
+            for slot in slots:
+                record = restored.relatives[offset : offset + floats]
+                offset += floats
+                group = int(self.world.groups.of_member[table][slot % k])
+                marks = node.machine.holder.held[target.id, group].marks
+                expected = self.piece(target.id, group, table, marks)[0][slot // k]
+                if record.view(np.uint8).tobytes() == expected.tobytes():
+                    continue
+                row = self.world.reference.places.row_at[target.id, table, slot]
+                told = self.told((table, row), record)
+                wanted = self.told((table, row), expected.view(np.float32))
+                self.fail(
+                    "I5",
+                    f"{short(node.identity)} decodes row {row} of table {table} of {short(target)} as {told}, "
+                    f"not {wanted} (marks {marks})",
+                )
+
+    def told(self, key: tuple[int, int], relative: Any) -> str:
+        """A relative record, in words."""
+        initial = self.world.reference.initial[key]
+        record = (relative.view(np.uint32)[: initial.size] ^ initial.view(np.uint32)).view(np.float32)
+        return self.world.reference.told(key, record)
+
+    def _on_have(self, node: Node, target: Identity, have: Have) -> None:
+        known = self.haves.setdefault((target, have.group), (have.number, have.marks))
+        if known != (have.number, have.marks):
+            self.fail("A1", f"{short(target)} hears {known} and {have.number, have.marks} of group {have.group}")
+        acked = self.acked.get((target.id, have.group, node.identity), 0)
+        if have.number < acked:
+            self.fail("A2", f"{short(node.identity)} has flush {have.number}, but had acknowledged {acked}")
+        self._covers(target.id, have.group, node, have.marks)
+
+    def _on_ack(self, node: Node, target: Identity, ack: FlushAck) -> None:
+        if ack.staged:
+            self.world.probes.hit("staged flush")
+            return
+        key = target.id, ack.group, node.identity
+        self.acked[key] = max(ack.number, self.acked.get(key, 0))
+
+    def _on_flush(self, node: Node, target: Identity, flush: Flush) -> None:
+        self.world.probes.hit("flush" if flush.slots.size else "flush without rows")
+
+    def _on_snap(self, node: Node, target: Identity, snap: Snap) -> None:
+        if any(node.machine.store.pending_rows(g) for g in range(len(self.world.groups))):
+            self.world.probes.hit("snap while pending")
+
+    def _on_reply(self, node: Node, target: Identity, reply: Any) -> None:
+        """I2: what is reported durable is where it must be."""
+        if not self.coded or not reply.durable:
+            return
+        mark = 0 if self.sync else target.id
+        server = node.identity.id
+        if reply.durable <= self.reported.get((server, mark), 0):
+            return
+        self.reported[server, mark] = reply.durable
+        for group in range(len(self.world.groups)):
+            for holder in self.world.groups.holders(server, group):
+                other = self.world.node("server", holder)
+                held = machines.held(other.machine, server, group) if other is not None else None
+                if held is not None and held.ended and held.marks[mark] < reply.durable:
+                    self.fail(
+                        "I2",
+                        f"{short(node.identity)} reports {reply.durable} of mark {mark} durable, but S{holder} "
+                        f"has {held.marks} of group {group}",
+                    )
+
+    def _covers(self, source: int, group: int, node: Node, marks: tuple[int, ...]) -> None:
+        for mark, reached in enumerate(marks):
+            if reached < self.reported.get((source, mark), 0):
+                self.fail(
+                    "I2",
+                    f"{short(node.identity)} has {marks} of group {group} of S{source}, which reported "
+                    f"{self.reported[source, mark]} of mark {mark} durable",
+                )
+
+    # --- States around an event ---
+
+    def before(self, node: Node, event: Any) -> None:
+        self._before = None
+        if not isinstance(event, Delivered) or node.identity.role != "server" or not self.coded:
+            return
+        machine, message = node.machine, event.message
+        if event.source.role == "server" and machine.view is not None:
+            known = machine.view.servers[event.source.id].incarnation
+            if event.source.incarnation < known:
+                self._before = machines.fingerprint(machine)
+            elif event.source.incarnation > known:
+                self.world.probes.hit("late view")
+            elif isinstance(message, Flush | Tail | StreamEnd | FlushCommit):
+                source = message.source if isinstance(message, Tail) else event.source.id
+                held = machines.held(machine, source, message.group)
+                self._before = (held.number, held.ended) if held is not None else None
+                if isinstance(message, Flush) and machines.is_decoding(machine):
+                    self.world.probes.hit("flush during decode")
+
+    def after(self, node: Node, event: Any, effects: Any) -> None:
+        if not isinstance(event, Delivered) or node.identity.role != "server":
+            return
+        machine, message = node.machine, event.message
+        machines.probe(self.world.probes, machine, event, effects)
+        if self._before is None:
+            return
+        if not isinstance(message, Flush | Tail | StreamEnd | FlushCommit) or not isinstance(self._before[0], int):
+            if machines.fingerprint(machine) != self._before:
+                kind = type(message).__name__
+                self.fail("I4", f"{kind} of the old {short(event.source)} changes {short(node.identity)}")
+            return
+        source = message.source if isinstance(message, Tail) else event.source.id
+        held = machines.held(machine, source, message.group)
+        number, ended = self._before
+        rises = held.number - number
+        if ended and (rises < 0 or (rises > 1 and not isinstance(message, FlushCommit))):
+            self.fail("I4", f"{short(node.identity)} goes from flush {number} to {held.number} of S{source}")
+        if isinstance(message, StreamEnd) and held.ended and not ended:
+            self._covers(source, message.group, node, held.marks)
+        if held.ended and (held.number, held.ended) != self._before:
+            self.check_parity(node, source, message.group)
+
+    def check_parity(self, node: Node, source: int, group: int) -> None:
+        """I1b: the stripes of a group of a source, at one of its holders."""
+        world, machine = self.world, node.machine
+        for table, spec in enumerate(self.job.tables):
+            if world.groups.member(table, group) is None:
+                continue
+            q = world.groups.holders(source, group).index(node.identity.id)
+            expected: U8 | None = None
+            for member in range(spec.k):
+                other = world.groups.member_server(table, node.identity.id, q, member)
+                g = int(world.groups.of_member[table][member])
+                held = machine.holder.held[other, g]
+                if not held.ended:
+                    break
+                records, touched = self.piece(other, g, table, held.marks)
+                known = machines.touched(machine, table, q, member)
+                if (touched & ~known[: touched.size]).any():
+                    self.fail("I5", f"{short(node.identity)} takes touched rows of S{other} for untouched")
+                part = times(coefficient(q, member, spec.r), records)
+                expected = part if expected is None else expected ^ part
+            else:
+                assert expected is not None
+                found = machines.parity(machine, table, q, len(expected))
+                if found.tobytes() != expected.tobytes():
+                    self._explain(node, source, group, table, found, expected)
+
+    def _explain(self, node: Node, source: int, group: int, table: int, found: U8, expected: U8) -> None:
+        bad = np.flatnonzero((found != expected).any(axis=1)).tolist()
+        member = self.world.groups.member(table, group)
+        assert member is not None
+        rows = []
+        for block in bad:
+            slot = block * self.job.tables[table].k + member
+            row = self.world.reference.places.row_at.get((source, table, slot))
+            rows.append(f"row {row} of S{source} (block {block})")
+        held = node.machine.holder.held[source, group]
+        self.fail(
+            "I1",
+            f"the parity at {short(node.identity)} of table {table}, group {group} is wrong after flush {held.number} "
+            f"(marks {held.marks}): {', '.join(rows)}",
+        )
+
+    # --- Now and then, and at the end ---
+
+    def often(self) -> None:
+        """I9, at every tick."""
+        world = self.world
+        window = world.scenario.window_pushes
+        for node in world.nodes.values():
+            if node.program is not None:
+                redo = machines.redo_pushes(node.machine)
+                if redo > max(window, 2):
+                    self.fail("I9", f"{short(node.identity)} keeps {redo} pushes, the window is {window}")
+                if node.program.window_full and node.program.has_rows:
+                    world.probes.hit("window full")
+            elif node.identity.role == "server" and node.machine.view is not None:
+                if reason := machines.unbounded_reason(node.machine, tail_max=TAIL_MAX):
+                    self.fail("I9", f"{short(node.identity)} {reason}")
+        if (kept := world.network.kept_bytes_max()) > KEPT_BYTES_MAX:
+            self.fail("I9", f"a link keeps {kept} bytes")
+
+    def on_start(self, node: Node) -> None:
+        pass
+
+    def on_end(self, node: Node) -> None:
+        pass
+
+    def at_end(self) -> None:
+        """Every row is what it must be, every parity the code of it, and nothing is left over."""
+        world = self.world
+        if world.lost:
+            return
+        final = world.reference.marks_final
+        for key, (server, slot) in world.reference.places.of_row.items():
+            machine = self._server(server)
+            record = np.empty(machine.store.record_floats(key[0]), np.float32)
+            machine.store.read_records(key[0], slot, 1, record)
+            if problem := world.reference.record_problem(key, record, final):
+                self.fail("I3", f"in the end row {key[1]} of table {key[0]} on S{server} {problem}")
+        if not self.coded:
+            return
+        for server in range(self.job.servers):
+            node = world.node("server", server)
+            assert node is not None
+            for (source, group), held in node.machine.holder.held.items():
+                if not held.ended or held.marks != final:
+                    self.fail("I8", f"S{server} ends with {held.marks} of group {group} of S{source}")
+                number = self._server(source).publisher.groups[group].number
+                if held.number != number:
+                    self.fail("I8", f"S{server} ends with flush {held.number} of {number} of group {group} of S{source}")
+                self.check_parity(node, source, group)
+        for worker in range(self.job.workers):
+            if left := machines.redo_pushes(world.worker(worker).machine):
+                self.fail("I8", f"W{worker} still keeps {left} pushes")
+
+    def _server(self, server: int) -> Any:
+        node = self.world.node("server", server)
+        assert node is not None
+        return node.machine
+
+

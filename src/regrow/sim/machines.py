@@ -1,0 +1,178 @@
+"""How the simulator makes the real machines and looks inside them: the one file that changes when they do."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from regrow.core import parity as parity_module
+from regrow.core import publish as publish_module
+from regrow.core.coordinator import Coordinator
+from regrow.core.effects import Send
+from regrow.core.job import JobSpec
+from regrow.core.layout import Layout
+from regrow.core.link import Identity
+from regrow.core.messages import Fault, FlushCommit, Pull, Push, Stream, Syndrome, Tail
+from regrow.core.shard import ShardServer
+from regrow.sim.probes import Probes
+from regrow.store.memory import MemoryStore
+
+REPLY_BYTES_MAX = 1 << 20
+
+
+def make_server(identity: Identity) -> ShardServer:
+    return ShardServer(
+        identity=identity,
+        build_store=MemoryStore,
+        reply_bytes_max=REPLY_BYTES_MAX,
+        address=f"sim:{identity.id}.{identity.incarnation}",
+    )
+
+
+def make_coordinator(identity: Identity, job: JobSpec) -> Coordinator:
+    return Coordinator(servers=job.servers, term=identity.incarnation)
+
+
+@contextlib.contextmanager
+def small_batches(size: int) -> Iterator[None]:
+    """Streams and sweeps of a few bytes at a time, so that much can happen between two of them."""
+    saved = publish_module.STREAM_BYTES, parity_module.SWEEP_BYTES
+    publish_module.STREAM_BYTES = parity_module.SWEEP_BYTES = size
+    try:
+        yield
+    finally:
+        publish_module.STREAM_BYTES, parity_module.SWEEP_BYTES = saved
+
+
+def blocks(job: JobSpec, table: int) -> int:
+    spec = job.tables[table]
+    layout = Layout(servers=job.servers, k=spec.k, r=spec.r, groups=job.groups)
+    return layout.slots_per_server(spec.rows) // spec.k
+
+
+# --- Servers ---
+
+
+def is_recovered(server: Any) -> bool:
+    return bool(server.recovered)
+
+
+def held(server: Any, source: int, group: int) -> Any:
+    """How far a holder has come with a group of a source, or None."""
+    return server.holder.held.get((source, group)) if server.view is not None else None
+
+
+def is_decoding(server: Any) -> bool:
+    return bool(server.holder._batches)
+
+
+def record_floats(server: Any, table: int) -> int:
+    return int(server.store.record_floats(table))
+
+
+def touched(server: Any, table: int, q: int, member: int) -> Any:
+    words = server.store.parity_members(table, q, member)
+    return np.unpackbits(words.view(np.uint8), bitorder="little").view(bool)
+
+
+def parity(server: Any, table: int, q: int, count: int) -> Any:
+    """All parities q of a table at this server, as bytes by block."""
+    out = np.empty(count * server.store.record_floats(table), np.float32)
+    server.store.parity_read(table, q, np.arange(count, dtype=np.uint32), out)
+    return out.view(np.uint8).reshape(count, -1)
+
+
+def fingerprint(server: Any) -> tuple[Any, ...]:
+    """All that a message of an old incarnation might change."""
+    holder = [(key, state.number, state.marks, state.ended) for key, state in server.holder.held.items()]
+    source = [(group.number, group.flushed, tuple(group.acked.items())) for group in server.publisher.groups]
+    stores = []
+    for table, spec in enumerate(server.view.job.tables):
+        for q in range(spec.r):
+            stores.append(parity(server, table, q, server.store.blocks(table)).tobytes())
+    missing = server.store.missing_rows()
+    return holder, source, stores, missing, [list(marks) for marks in server.publisher.applied]
+
+
+def unsettled_reason(server: Any) -> str:
+    """Why a server is not at rest."""
+    if server.view is None:
+        return "has no view"
+    if not server.recovered:
+        ended = sum(state.ended for state in server.holder.held.values())
+        active = server.rebuild is not None and server.rebuild.active
+        missing = server.store.missing_rows()
+        return f"is recovering: active {active}, {missing} rows missing, {ended} of {len(server.holder.held)} streams"
+    if server.rebuild is not None:
+        return "is filling in"
+    if any(member.recovering for member in server.view.servers):
+        return "knows of a recovery"
+    if not server.publisher.protected:
+        return ""
+    for index, group in enumerate(server.publisher.groups):
+        if group.streams:
+            return f"streams group {index}"
+        if tuple(server.publisher.applied[index]) != group.flushed or server.store.pending_rows(index):
+            return f"has not flushed group {index}"
+        if group.acked and min(group.acked.values()) < group.number:
+            return f"waits for acknowledgements of group {index}: {group.acked} of {group.number}"
+    for name in ("_early", "_ahead", "_queued", "_pushes", "_parked", "_staged", "_step_pulls", "_unprepared"):
+        if getattr(server, name):
+            return f"holds {name}"
+    return "decodes" if server.holder.sweeping or server.holder._early else ""
+
+
+def unbounded_reason(server: Any, *, tail_max: int) -> str:
+    """A queue that is longer than it may be."""
+    if len(server._staged) > 2:
+        return f"has staged the steps {sorted(server._staged)}"
+    for (source, group), state in server.holder.held.items():
+        if len(state.tail) > tail_max:
+            return f"keeps {len(state.tail)} flushes of group {group} of S{source}"
+    for index, group in enumerate(server.publisher.groups):
+        if len(group.history) > 2 + group.number - min(group.acked.values(), default=group.number):
+            return f"remembers the marks of {len(group.history)} flushes of group {index}"
+    return ""
+
+
+def probe(probes: Probes, server: Any, event: Any, effects: list[Any]) -> None:
+    """Counts the rare paths that messages show."""
+    message = event.message
+    if isinstance(message, Fault):
+        probes.hit("fault")
+    elif isinstance(message, Stream):
+        probes.hit("stream")
+    elif isinstance(message, Tail):
+        probes.hit("tail")
+    elif isinstance(message, Syndrome):
+        probes.hit("syndrome")
+    elif isinstance(message, FlushCommit):
+        probes.hit("staged flush")
+    elif isinstance(message, Push | Pull) and server.view is not None and server.rebuild is not None:
+        if any(isinstance(effect, Send) and isinstance(effect.message, Fault) for effect in effects):
+            probes.hit("push waits for rows" if isinstance(message, Push) else "pull waits for rows")
+
+
+# --- The coordinator and sessions ---
+
+
+def recovering(coordinator: Any) -> set[int]:
+    """Servers that the coordinator does not count on."""
+    down = set(coordinator.dead)
+    if coordinator.view is None:
+        return down
+    return down | {member.id for member in coordinator._members.values() if member.recovering}
+
+
+def unsettled_view_reason(coordinator: Any) -> str:
+    if coordinator.view is None:
+        return "has no view"
+    away = recovering(coordinator)
+    return f"waits for {sorted(away)}" if away else ""
+
+
+def redo_pushes(session: Any) -> int:
+    return len(session._redo)

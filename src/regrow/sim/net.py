@@ -1,0 +1,193 @@
+"""Channels between nodes: the real numbering of `core.link`, without sockets.
+
+A **wire** carries one direction of a connection: frames and, last, the news that it broke. What was on a wire when it was
+reset is gone, and the links at both ends send it again on the next connection. FIFO within a wire; which wire
+delivers next is the scheduler's choice, by `due`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterable
+
+from regrow.core.framing import Stamp
+from regrow.core.link import Identity, Link
+from regrow.core.messages import Message
+
+COORDINATOR = "coordinator"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Item:
+    """Something on a wire. `kind`: frame, opened (the other end accepted us), lost."""
+
+    due: int
+    kind: str
+    stamp: Stamp | None = None
+    message: Message | None = None
+    checksum: int = 0
+    reason: str = ""
+
+
+class Wire:
+    """What is on its way from one identity to another."""
+
+    __slots__ = ("items", "source", "target")
+
+    def __init__(self, source: Identity, target: Identity) -> None:
+        self.source = source
+        self.target = target
+        self.items: deque[Item] = deque()
+
+
+class Network:
+    """All links of a world. Knows nothing of machines: it says what arrives, the world hands it over."""
+
+    def __init__(self, delay: Callable[[Identity, Message], int]) -> None:
+        self.order = 0  # events so far; the scheduler counts it up
+        self.links: dict[tuple[Identity, Identity], Link] = {}  # (local, peer): one end
+        self.open: set[tuple[Identity, Identity]] = set()  # ends that may put frames on their wire; membership only
+        self.wires: dict[tuple[Identity, Identity], Wire] = {}
+        self.dials: dict[tuple[Identity, Identity | str], int] = {}  # (who, whom) -> due
+        self.forgotten: set[tuple[Identity, Identity]] = set()  # (who, whom)
+        self.checksums: dict[int, int] = {}  # by the message's id() while it is kept
+        self.resent = 0
+        self._delay = delay
+
+    # --- Sending ---
+
+    def send(self, source: Identity, target: Identity, message: Message) -> None:
+        """Queues a message until there is a connection."""
+        if (source, target) in self.forgotten:
+            return
+        link = self.links.get((source, target))
+        if link is None:
+            link = self.links[source, target] = Link(local=source, peer=target)
+        stamp = link.send(message)
+        if (source, target) in self.open:
+            self._put(source, target, stamp, message)
+
+    def _put(self, source: Identity, target: Identity, stamp: Stamp, message: Message) -> None:
+        item = Item(self.order + self._delay(target, message), "frame", stamp, message, checksum(message))
+        self._wire(source, target).items.append(item)
+
+    def _wire(self, source: Identity, target: Identity) -> Wire:
+        wire = self.wires.get((source, target))
+        if wire is None:
+            wire = self.wires[source, target] = Wire(source, target)
+        return wire
+
+    # --- Connections ---
+
+    def dial(self, who: Identity, whom: Identity | str) -> None:
+        """Keeps trying until it is connected or forgotten."""
+        if isinstance(whom, Identity) and ((who, whom) in self.forgotten or (who, whom) in self.wires):
+            return
+        self.dials.setdefault((who, whom), self.order)
+
+    def connect(self, who: Identity, whom: Identity) -> None:
+        """The handshake: `whom` can send at once, `who` when the answer has come."""
+        assert (who, whom) not in self.wires
+        self._wire(who, whom)
+        wire = self._wire(whom, who)
+        wire.items.append(Item(self.order, "opened"))
+        self._resume(whom, who)
+
+    def opened(self, who: Identity, whom: Identity) -> None:
+        """The answer has come. Whoever gave it may be gone already."""
+        if (who, whom) in self.wires:
+            self._resume(who, whom)
+
+    def _resume(self, local: Identity, peer: Identity) -> None:
+        link = self.links.get((local, peer))
+        if link is None:
+            link = self.links[local, peer] = Link(local=local, peer=peer)
+        far = self.links.get((peer, local))
+        kept = link.resume(far.received if far is not None else 0)
+        if link.acknowledged:
+            self.resent += len(kept)
+        self.open.add((local, peer))
+        for stamp, message in kept:
+            self._put(local, peer, stamp, message)
+
+    def accept(self, wire: Wire, item: Item) -> bool:
+        """Whether a frame that arrives is to be delivered."""
+        link = self.links[wire.target, wire.source]
+        assert item.stamp is not None
+        taken = link.accept(item.stamp, 64)
+        if link.acknowledgement_due and (wire.target, wire.source) in self.open:
+            back = self._wire(wire.target, wire.source)
+            back.items.append(Item(self.order, "ack", link.acknowledgement()))
+        return taken
+
+    def reset(self, one: Identity, other: Identity, keep: int) -> None:
+        """A connection breaks: `keep` items of each wire still arrive, the rest is lost."""
+        for source, target in ((one, other), (other, one)):
+            wire = self._wire(source, target)
+            while len(wire.items) > keep:
+                wire.items.pop()
+            wire.items.append(Item(self.order, "lost", reason="the connection was reset"))
+            self.open.discard((source, target))
+
+    def lost(self, wire: Wire) -> bool:
+        """The end of a wire was reached; True when the other direction has ended too: both may connect again."""
+        del self.wires[wire.source, wire.target]
+        self.open.discard((wire.target, wire.source))
+        return (wire.target, wire.source) not in self.wires
+
+    def forget(self, who: Identity, whom: Identity) -> list[Message]:
+        """Never again. Returns what was still on its way from `whom`."""
+        self.forgotten.add((who, whom))
+        self.dials.pop((who, whom), None)
+        self.links.pop((who, whom), None)
+        self.open.discard((who, whom))
+        late = self.wires.pop((whom, who), None)
+        self.open.discard((whom, who))
+        if (who, whom) in self.wires:
+            self.wires[who, whom].items.append(Item(self.order, "lost", reason="closed by the other end"))
+        items = late.items if late is not None else ()
+        return [item.message for item in items if item.message is not None]
+
+    def crashed(self, node: Identity, keeps: Callable[[int], int]) -> list[Identity]:
+        """A process ends: a part of what it sent still arrives, nothing reaches it. Returns who hears of it."""
+        told = []
+        for (source, target), wire in list(self.wires.items()):
+            if target == node:
+                del self.wires[source, target]
+            elif source == node:
+                if any(item.kind == "lost" for item in wire.items):
+                    continue
+                keep = keeps(len(wire.items))
+                while len(wire.items) > keep:
+                    wire.items.pop()
+                wire.items.append(Item(self.order, "lost", reason="the process ended"))
+                told.append(target)
+        self.links = {ends: link for ends, link in self.links.items() if ends[0] != node}
+        self.dials = {pair: due for pair, due in self.dials.items() if pair[0] != node}
+        self.open = {ends for ends in self.open if node not in ends}
+        return told
+
+    def kept_bytes_max(self) -> int:
+        return max((link.kept_bytes for link in self.links.values()), default=0)
+
+    def pairs(self) -> list[tuple[Identity, Identity]]:
+        """Connections that are open at both ends, each once, in order of age."""
+        return [(a, b) for a, b in self.wires if a < b and (a, b) in self.open and (b, a) in self.open]
+
+
+def checksum(message: Message) -> int:
+    """Of all arrays: what was sent must not change while it is on its way."""
+    value = message.KIND
+    for name in message.SECTION_FIELDS:
+        value = zlib.crc32(memoryview(getattr(message, name)).cast("B") if getattr(message, name).size else b"", value)
+    return value
+
+
+def short(identity: Identity) -> str:
+    return f"{identity}" if not identity.incarnation else f"{identity}'{identity.incarnation}"
+
+
+def told(items: Iterable[Identity]) -> str:
+    return " ".join(short(item) for item in items)

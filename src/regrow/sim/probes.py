@@ -1,0 +1,58 @@
+"""Counters of rare paths: a simulator that never gets somewhere proves nothing about it.
+
+`PROBES` names every path that the fixed seeds of the tests must reach, and says why it is interesting.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+PROBES = {
+    "crash server": "a server dies",
+    "crash worker": "a worker dies",
+    "crash coordinator": "the coordinator dies",
+    "crash replacement": "a server dies before it has recovered",
+    "crash between effects": "a node dies with half of its messages sent",
+    "two servers down": "two servers are not recovered at the same time",
+    "server and coordinator down": "a server dies while there is no coordinator",
+    "server and worker down": "a server dies while a worker is away",
+    "zombie sends": "a replaced server still runs and sends",
+    "zombie stops": "a replaced server learns of it and ends",
+    "worker zombie": "an old incarnation of a worker still pushes after its successor opened",
+    "silence": "a server is declared dead only because it is silent",
+    "pause survived": "a server was silent for a while, but not for too long",
+    "reset": "a connection between two living nodes breaks and resumes",
+    "frames resent": "frames that were lost with a connection are sent again",
+    "late view": "a server gets messages of a newer incarnation than its view knows",
+    "old frame": "a message of a replaced incarnation reaches a node that knows better",
+    "flush": "parity is updated",
+    "flush without rows": "a flush carries watermarks only",
+    "row restored": "a decoded row comes back",
+    "fault": "a row is asked for on demand",
+    "snap while pending": "a member answers with a published value that is not its current one",
+    "flush during decode": "a flush arrives at a holder that is decoding",
+    "stream": "rows stream to a new holder",
+    "stream delta": "rows change after they were streamed",
+    "push resent": "a worker sends undurable pushes to a replacement",
+    "push seen before": "a server skips a push that it has",
+    "push waits for rows": "a push arrives before its rows are back",
+    "pull waits for rows": "a pull arrives before its rows are back",
+    "window full": "a worker waits because too much is not durable yet",
+    "tail": "a holder gives another a flush that it lacks",
+    "syndrome": "two unknowns in a stripe are solved",
+    "undo": "a pull of a step that is already applied is answered with the rows before it",
+    "staged flush": "a flush waits for its commit",
+    "data loss": "the coordinator says that rows are gone",
+    "recovered": "a replacement has everything back",
+}
+
+
+class Probes:
+    """How often each was reached."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+
+    def hit(self, name: str) -> None:
+        assert name in PROBES, name
+        self.counts[name] += 1

@@ -1,0 +1,135 @@
+"""What a simulated run is about: the job, the workers' programme and how much may go wrong, all read from the tape.
+
+A **profile** narrows the choices to one subject (two servers at once, the coordinator, two-phase commit ...).
+Worlds are small, so that a schedule takes milliseconds, but every server has two or three rows with each
+of its holders: with one, some bugs cannot show.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+from regrow.core.job import Commit, FlushSpec, JobSpec, Mode, OptimizerKind, OptimizerSpec, TableSpec
+from regrow.sim.choices import Choices
+
+UNITS_PER_COLUMN = 11  # two bits for each push in the 23 bits that a float32 adds exactly, one above
+DIMS = (4, 3)
+EXACT_BOUND = float(1 << 23)  # initial weights with this bound are whole numbers
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """A subject. `weights` says which faults are usual."""
+
+    name: str
+    mode: Mode = "async"
+    r: tuple[int, ...] = (1,)
+    ks: tuple[tuple[int, int], ...] = ((1, 1), (2, 1), (2, 2), (3, 1), (4, 1))  # k of the two tables
+    commit: Commit = "exactly-once"
+    beyond: bool = False
+    weights: tuple[tuple[str, int], ...] = (
+        ("server", 6),
+        ("replacement", 4),
+        ("worker", 2),
+        ("coordinator", 1),
+        ("pause", 2),
+        ("reset", 2),
+        ("worker zombie", 1),
+    )
+
+
+MIXED = ((2, 1), (3, 1), (3, 2), (4, 1), (4, 2), (4, 3))
+PAIRED = (("pair", 3), ("server", 6), ("replacement", 4), ("worker", 2), ("coordinator", 1), ("pause", 2), ("reset", 1))
+LEADERLESS = (("coordinator", 6), ("server", 6), ("replacement", 3), ("worker", 2), ("pause", 2), ("reset", 2))
+
+PROFILES = {
+    profile.name: profile
+    for profile in (
+        Profile(name="async"),
+        Profile(name="sync", mode="sync"),
+        Profile(name="r2", r=(2,), ks=((1, 1), (2, 1), (2, 2), (3, 1)), weights=PAIRED),
+        Profile(name="sync-r2", mode="sync", r=(2,), ks=((1, 1), (2, 1), (2, 2), (3, 1)), weights=PAIRED),
+        Profile(name="mixed-k", r=(1, 1, 1, 2), ks=MIXED),
+        Profile(name="2pc", commit="2pc"),
+        Profile(name="coordinator", weights=LEADERLESS),
+        Profile(name="beyond", r=(1, 1, 2), beyond=True, weights=(("server", 4), ("replacement", 1), ("worker", 1))),
+    )
+}
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """One run before anything has happened."""
+
+    profile: Profile
+    job: JobSpec
+    steps: int
+    ahead: int  # pulls in advance (async)
+    window_pushes: int  # the redo window
+    rows_seed: int
+    faults_max: int
+    fault_rate: float
+    eager: float  # how often simply the oldest event is next
+    lanes: tuple[tuple[str, int, int], ...]  # (message kind, receiver or -1 for all servers, delay in events)
+
+
+LANES = ("View", "Stream", "StreamEnd", "Flush", "FlushAck", "SnapAsk", "Snap", "Have", "Restored", "Push", "Pull")
+LANES += ("Rows", "Tail", "Fault", "Pushed", "Recovered", "Open", "Opened", "Undo", "Syndrome", "SyndromeAsk")
+
+
+def make_scenario(profile: Profile, choices: Choices) -> Scenario:
+    """Reads the world off the beginning of the tape."""
+    r = profile.r[choices.pick(len(profile.r))]
+    ks = profile.ks[choices.pick(len(profile.ks))]
+    ring = max(ks) + r + choices.pick(3)
+    groups = 2 if ring == 3 and choices.flag(0.2) else 1
+    ring = max(3, min(ring, 7))
+    sync = profile.mode == "sync"
+    bound = choices.flag(0.5)
+    blocks = 2 + choices.pick(2)
+    holes = choices.pick(3)
+    kinds: tuple[OptimizerKind, ...] = ("sgd", "momentum", "adagrad", "adam")
+    tables = []
+    for t in range(2):
+        kind = kinds[choices.pick(4, dull=0.4)] if sync else "sgd"
+        optimizer = OptimizerSpec(kind=kind, learning_rate=0.05 if sync else 1.0)
+        init_bound = (0.5 if sync else EXACT_BOUND) if bound else 0.0
+        rows = max(1, ks[t] * ring * groups * blocks - holes * t)
+        # Tables of one job may have different numbers of parities too, but not fewer than the profile is about.
+        table = TableSpec(
+            name=f"t{t}", rows=rows, dim=DIMS[t], init_bound=init_bound, optimizer=optimizer, k=ks[t], r=r
+        )
+        tables.append(table)
+    workers = 1 + choices.pick(3)
+    flush = FlushSpec(
+        pushes=(2, 1, 3, 8)[choices.pick(4)],
+        bytes=(1 << 20, 64, 400)[choices.pick(3, dull=0.5)],
+        seconds=(0.05, 0.4)[choices.pick(2)],
+        commit=profile.commit,
+        sweep_bytes_per_s=(0, 2000, 60)[choices.pick(3, dull=0.5)],
+    )
+    job = JobSpec(
+        tables=tuple(tables), servers=ring * groups, workers=workers, mode=profile.mode, groups=groups, flush=flush
+    )
+    assert job.invalid_reason() is None, job.invalid_reason()
+    lane_count = choices.pick(4, dull=0.3)
+    lanes = tuple(
+        (LANES[choices.pick(len(LANES))], choices.pick(job.servers + 1) - 1, (30, 100, 300)[choices.pick(3)])
+        for _ in range(lane_count)
+    )
+    return Scenario(
+        profile=profile,
+        job=job,
+        steps=(4 if sync else 5) + choices.pick(3),
+        ahead=1 + choices.pick(2) if not sync else 1,
+        window_pushes=(8, 2, 4)[choices.pick(3)],
+        rows_seed=choices.pick(8),
+        faults_max=choices.pick(7, dull=0.05),
+        fault_rate=(0.004, 0.015, 0.04)[choices.pick(3)],
+        eager=(0.9, 0.6, 0.3, 0.0)[choices.pick(4)],
+        lanes=lanes,
+    )
+
+
+ProfileName = Literal["async", "sync", "r2", "sync-r2", "mixed-k", "2pc", "coordinator", "beyond"]

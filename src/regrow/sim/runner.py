@@ -1,0 +1,72 @@
+"""One run from a seed or a tape, and what came of it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from regrow.sim import machines
+from regrow.sim.choices import Choices, tape_from_text, tape_text
+from regrow.sim.probes import Probes
+from regrow.sim.profiles import PROFILES, make_scenario
+from regrow.sim.world import Violation, World
+
+BATCH_BYTES = 40  # of streams and sweeps: one or two rows at a time
+
+
+@dataclasses.dataclass(slots=True, kw_only=True)
+class Result:
+    """What came of one run."""
+
+    profile: str
+    tape: list[int]
+    invariant: str = ""  # the one that failed
+    text: str = ""
+    events: int = 0
+    digest: str = ""
+    crashes: dict[str, int] = dataclasses.field(default_factory=dict)
+    probes: Counter[str] = dataclasses.field(default_factory=Counter)
+
+    @property
+    def name(self) -> str:
+        """What `--replay` takes."""
+        return f"{self.profile}:{tape_text(self.tape)}"
+
+
+def run(
+    profile: str,
+    *,
+    seed: int | None = None,
+    tape: Sequence[int] = (),
+    note: Callable[[str, Any], None] | None = None,
+    watch: Callable[[World], None] | None = None,
+) -> Result:
+    """One schedule. `note` hears what happens, `watch` gets the world before it begins."""
+    choices = Choices(tape, seed=seed)
+    probes = Probes()
+    scenario = make_scenario(PROFILES[profile], choices)
+    result = Result(profile=profile, tape=choices.tape)
+    with machines.small_batches(BATCH_BYTES):
+        world = World(scenario, choices, probes=probes, note=note)
+        if watch is not None:
+            watch(world)
+        try:
+            world.run()
+        except Violation as violation:
+            result.invariant = violation.invariant
+            result.text = str(violation)
+    result.events = world.network.order
+    result.digest = world.digest.hexdigest()
+    result.crashes = dict(world.faults.crashes)
+    result.probes = probes.counts
+    return result
+
+
+def parse_replay(text: str) -> tuple[str, list[int]]:
+    """(profile, tape) of what `Result.name` gives. ValueError says what is wrong."""
+    profile, colon, tape = text.strip().partition(":")
+    if not colon or profile not in PROFILES:
+        raise ValueError(f"a replay begins with a profile and a colon ({', '.join(PROFILES)})")
+    return profile, tape_from_text(tape)

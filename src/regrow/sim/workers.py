@@ -1,0 +1,93 @@
+"""What a simulated worker does: pull, compute, push, as a trainer over a real client would, one act at a time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from regrow.core.session import Failed, PullAnswered, PullWanted, PushDurable, PushWanted, Session, SessionOpened
+from regrow.sim.profiles import Scenario
+from regrow.sim.reference import F32, Reference
+
+
+class Program:
+    """One incarnation of a worker. `act` returns the next wish for the session."""
+
+    def __init__(self, index: int, scenario: Scenario, reference: Reference) -> None:
+        self.index = index
+        self.session = Session()
+        self.opened = False
+        self.failed = ""
+        self.asked = 0
+        self.pushed = 0
+        self.durable = 0
+        self.since = 0  # when it last acted
+        self.rows: dict[int, F32] = {}
+        self.answered: dict[int, None] = {}
+        self._scenario = scenario
+        self._reference = reference
+        self._sync = scenario.job.mode == "sync"
+        # In sync mode one more pull commits the last step.
+        self._last_pull = scenario.steps + self._sync
+
+    @property
+    def done(self) -> bool:
+        if not self.opened or self.durable < self._scenario.steps:
+            return False
+        return not self._sync or self._last_pull in self.answered
+
+    @property
+    def may_pull(self) -> bool:
+        return self.asked < self._last_pull and self.asked < self.pushed + self._scenario.ahead
+
+    @property
+    def has_rows(self) -> bool:
+        return self.pushed + 1 in self.answered and self.pushed < self._scenario.steps
+
+    @property
+    def window_full(self) -> bool:
+        return self.pushed - self.durable >= self._scenario.window_pushes
+
+    def can_act(self) -> bool:
+        return self.opened and not self.failed and (self.may_pull or (self.has_rows and not self.window_full))
+
+    def act(self) -> PullWanted | PushWanted:
+        """Pushes the batch whose rows are here, or asks for the next."""
+        if self.has_rows and not self.window_full:
+            self.pushed += 1
+            plan = self._reference.plans[self.index, self.pushed]
+            grads = self._reference.gradients(self.index, self.pushed, self.rows[self.pushed])
+            return PushWanted(seq=self.pushed, request=self.pushed, plan=plan, grads=grads)
+        self.asked += 1
+        plan = self._reference.plans[self.index, self.asked]
+        rows = self.rows[self.asked] = np.full(plan.floats, np.nan, np.float32)
+        return PullWanted(request=self.asked, step=self.asked, plan=plan, rows=rows)
+
+    def hear(self, effect: Any) -> str | None:
+        """What the session says. Returns what is wrong with it, if anything."""
+        if isinstance(effect, SessionOpened):
+            if self.opened:
+                return "the session opened twice"
+            self.opened = True
+            # A restarted worker goes on behind what is durable, or computes the last step again.
+            self.durable = effect.durable
+            self.pushed = self.asked = max(1, effect.committed) - 1 if self._sync else effect.durable
+        elif isinstance(effect, PullAnswered):
+            return self._on_pull_answered(effect.request)
+        elif isinstance(effect, PushDurable):
+            if effect.seq != self.durable + 1 and not self._sync:
+                return f"push {effect.seq} is durable after {self.durable}"
+            self.durable = max(effect.seq, self.durable)
+        elif isinstance(effect, Failed):
+            self.failed = effect.reason
+        return None
+
+    def _on_pull_answered(self, step: int) -> str | None:
+        self.answered[step] = None
+        rows = self.rows[step]
+        for key, place in self._reference.plans[self.index, step].where.items():
+            if problem := self._reference.pull_problem(step, key, rows[place]):
+                table, row = key
+                return f"W{self.index} pulled row {row} of table {table} for step {step}: it {problem}"
+        return None
