@@ -338,8 +338,9 @@ def test_a_lost_server_ends_it() -> None:
     assert session.receive(Lost(peer=S1, reason="it broke")) == [Failed(reason="lost S1: it broke")]
 
 
-def test_a_lost_coordinator_ends_it_only_before_the_first_view() -> None:
-    assert Session().receive(Lost(peer=COORDINATOR, reason="x")) == [Failed(reason="lost C: x")]
+def test_a_lost_coordinator_ends_nothing() -> None:
+    """It is dialled again, and learns what it must know from others."""
+    assert Session().receive(Lost(peer=COORDINATOR, reason="x")) == []
     assert opened().receive(Lost(peer=COORDINATOR, reason="x")) == []
     assert opened().receive(Lost(peer=server(0, incarnation=9), reason="x")) == []
 

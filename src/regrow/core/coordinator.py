@@ -47,7 +47,7 @@ class Coordinator:
         self._heard: dict[int, float] = {}  # server -> when it last said something
         self._closed: dict[int, float] = {}  # server -> when its connection closed
         self._now = 0.0
-        self._first_at: float | None = None
+        self._learned_at: float | None = None
 
     def receive(self, event: Event) -> list[Effect]:
         if isinstance(event, Tick):
@@ -103,8 +103,6 @@ class Coordinator:
         member = self._members.get(source.id)
         if self._is_over(source):
             return [Refuse(target=source, reason=f"{source} was replaced by a newer incarnation")]
-        if self._first_at is None:
-            self._first_at = self._now
         effects: list[Effect] = [Log(text=f"{source} listens at {message.address}")]
         news = self.view is None or source.id in self.dead
         if member is None or member.incarnation < source.incarnation:
@@ -166,6 +164,7 @@ class Coordinator:
         if pause > OWN_PAUSE_SECONDS:
             self._heard = {server: at + pause for server, at in self._heard.items()}
             self._closed = {server: at + pause for server, at in self._closed.items()}
+            self._learned_at = None
             return []
         effects: list[Effect] = []
         for server, at in list(self._closed.items()):
@@ -176,10 +175,20 @@ class Coordinator:
                 continue
             if self._job is not None and Groups(self._job).tolerates({*self._down(), server}):
                 effects += self._on_dead(_identity(self._members[server]), f"silent for {now - at:.1f} s")
-        if self.view is None and self._known is not None and self._first_at is not None:
-            if now - self._first_at >= MISSING_SECONDS:
-                for server in [s for s in self._members if s not in self._heard and s not in self.dead]:
-                    effects += self._on_dead(_identity(self._members[server]), "not heard of")
+        if self.view is None and self._known is not None:
+            effects += self._look_for_missing()
+        return effects
+
+    def _look_for_missing(self) -> list[Effect]:
+        """A new coordinator waits for the servers that others know of, but not for ever."""
+        if self._learned_at is None:
+            self._learned_at = self._now
+        if self._now - self._learned_at < MISSING_SECONDS:
+            return []
+        effects: list[Effect] = []
+        for server in [s for s in self._members if s not in self._heard and s not in self.dead]:
+            if self._job is not None and Groups(self._job).tolerates({*self._down(), server}):
+                effects += self._on_dead(_identity(self._members[server]), "not heard of")
         return effects
 
     def _down(self) -> set[int]:

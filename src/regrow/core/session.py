@@ -218,15 +218,15 @@ class Session:
         if isinstance(event, AssignWanted):
             if self._is_protected():
                 self._assigns.append(event)
-            return [self._assign(event, s) for s in range(len(self._servers))]
+            return [self._assign(event, s) for s in self._reachable()]
         if isinstance(event, Joined):
             return self._on_joined(event.peer)
         if isinstance(event, DumpWanted):
             self._dumps[event.request] = event
-            return [self._dump(event)]
+            return [self._dump(event)] if event.server in self._reachable() else []
         if isinstance(event, LoadWanted):
             self._loads[event.request] = event
-            return [self._load(event)]
+            return [self._load(event)] if event.server in self._reachable() else []
         return [Failed(reason=f"lost {event.peer}: {event.reason}")] if self._matters(event.peer) else []
 
     def destination(self, source: Identity, request: int, floats: int) -> Float32Array | None:
@@ -360,7 +360,7 @@ class Session:
                 push.reported = True
                 if self.view is not None and self.view.job.flush.commit == "2pc":
                     commit = Commit(seq=message.seq)
-                    effects += [Send(target=peer, message=commit) for peer in self._servers]
+                    effects += [Send(target=self._servers[s], message=commit) for s in self._reachable()]
         effects += self._on_durable(server, message.durable)
         return effects + self._release_pulls()
 
@@ -398,7 +398,7 @@ class Session:
             self._clocks[wanted.request] = [0] * len(self._servers)
             if len(self._clocks) > CLOCKS_KEPT_MAX:
                 del self._clocks[next(iter(self._clocks))]
-            effects += [self._pull(wanted, s) for s in range(len(self._servers))]
+            effects += [self._pull(wanted, s) for s in self._reachable()]
         return effects
 
     def _may_pull(self, wanted: PullWanted) -> bool:
@@ -412,7 +412,7 @@ class Session:
         self._redo[wanted.seq] = _OpenPush(wanted, clocks=clocks)
         self.redo_bytes += wanted.grads.nbytes
         self.redo_bytes_max = max(self.redo_bytes_max, self.redo_bytes)
-        return [self._push(wanted, s) for s in range(len(self._servers))]
+        return [self._push(wanted, s) for s in self._reachable()]
 
     # --- The part of one server, also where it is empty: every server hears of every step ---
 
@@ -450,13 +450,15 @@ class Session:
         slots = np.asarray(plan.slots)[int(rows[s]) : int(rows[s + 1])]
         return part, {"counts": np.asarray(plan.counts)[s], "slots": slots}
 
+    def _reachable(self) -> list[int]:
+        """Servers that have joined. One that has not is sent everything, in order, when it does."""
+        return [s for s, peer in enumerate(self._servers) if peer in self._joined]
+
     def _is_protected(self) -> bool:
         return self.view is not None and self.view.job.protected
 
     def _matters(self, peer: Identity) -> bool:
-        """Whose loss ends the session. A protected server is replaced, and its view says so."""
-        if peer.role == "coordinator":
-            return self.view is None
+        """Whose loss ends the session. A coordinator is dialled again; a protected server is replaced."""
         return peer in self._servers and not self._is_protected()
 
 

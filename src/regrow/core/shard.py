@@ -202,10 +202,7 @@ class ShardServer:
         known = None
         if self.view is not None:
             known = KnownView(epoch=self.view.epoch, servers=self.view.servers, job=self.view.job)
-        effects: list[Effect] = [Send(target=peer, message=Register(address=self.address, known=known))]
-        if self.rebuild is not None and self.rebuild.reported:
-            effects.append(Send(target=peer, message=Recovered()))  # the one before may not have heard it
-        return effects
+        return [Send(target=peer, message=Register(address=self.address, known=known))]
 
     def _on_view(self, view: View, source: Identity) -> list[Effect]:
         if source.role != "coordinator":
@@ -228,6 +225,8 @@ class ShardServer:
         if self.store is None:
             effects += self._first_view(view, recovering=me.recovering)
         effects += self._know(view)
+        if me.recovering and self.recovered:
+            effects.append(Send(target=source, message=Recovered()))  # the coordinator before this one heard it
         return effects
 
     def _first_view(self, view: View, *, recovering: bool) -> list[Effect]:
@@ -397,7 +396,8 @@ class ShardServer:
     def _on_rebuild_message(self, source: Identity, message: Undo | Have | Restored) -> list[Effect]:
         rebuild = self.rebuild
         if rebuild is None:
-            raise ValueError("this server is not recovering")
+            # A row that was blank here, then changed and was flushed, is touched at its holder and may come again.
+            return []
         if isinstance(message, Undo):
             rebuild.on_undo(source, message)
             return []
