@@ -16,14 +16,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import server, worker
+from helpers import job, plan_of, server, table, worker
 from test_transport import S0, TOKEN, W0, Side, address, run, until  # noqa: F401
 
 from regrow.core.framing import FrameReader, Limits, Stamp, encode
 from regrow.core.link import ACK_BYTES_MAX, Acceptor, Identity
-from regrow.core.messages import Beat, Loaded, Register, Rows
+from regrow.core.messages import Beat, Declare, Loaded, Member, Open, Opened, Pull, Register, Rows, View
 from regrow.errors import ConnectionLost
 from regrow.runtime import serve, transport
+from regrow.runtime.client import SocketClient
 
 C0, C1 = Identity(role="coordinator", id=0), Identity(role="coordinator", id=0, incarnation=1)
 
@@ -143,7 +144,7 @@ def test_one_way_traffic_is_not_kept(run: Any, address: str) -> None:
         assert sent_bytes == 80_000_000
         # The kernel doubles both buffers, and the loop may be behind with reading as much again.
         assert kept_bytes_max < 8 * transport.SOCKET_BUFFER_BYTES + ACK_BYTES_MAX
-        await until(lambda: left.endpoint.kept_bytes <= ACK_BYTES_MAX + 200_000)
+        await until(lambda: left.endpoint.kept_bytes <= ACK_BYTES_MAX + 200_000 and len(right.heard) == 400)
         assert right.requests() == list(range(400))
         await left.endpoint.close()
         await right.endpoint.close()
@@ -338,7 +339,65 @@ def test_signs_of_life_are_not_kept_for_later(run: Any, address: str) -> None:
     run(main())
 
 
-# --- Nodes ---
+def test_whoever_ends_late_leaves_the_socket_of_its_successor(run: Any, tmp_path: Path) -> None:
+    async def main() -> None:
+        at = f"unix:{tmp_path}/c"
+        first, second, left = Side(C0), Side(C1), Side(S0)
+        await first.endpoint.listen(at)
+        await second.endpoint.listen(at)
+        await first.endpoint.close()
+        left.endpoint.dial(C0, at)
+        await until(lambda: left.opened)
+        assert left.opened == [C1]
+        await left.endpoint.close()
+        await second.endpoint.close()
+        assert list(tmp_path.iterdir()) == []
+
+    run(main())
+
+
+# --- Clients and nodes ---
+
+
+def test_a_client_outlives_its_coordinator_but_not_a_refusal(run: Any, tmp_path: Path) -> None:
+    of = job(table(r=1), servers=2)
+    at = f"unix:{tmp_path}/c"
+
+    async def main() -> None:
+        first, servers = Side(C0), [Side(server(index)) for index in range(2)]
+        await first.endpoint.listen(at)
+        places = [await side.endpoint.listen(f"unix:{tmp_path}/s{side.endpoint.local.id}") for side in servers]
+        members = tuple(Member(id=index, incarnation=0, address=place) for index, place in enumerate(places))
+        first.endpoint.send(W0, View(epoch=1, servers=members, job=of, lost=""))
+        for side in servers:
+            side.endpoint.send(W0, Opened(durable=0, committed=0))
+        client = await asyncio.to_thread(
+            SocketClient,
+            identity=W0,
+            token=TOKEN,
+            coordinator=at,
+            job=of,
+            redo_bytes_max=1,
+            section_bytes_max=1 << 20,
+        )
+        await until(lambda: all(isinstance(side.heard[0][1], Open) for side in servers))
+        assert [type(message) for _, message in first.heard] == [Declare]
+        await first.endpoint.close()
+        second = Side(C1)
+        await second.endpoint.listen(at)
+        await until(lambda: second.heard)
+        assert [type(message) for _, message in second.heard] == [Declare]
+        ticket = client.pull(plan_of(of, [range(4)]), step=1)
+        servers[0].cut()
+        await until(lambda: all(isinstance(side.heard[-1][1], Pull) for side in servers))
+        servers[1].endpoint.refuse(W0, "no such row")
+        with pytest.raises(ConnectionLost, match=r"lost S1: .*refused for good: no such row"):
+            await asyncio.to_thread(ticket.wait, 20.0)
+        await asyncio.to_thread(client.close)
+        for side in (*servers, second):
+            await side.endpoint.close()
+
+    run(main())
 
 
 class FakeParent:

@@ -10,8 +10,11 @@ import torch
 from torch import nn
 
 import regrow
-from regrow.errors import RegrowError
+from regrow.config import TrainConfig
+from regrow.data.catalog import open_dataset
+from regrow.errors import ConfigError, RegrowError
 from regrow.nn.embedding import KeyedTensor
+from regrow.nn.trainer import Trainer
 
 
 def _collection(*, servers=3, optimizer="sgd", pooling=regrow.PoolingType.SUM, learning_rate=0.5):
@@ -214,3 +217,67 @@ def test_synchronous_workers_in_one_process():
     assert np.array_equal(workers[0].client.records(0, 0, 20), expected)
     with pytest.raises(RegrowError, match="synchronous mode"):
         workers[0].prefetch(features)
+
+
+# --- Protection, and a worker that takes another's place ---
+
+
+def test_protection_reaches_the_job():
+    code = regrow.ErasureCode(k=2, r=1, flush_pushes=3, flush_bytes=1 << 20, commit="none", sweep_bytes_per_s=7)
+    tables = [regrow.EmbeddingBagConfig(num_embeddings=50, embedding_dim=8, name="t", feature_names=["f"])]
+    cluster = regrow.InProcessCluster(servers=3)
+    job = regrow.EmbeddingCollection(tables=tables, cluster=cluster, protection=code).job
+    assert job.protected
+    assert [(table.k, table.r) for table in job.tables] == [(2, 1)]
+    assert (job.flush.pushes, job.flush.bytes, job.flush.commit, job.flush.sweep_bytes_per_s) == (3, 1 << 20, "none", 7)
+    with pytest.raises(ConfigError, match=r"k \+ r = 5 members need as many servers in a group; 3 servers in 1 group"):
+        regrow.EmbeddingCollection(tables=tables, cluster=cluster, protection=regrow.ErasureCode())
+
+
+def test_protection_of_a_cluster_is_that_of_its_collections():
+    cluster = regrow.InProcessCluster(servers=3)
+    cluster.protection = regrow.ErasureCode(k=1, r=2)
+    tables = [regrow.EmbeddingBagConfig(num_embeddings=50, embedding_dim=8, name="t", feature_names=["f"])]
+    job = regrow.EmbeddingCollection(tables=tables, cluster=cluster).job
+    assert [(table.k, table.r) for table in job.tables] == [(1, 2)]
+
+
+def _trainer(cluster, **options):
+    config = TrainConfig(
+        model="tiny", rows_max=40, batch=8, servers=3, workers=1, **{"protection": "ec", "k": 2, **options}
+    )
+    trainer = Trainer(config, open_dataset(config), worker=0)
+    client = cluster.client(trainer.job)
+    trainer.connect(client)
+    return trainer, client
+
+
+def test_dense_parameters_are_kept_whole():
+    trainer, _ = _trainer(regrow.InProcessCluster(servers=3), steps=9)
+    assert {(table.k, table.r) for table in trainer.job.tables[:-1]} == {(2, 1)}
+    assert (trainer.job.tables[-1].name, trainer.job.tables[-1].k, trainer.job.tables[-1].r) == ("dense", 1, 1)
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_a_worker_in_anothers_place_goes_on_where_it_was(mode):
+    """Nine steps by one worker, against five by one and the rest by its successor: the same bits."""
+    options = {"mode": mode, "steps": 9, "prefetch": 0}
+    whole, client = _trainer(regrow.InProcessCluster(servers=3), **options)
+    whole.train(steps=9, report=lambda progress: None)
+    cluster = regrow.InProcessCluster(servers=3)
+    _trainer(cluster, **options)[0].train(steps=5, report=lambda progress: None)
+    successor, its_client = _trainer(cluster, **options)
+    assert successor.done == (5 if mode == "async" else 4)  # the last synchronous step is done again
+    reported = []
+    successor.train(
+        steps=9,
+        report=lambda progress: reported.append((progress.step, progress.samples)),
+        report_seconds=3600.0,
+        report_steps={7},
+    )
+    assert reported == [(successor.done + 1, 8 * (successor.done + 1)), (7, 56), (9, 72)]
+    assert its_client.digest() == client.digest()
+    late, late_client = _trainer(cluster, **options)
+    late.train(steps=9, report=lambda progress: None)
+    assert (late.progress.step, late.progress.samples) == (9, 72)
+    assert late_client.digest() == client.digest()

@@ -386,7 +386,7 @@ class Wire:
             way.clear()
 
     def join(self) -> None:
-        """A handshake: each end says how far it got. One that is superseded may have said so a while ago."""
+        """A handshake: each end says how far it got."""
         self.cut()
         self.is_open = True
         for end in (0, 1):
@@ -399,11 +399,11 @@ class Wire:
                 assert link.kept_bytes < ACK_BYTES_MAX + 2 * 1_200_000
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(40))
 def test_exactly_the_sent_sequence_arrives_whatever_breaks(seed: int) -> None:
     wire = Wire(random.Random(seed))
     moves = [wire.send] * 4 + [wire.deliver] * wire.rng.choice((4, 6, 20))
-    for _ in range(3000):
+    for _ in range(2000):
         chance = wire.rng.random()
         if chance < 0.01:
             wire.cut()
@@ -419,6 +419,6 @@ def test_exactly_the_sent_sequence_arrives_whatever_breaks(seed: int) -> None:
     for end in (0, 1):
         assert len(wire.sent[end]) > 100
         assert [id(message) for message in wire.heard[1 - end]] == [id(message) for message in wire.sent[end]]
-    assert wire.breaks > 20
+    assert wire.breaks > 10
     wire.join()
     assert [link.kept_bytes for link in wire.links] == [0, 0], "a handshake acknowledges too"

@@ -15,6 +15,7 @@ import pytest
 from kernel_modes import MODES, Mode, running
 
 from regrow import _core
+from regrow.core import twins
 from regrow.core.coding import coefficient, decoding
 from regrow.core.job import JobSpec, OptimizerSpec, TableSpec
 from regrow.core.twins import CodedShardTwin, Rule
@@ -319,6 +320,12 @@ def test_recovery_ends_and_the_shard_is_like_any_other() -> None:
     assert new.pending_bytes() == 0
 
 
+def bits_of(store: MemoryStore) -> np.ndarray:
+    records = np.empty((store.slots(0), store.record_floats(0)), np.float32)
+    store.read_records(0, 0, len(records), records)
+    return records.view(np.uint32)
+
+
 def test_many_rows_are_shared_by_threads() -> None:
     """Enough that threads share lists, words and chunks; a slot that is there twice is added twice."""
     job = job_of([(160_000, 16, 2, 2)], servers=4)
@@ -327,25 +334,42 @@ def test_many_rows_are_shared_by_threads() -> None:
         with running(mode):
             rng = np.random.default_rng(5)
             source, holder = MemoryStore(job, 0), MemoryStore(job, 2)
-            for step in (1, 2):
-                slots = rng.permutation(source.slots(0))[:20_000].astype(np.uint32)
+            every = np.arange(source.slots(0), dtype=np.uint32)
+            relatives = np.empty((len(every), source.record_floats(0)), np.float32)
+            initial = published = bits_of(source)
+            for step in (1, 2, 3, 4):
+                slots = rng.permutation(every)[:20_000]
                 grads = rng.standard_normal((len(slots), 16)).astype(np.float32)
                 source.update(np.array([len(slots)], np.int32), slots, grads, step)
-            assert source.pending_rows(0) + source.pending_rows(1) > 20_000
-            pending = source.pending_rows(0)
-            assert source.pending_bytes() == (pending + source.pending_rows(1)) * 4 * source.record_floats(0)
-            flush = source.take_flush(0)
-            assert flush[0].tolist() == [len(set(flush[1].tolist()))] == [pending]
-            assert source.pending_rows(0) == 0
-            assert source.take_flush(0)[1].size == 0
-            _, slots, deltas = flush
-            order = np.argsort(slots)
-            deltas = np.ascontiguousarray(deltas.reshape(len(slots), -1)[order])
-            twice = np.concatenate([slots[order], slots[order][:3000]])
-            holder.parity_apply(0, np.array([len(twice)], np.int32), twice, np.concatenate([deltas, deltas[:3000]]))
+                source.published(0, every, relatives)
+                assert (relatives.view(np.uint32) == published ^ initial).all()
+                if step % 2:
+                    continue
+                pending = [source.pending_rows(group) for group in (0, 1)]
+                assert sum(pending) > 20_000
+                assert source.pending_bytes() == sum(pending) * 4 * source.record_floats(0)
+                deltas = np.zeros_like(initial)
+                flushes = [source.take_flush(group) for group in (0, 1)]
+                for group, (counts, slots, flushed) in enumerate(flushes):
+                    assert counts.tolist() == [len(set(slots.tolist()))] == [pending[group]]
+                    assert set((slots % 2).tolist()) == {1 - group}
+                    deltas[slots] = flushed.view(np.uint32).reshape(len(slots), -1)
+                assert (deltas == published ^ bits_of(source)).all()
+                published = bits_of(source)
+                assert [source.pending_rows(group) for group in (0, 1)] == [0, 0]
+                assert source.take_flush(0)[1].size == 0
+                _, slots, flushed = flushes[0]
+                records = flushed.reshape(len(slots), -1)
+                twice = np.concatenate([slots, slots[:3000]])
+                counts = np.array([len(twice)], np.int32)
+                holder.parity_apply(0, counts, twice, np.concatenate([records, records[:3000]]))
+                holder.parity_apply(0, np.array([3000], np.int32), slots[:3000], records[:3000])
             out = np.empty((holder.blocks(0), holder.record_floats(0)), np.float32)
-            holder.parity_read(0, 1, np.arange(len(out), dtype=np.uint32), out)
-            results.append((deltas.tobytes(), out.tobytes(), holder.parity_touched(0, 0, 0).tobytes()))
+            holder.parity_read(0, 1, every[: len(out)], out)
+            expected = np.zeros_like(out)
+            twins.gf_xor(expected, (published ^ initial)[1::2].view(np.float32), coefficient(1, 1, 2))
+            assert out.tobytes() == expected.tobytes()
+            results.append((out.tobytes(), holder.parity_touched(0, 0, 0).tobytes()))
     assert all(result == results[0] for result in results)
 
 

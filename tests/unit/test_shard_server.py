@@ -343,7 +343,7 @@ def test_a_step_is_applied_when_all_staged_it_and_all_pulled_the_next() -> None:
             sent(acts[index][0], rows([-3, -3], durable=1, clock=2, request=8 + index)) for index in pulls
         ]
         assert answers[3] == replies
-        assert (machine.committed, machine.clock) == (1, 2)
+        assert (machine.serving.committed, machine.clock) == (1, 2)
         tried += 1
     assert tried == 6
 
@@ -386,7 +386,7 @@ def test_reading_takes_part_in_nothing() -> None:
     for index in range(2):
         tell(machine, worker(index), push(1, [0], [1, 1]))
         assert tell(machine, worker(index), pull([0], step=0)) == [sent(worker(index), rows([0, 0]))]
-    assert machine.committed == 0
+    assert machine.serving.committed == 0
 
 
 def test_steps_out_of_reach_are_refused() -> None:
@@ -425,7 +425,7 @@ def test_a_bad_request_hits_its_sender_and_nobody_else() -> None:
     machine = sync_server(2)
     ((verb, target, why),) = tell(machine, W0, pull([10], step=2))
     assert (verb, target, "out of range" in why) == ("refuse", "W0", True)
-    assert machine.committed == 0
+    assert machine.serving.committed == 0
     for index in range(2):
         tell(machine, worker(index), push(1, [0], [1, 1]))
     assert tell(machine, W1, pull([0], step=2)) == [], "the bad pull was no commit"

@@ -228,6 +228,20 @@ def test_successor_that_dies_too() -> None:
     assert [failure["recovered_s"] for failure in run.totals()["failures"]] == [None, 0.4]
 
 
+def test_successor_that_begins_anew_is_the_same_failure() -> None:
+    run = started()
+    killed_server(run)
+    assert run.failures.again("server", 1)
+    assert not run.failures.again("server", 0)
+    run.succeeded("server", 1, 2)
+    run.receive("server", 1, {"event": "listening", "address": "unix:x"}, 21.0)
+    run.receive("worker", 0, progress(102, 10200), 21.5)
+    run.receive("server", 1, {"event": "recovered", "rows_total": 9, "rows_back": 9, "bytes": 1, "faults": 5}, 22.0)
+    run.failures.finish(30.0)
+    (failure,) = run.totals()["failures"]
+    assert (failure["replaced_s"], failure["resumed_s"], failure["recovered_s"], failure["rows"]) == (1.0, 1.5, 2.0, 9)
+
+
 def test_restarted_worker_repeats_steps_but_not_counts() -> None:
     run = started()
     run.receive("worker", 0, {**progress(10, 1000), "lookups": 50, "redo_bytes_max": 9}, 11.0)

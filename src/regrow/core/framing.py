@@ -225,8 +225,7 @@ class _OpenFrame:
         arrays = place(cls, meta, sizes) if place is not None else None
         if arrays is None:
             arrays = [
-                np.empty(size // dtype.itemsize, dtype)
-                for size, dtype in zip(sizes, cls.SECTION_DTYPES, strict=True)
+                np.empty(size // dtype.itemsize, dtype) for size, dtype in zip(sizes, cls.SECTION_DTYPES, strict=True)
             ]
         assert [array.nbytes for array in arrays] == list(sizes), f"{cls.__name__}: misplaced sections"
         self._cls = cls

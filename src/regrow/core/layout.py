@@ -42,9 +42,7 @@ class Layout:
         """Servers in a group."""
         return self.servers // self.groups
 
-    def place(
-        self, rows: npt.ArrayLike, *, table: int
-    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    def place(self, rows: npt.ArrayLike, *, table: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """The (server, slot) of each row of the job's table number `table`."""
         row = _not_negative("rows", rows)
         _not_negative("table", table)

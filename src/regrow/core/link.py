@@ -168,11 +168,7 @@ class Acceptor:
         self.peer, self.peer_received = claimed, message.received
         proof = _proof(self._token, b"welcome", message.nonce, self._local)
         local = self._local
-        return [
-            Welcome(
-                role=local.role, id=local.id, incarnation=local.incarnation, proof=proof, received=received
-            )
-        ]
+        return [Welcome(role=local.role, id=local.id, incarnation=local.incarnation, proof=proof, received=received)]
 
 
 class Initiator:

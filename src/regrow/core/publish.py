@@ -2,7 +2,7 @@
 
 A **flush** of a group carries what changed in its rows since the one before, and the marks (last push of each worker,
 or last step) that its rows then stand for. All holders of a group get the same flushes, by number, so their states
-differ by number only. A holder that was replaced has nothing: it is **streamed** every touched row, and then counts again.
+differ by number only. A holder that was replaced has nothing: it is **streamed** every touched row, then counts again.
 
 The rules to keep: a push is durable when every holder that is not being streamed to has acknowledged a flush
 covering it; what was once reported durable is in whatever a holder ends its stream with.
@@ -22,10 +22,10 @@ from regrow.core.groups import Groups
 from regrow.core.job import FlushSpec
 from regrow.core.link import Identity
 from regrow.core.messages import (
+    Float32Array,
     Flush,
     FlushAck,
     FlushCommit,
-    Float32Array,
     Int32Array,
     Stream,
     StreamEnd,
@@ -45,9 +45,7 @@ class SourceStore(Protocol):
     def pending_bytes(self) -> int: ...
     def take_flush(self, group: int) -> Part: ...
     def published(self, table: int, slots: UInt32Array, out: Float32Array) -> None: ...
-    def next_touched(
-        self, table: int, group: int, block_first: int, rows_max: int
-    ) -> tuple[UInt32Array, int]: ...
+    def next_touched(self, table: int, group: int, block_first: int, rows_max: int) -> tuple[UInt32Array, int]: ...
     def blocks(self, table: int) -> int: ...
     def record_floats(self, table: int) -> int: ...
 
@@ -153,20 +151,16 @@ class Publisher:
             return self.applied[g][mark]
         return group.history[min(counting)][mark]
 
-    def _settle(self) -> bool:
-        """Takes account of new acknowledgements; True when something became durable."""
-        grown = False
+    def _settle(self) -> None:
+        """Takes account of new acknowledgements."""
         for mark in range(len(self._durable)):
             reached = min(self._reached(g, mark, group.acked) for g, group in enumerate(self.groups))
-            if reached > self._durable[mark]:
-                self._durable[mark] = reached
-                grown = True
+            self._durable[mark] = max(reached, self._durable[mark])
         for group in self.groups:
             counting = [group.acked[h] for h in group.acked if h not in group.streams]
             least = min(counting) if counting else group.number
             for number in [n for n in group.history if 0 < n < least]:  # 0 is what a new holder has
                 del group.history[number]
-        return grown
 
     # --- Flushes ---
 
@@ -250,8 +244,8 @@ class Publisher:
         counting = [number for holder, number in group.acked.items() if holder not in group.streams]
         return min(counting) if counting else 0
 
-    def on_ack(self, holder: int, ack: FlushAck) -> tuple[bool, list[Send]]:
-        """(whether something became durable or prepared, what to send)."""
+    def on_ack(self, holder: int, ack: FlushAck) -> list[Send]:
+        """A holder has a flush, or the end of its stream: more may be durable, and other streams may end."""
         if ack.group >= len(self.groups):
             raise ValueError(f"there is no group {ack.group}")
         group = self.groups[ack.group]
@@ -263,7 +257,8 @@ class Publisher:
         sends: list[Send] = []
         for other in list(group.streams):
             sends += self._end_stream(ack.group, other)
-        return self._settle() or ack.staged, sends
+        self._settle()
+        return sends
 
     def commit(self, mark: int, seq: int) -> list[Send]:
         """The worker has seen this push staged everywhere: flushes it covers may count (two-phase commit)."""
@@ -429,9 +424,7 @@ class Publisher:
         elif any(group.acked[h] < group.number for h in others):
             return []
         counts, slots, deltas = group.last or _nothing(len(self.geometry.job.tables))
-        end = StreamEnd(
-            group=g, number=group.number, marks=group.flushed, counts=counts, slots=slots, deltas=deltas
-        )
+        end = StreamEnd(group=g, number=group.number, marks=group.flushed, counts=counts, slots=slots, deltas=deltas)
         del group.streams[holder]
         group.since[holder] = group.number
         group.history.setdefault(group.number, group.flushed)

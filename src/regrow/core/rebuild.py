@@ -15,7 +15,7 @@ import numpy as np
 from regrow.core.effects import Send
 from regrow.core.groups import Groups
 from regrow.core.link import Identity
-from regrow.core.messages import Fault, Float32Array, Have, Int32Array, Restored, Undo, UInt32Array, UInt64Array
+from regrow.core.messages import Fault, Float32Array, Have, Int32Array, Restored, UInt32Array, UInt64Array, Undo
 from regrow.core.publish import Part, Publisher
 
 FILL_ROWS = 16384  # blank rows filled in per tick; too many: whoever pulls waits behind them
@@ -52,9 +52,7 @@ class Rebuild:
         self._undo: dict[int, Part] = {}
         self._early: list[Restored] = []  # rows of a holder that was ready before all others
         self._haves: dict[int, dict[int, Have]] = {g: {} for g in range(len(groups))}
-        self._living = {
-            g: [h for h in groups.holders(server, g) if h not in recovering] for g in range(len(groups))
-        }
+        self._living = {g: [h for h in groups.holders(server, g) if h not in recovering] for g in range(len(groups))}
         self._asked: dict[int, np.ndarray[Any, np.dtype[np.bool_]]] = {}  # by table: faults sent
         for group in publisher.groups:
             group.active = False

@@ -379,9 +379,7 @@ class Session:
     def _is_everywhere(self, push: _OpenPush) -> bool:
         """Every server has this push: it said so, or it is durable there."""
         seq = push.wanted.seq
-        return all(
-            have or durable >= seq for have, durable in zip(push.received, self._durable, strict=True)
-        )
+        return all(have or durable >= seq for have, durable in zip(push.received, self._durable, strict=True))
 
     def _on_records(self, message: Records) -> list[Effect]:
         if self._dumps.pop(message.request, None) is None:

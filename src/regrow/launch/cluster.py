@@ -198,6 +198,11 @@ class LocalCluster:
     def _replace(self, event: dict[str, Any]) -> None:
         """The coordinator has not heard of a server for too long."""
         child = self._crew.current(str(event["role"]), int(event["id"]))
-        if child.incarnation == int(event["incarnation"]):
+        if child.incarnation != int(event["incarnation"]):
+            return
+        refusal = self._crew.refusal(child, time.monotonic(), alive=True)
+        if refusal is not None:
+            self._failure = ChildFailed(refusal, hint=f"its log: {child.log}")
+        else:
             child.signal(signal.SIGKILL)
             self._crew.succeed(child)

@@ -22,6 +22,8 @@ CHILD_COMMAND = (sys.executable, "-P", "-m", "regrow.launch.child")
 # One that dies by itself so often within so long will not do better next time.
 RESTARTS_MAX = 5
 RESTARTS_SECONDS = 60.0
+# ... and one that is taken for dead so often: a machine too busy to hear everybody in time.
+REPLACEMENTS_MAX = 20
 SPARES_FAILED_MAX = 5  # then servers are replaced by fresh processes, which takes a second longer
 
 
@@ -49,7 +51,7 @@ class Crew:
         self._threads = threads
         self._assignment = assignment
         self._current: dict[tuple[str, int], Child] = {}
-        self._deaths: dict[tuple[str, int], deque[float]] = {}
+        self._deaths: dict[tuple[str, int, bool], deque[float]] = {}
         self._spares_started = 0
         self._spares_failed = 0
 
@@ -105,16 +107,18 @@ class Crew:
                     self._tell_died("server", server.id, server.incarnation - 1)
         return child
 
-    def refusal(self, old: Child, now: float) -> str | None:
-        """Why `old` is not succeeded any more, or None. Deaths by our own hand do not count."""
-        deaths = self._deaths.setdefault((old.role, old.id), deque())
+    def refusal(self, old: Child, now: float, *, alive: bool = False) -> str | None:
+        """Why `old` is not succeeded any more, or None. Deaths by our own hand do not count.
+        `alive`: it only counts as dead."""
+        deaths = self._deaths.setdefault((old.role, old.id, alive), deque())
         while deaths and deaths[0] <= now - RESTARTS_SECONDS:
             deaths.popleft()
         if old.doomed_at is None:
             deaths.append(now)
-        if len(deaths) <= RESTARTS_MAX:
+        if len(deaths) <= (REPLACEMENTS_MAX if alive else RESTARTS_MAX):
             return None
-        return f"{old.name} died {len(deaths)} times within {RESTARTS_SECONDS:.0f} s"
+        what = "counted as dead" if alive else "died"
+        return f"{old.name} {what} {len(deaths)} times within {RESTARTS_SECONDS:.0f} s"
 
     def _tell_died(self, role: str, id: int, incarnation: int) -> None:
         self.current("coordinator", 0).tell({"do": "died", "role": role, "id": id, "incarnation": incarnation})

@@ -138,6 +138,15 @@ class Failures:
         self.all.append(failure)
         return failure
 
+    def again(self, role: str, id: int) -> bool:
+        """The successor that was coming back has to begin anew; False if none was."""
+        for failure in self.open:
+            if (failure.role, failure.id) == (role, id) and failure.recovered_at is None:
+                failure.replaced_at = failure.resumed_at = None
+                failure.counts.clear()
+                return True
+        return False
+
     def heard(self, role: str, id: int, kind: str, event: dict[str, Any], now: float) -> None:
         """News of a process that may be a successor."""
         for failure in self.open:

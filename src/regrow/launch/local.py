@@ -327,22 +327,28 @@ class _Run:
         child = self.crew.current(str(event["role"]), int(event["id"]))
         if child.incarnation != int(event["incarnation"]) or not self._survives:
             return  # it has a successor already, or nobody needs one
+        now, reason = time.monotonic(), str(event.get("reason", "silent"))
+        refusal = self.crew.refusal(child, now, alive=True)
+        if refusal is not None:
+            raise ChildFailed(f"{refusal}; the last time: {reason}", hint="is this machine too busy?")
         if not child.paused:
             # One that was paused on purpose comes back as a zombie, to show that it is fenced off.
             child.signal(signal.SIGKILL)
         self.status.lost(child.role, child.id)
-        self._succeed(child, str(event.get("reason", "silent")), time.monotonic())
+        self._succeed(child, reason, now, alive=True)
 
-    def _succeed(self, child: Child, reason: str, now: float) -> None:
-        self.status.failures.died(
-            child.role,
-            child.id,
-            incarnation=child.incarnation,
-            step=self.status.step,
-            reason=reason,
-            at=child.doomed_at if child.doomed_at is not None else now,
-            now=now,
-        )
+    def _succeed(self, child: Child, reason: str, now: float, *, alive: bool = False) -> None:
+        # One that came back in vain, because others died meanwhile, begins again: that is the same failure.
+        if not (alive and self.status.failures.again(child.role, child.id)):
+            self.status.failures.died(
+                child.role,
+                child.id,
+                incarnation=child.incarnation,
+                step=self.status.step,
+                reason=reason,
+                at=child.doomed_at if child.doomed_at is not None else now,
+                now=now,
+            )
         successor = self.crew.succeed(child)
         self.status.succeeded(child.role, child.id, successor.incarnation)
         self._spare_due = now + SPARE_SECONDS

@@ -218,5 +218,8 @@ def standby(parent: Parent) -> None:
             return
         if command.get("do") == "become":
             parent.assignment = {name: value for name, value in command.items() if name != "do"}
+            who = f"{parent.assignment['role'][0].upper()}{parent.assignment['id']}"
+            for handler in logging.getLogger().handlers:  # from here on its log is that of somebody
+                handler.setFormatter(logging.Formatter(f"%(asctime)s {who} %(message)s"))
             run(parent)
             return

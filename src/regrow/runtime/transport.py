@@ -112,7 +112,7 @@ class Endpoint:
         self._fences: dict[tuple[str, int], tuple[int, str]] = {}  # the newest incarnation that is over, and why
         self._closed = False
         self._servers: list[asyncio.AbstractServer] = []
-        self._unix_paths: list[str] = []
+        self._unix_paths: dict[str, int] = {}  # and the inode that is ours
 
     @property
     def kept_bytes(self) -> int:
@@ -126,7 +126,7 @@ class Endpoint:
         try:
             if scheme == "unix":
                 server = await loop.create_unix_server(lambda: Connection(self, expected=None), path=host)
-                self._unix_paths.append(host)
+                self._unix_paths[host] = os.stat(host).st_ino
             else:
                 server = await loop.create_server(lambda: Connection(self, expected=None), host, port)
                 port = server.sockets[0].getsockname()[1]
@@ -153,6 +153,7 @@ class Endpoint:
         dialing = Dialing(expected=peer, address=address)
         self._dials[peer.role, peer.id] = dialing
         dialing.task = asyncio.get_running_loop().create_task(self._keep_open(dialing))
+        dialing.task.add_done_callback(_log_failure)
 
     async def connect(self, address: str, expected: Identity) -> Connection:
         """One attempt: returns when both ends have proved themselves, or raises ConnectionLost."""
@@ -222,8 +223,9 @@ class Endpoint:
                 await asyncio.wait(stuck)
         for server in self._servers:
             await server.wait_closed()
-        for path in self._unix_paths:
-            if os.path.exists(path):
+        for path, inode in self._unix_paths.items():
+            # Not if a successor listens there by now: whoever was stopped for a while may end long after that.
+            if os.path.exists(path) and os.stat(path).st_ino == inode:
                 os.unlink(path)
 
     # --- Dialing ---
@@ -551,6 +553,11 @@ class Connection(asyncio.BufferedProtocol):
             self._deadline = None
             if self.accepted:
                 self._endpoint.strangers -= 1
+
+
+def _log_failure(task: asyncio.Task[None]) -> None:
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.error("dialing ended by mistake", exc_info=error)
 
 
 def _is_final(reason: str) -> bool:

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from regrow.core.link import Identity
 from regrow.sim import machines
 from regrow.sim.choices import Choices, tape_from_text, tape_text
 from regrow.sim.probes import Probes
@@ -40,7 +41,7 @@ def run(
     *,
     seed: int | None = None,
     tape: Sequence[int] = (),
-    note: Callable[[str, Any], None] | None = None,
+    note: Callable[[str, Identity | None, Any], None] | None = None,
     watch: Callable[[World], None] | None = None,
 ) -> Result:
     """One schedule. `note` hears what happens, `watch` gets the world before it begins."""

@@ -65,7 +65,7 @@ class Action:
 
 class World:
     def __init__(
-        self, scenario: Scenario, choices: Choices, *, probes: Probes, note: Callable[[str, Any], None] | None = None
+        self, scenario: Scenario, choices: Choices, *, probes: Probes, note: Callable[[str, Identity | None, Any], None] | None = None
     ) -> None:
         from regrow.sim.checkers import Checker
         from regrow.sim.faults import Faults
@@ -461,14 +461,14 @@ class World:
 
     def log(self, text: str) -> None:
         if self.note is not None:
-            self.note(f"{self.network.order:5d} {self.now:6.2f}  {text}", None)
+            self.note(f"{self.network.order:5d} {self.now:6.2f}  {text}", None, None)
 
     def _record(self, identity: Identity, event: Any) -> None:
         if isinstance(event, Delivered):
             told = f"{short(event.source)} {type(event.message).__name__} {checksum(event.message)}"
             if self.note is not None:
                 prefix = f"{self.network.order:5d} {self.now:6.2f}  {short(event.source)} -> {short(identity)}"
-                self.note(prefix, event)
+                self.note(prefix, identity, event)
         else:
             told = type(event).__name__
         self.digest.update(f"{self.network.order} {identity} {identity.incarnation} {told}\n".encode())
