@@ -38,7 +38,7 @@ from regrow.errors import (
     UserError,
 )
 
-BENCHES = ("kernels", "train", "accuracy")  # modules of regrow.bench
+BENCHES = ("kernels", "train", "accuracy", "overhead", "recovery", "load", "soak")  # modules of regrow.bench
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +102,7 @@ KNOBS: dict[str, tuple[Knob, ...]] = {
             type=float,
             help="Zipf exponent of synthetic ids: 0 is uniform; at the default 0.1 % of ids take 90 %.",
         ),
+        Knob(name="prefill", type=bool, help="Give every row a value first, as after a long training."),
         Knob(name="skip_bad_lines", type=bool, help="Leave out malformed lines; or stop at the first."),
     ),
     "How to train": (
@@ -162,7 +163,7 @@ KNOBS: dict[str, tuple[Knob, ...]] = {
         Knob(
             name="flush_pushes",
             type=int,
-            default="8, with 2pc always 1",
+            default="16, with 2pc always 1",
             help="Changes leave for the parities after so many pushes. Fewer is more traffic, more is a longer redo.",
         ),
         Knob(name="flush_bytes", type=Bytes(), help="... or when so many bytes of rows have changed."),
@@ -199,6 +200,7 @@ KNOBS: dict[str, tuple[Knob, ...]] = {
     "What to keep": (
         Knob(name="out", metavar="DIR", default="runs/DATE-TIME-MODEL", help="Run directory, new or empty."),
         Knob(name="digest", type=bool, help="Compute model_sha256 over all rows at the end."),
+        Knob(name="check_parity", type=bool, help="Compare every parity with its rows at the end."),
     ),
 }
 
@@ -325,16 +327,19 @@ class BenchCommand(click.Command):
 @click.argument("name", type=click.Choice(BENCHES))
 @click.option("--json", "json_path", metavar="FILE", help="Write the figures there too.")
 @click.option("--quick", is_flag=True, help="About a minute or less, smaller; the figures are rough.")
-@click.option("--data", metavar="PATH", help="Real clicks in Criteo's format (accuracy only).")
-def bench(name: str, json_path: str | None, quick: bool, data: str | None) -> int:
+@click.option("--data", metavar="PATH", help="Real clicks in Criteo's format (accuracy, load).")
+@click.option("--minutes", type=float, metavar="X", help="How long it goes on, about (soak).  [10]")
+@click.option("--mtbf", type=float, metavar="X", help="Mean seconds between random kills (soak).  [20]")
+@click.option("--docs", metavar="DIR", help="Draw the picture there too (overhead, recovery).")
+def bench(name: str, json_path: str | None, quick: bool, **further: Any) -> int:
     """Measure one thing on this machine."""
     try:
         module = bench_module(name)
     except ImportError as error:
         raise UserError(f"bench {name} cannot be run: {error}") from error
-    options = {} if data is None else {"data": data}
-    if not options.keys() <= inspect.signature(module.run).parameters.keys():
-        raise UserError(f"bench {name} takes no --data")
+    options = {option: value for option, value in further.items() if value is not None}
+    for option in options.keys() - inspect.signature(module.run).parameters.keys():
+        raise UserError(f"bench {name} takes no --{option}")
     return int(module.run(quick=quick, json_path=json_path, **options))
 
 

@@ -49,7 +49,7 @@ LEARNING_RATES = {
 DENSE_LEARNING_RATES = {"adam": 0.0003, "adagrad": 0.01, "sgd": 0.1, "momentum": 0.01}
 
 K_DEFAULT, R_DEFAULT, R_MAX = 4, 1, 16
-FLUSH_PUSHES_DEFAULT = 8
+FLUSH_PUSHES_DEFAULT = 16
 SERVERS_MAX = 1024
 WORKERS_MAX = 1024
 PREFETCH_MAX = 64
@@ -71,8 +71,8 @@ class ErasureCode:
     k: int = K_DEFAULT
     r: int = R_DEFAULT
     groups: int = 1
-    flush_pushes: int = _DERIVED  # 8; with commit "2pc" always 1
-    flush_bytes: int = 8 * MIB
+    flush_pushes: int = _DERIVED  # 16; with commit "2pc" always 1
+    flush_bytes: int = 32 * MIB
     commit: str = "exactly-once"
     sweep_bytes_per_s: int = 0
 
@@ -135,6 +135,9 @@ class TrainConfig:
     # Rows to judge on. Too small: the AUC is noise (20,000 rows give a standard error near 0.004). Too
     # large: evaluation takes longer than training. None: what the data set calls its test rows.
     test_rows: int | None = None
+    # True: every row gets a value before the first step, as after a long training, so that a recovery has all of them
+    # to bring back. For measurements; the model learns nothing from it.
+    prefill: bool = False
     # Zipf exponent of synthetic ids. 0: uniform, every batch touches other rows. Too large: a handful of rows take all
     # accesses and there is nothing to shard. The default gives the published skew of click data.
     skew: float = 1.25
@@ -210,10 +213,10 @@ class TrainConfig:
     # share a recovery, and each ring must have k + r of them.
     groups: int = 1
     # Changes leave for the parities after so many pushes. Too small: hot rows travel again and again (1 is one
-    # message per push). Too large: workers keep more for a redo. Default: 8; with commit "2pc" always 1.
+    # message per push). Too large: workers keep more for a redo. Default: 16; with commit "2pc" always 1.
     flush_pushes: int = _DERIVED
     # ... or when so many bytes wait. Too small: as above. Too large: memory for the rows as they were before.
-    flush_bytes: int = 8 * MIB
+    flush_bytes: int = 32 * MIB
     # exactly-once: no push is lost or applied twice, whatever dies. 2pc: the same by two explicit phases per
     # push, as in the ECRec paper; slower. none: changes are sent and what a failure loses is lost.
     commit: str = "exactly-once"
@@ -240,6 +243,8 @@ class TrainConfig:
     # Compute model_sha256 over every row at the end: two runs are equal if it is. Reads the whole model
     # once.
     digest: bool = True
+    # Compare every parity with the rows it protects at the end; one that is wrong fails the run. Reads everything once.
+    check_parity: bool = False
 
     def __post_init__(self) -> None:
         for name, value in _derived_values(self).items():
@@ -390,6 +395,9 @@ def _derived_values(config: TrainConfig) -> dict[str, Any]:
     for name in ("kill", "pause"):
         if type(given[name]) is list:  # as JSON and TOML have it
             derived[name] = tuple(given[name])
+    if type(given["mtbf_roles"]) is str:  # "servers, workers" is as good
+        roles = given["mtbf_roles"].split(",")
+        derived["mtbf_roles"] = ",".join(role.strip().removesuffix("s") for role in roles)
     # A TOML file may well say `learning_rate = 1`.
     for name in ("learning_rate", "dense_learning_rate", "skew", "mtbf"):
         if type(given[name]) is int:

@@ -2,7 +2,8 @@
 
 Each is one readable message (what happened, to what) and, where there is something to do about it, a hint.
 Whose mistake it was decides the class, and the class decides the exit code: a user's mistake is 2, a run that
-failed is 1, one that lost rows for good is 4 (3 is a child's, whose launcher went away). Anything that is not a `RegrowError` is a bug and may show its traceback.
+failed is 1, one that lost rows for good is 4 (3 is a child's, whose launcher went away). Anything that is not a
+`RegrowError` is a bug and may show its traceback.
 """
 
 from __future__ import annotations

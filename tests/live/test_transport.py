@@ -24,6 +24,7 @@ from regrow.core.link import Identity
 from regrow.core.messages import Loaded, Message, Rows
 from regrow.errors import ChildFailed, ConnectionLost, UserError
 from regrow.launch.cluster import LocalCluster
+from regrow.runtime import client as runtime_client
 from regrow.runtime import transport
 from regrow.runtime.client import SocketClient, new_event_loop
 from regrow.runtime.transport import Endpoint, parse_address
@@ -294,7 +295,10 @@ def threads() -> set[str]:
     return {thread.name for thread in threading.enumerate()}
 
 
-def test_a_client_that_cannot_connect_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_a_client_that_cannot_connect_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runtime_client, "COORDINATOR_SECONDS_MAX", 0.3)
     before = threads()
     with pytest.raises(ConnectionLost, match="cannot reach C at unix:"):
         SocketClient(
@@ -368,7 +372,8 @@ def test_a_server_that_dies_ends_every_wait() -> None:
             cluster.client(client.job)
 
 
-def test_a_server_that_never_came_up_does_not_keep_a_client_waiting() -> None:
+def test_a_server_that_never_came_up_does_not_keep_a_client_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime_client, "COORDINATOR_SECONDS_MAX", 0.3)
     with LocalCluster(servers=2) as cluster:
         os.kill(cluster.pids["server 0"], signal.SIGKILL)
         with pytest.raises(ChildFailed, match="server 0 was killed by SIGKILL"):

@@ -38,6 +38,8 @@ BAD_OPTIONS: list[tuple[dict[str, Any], str, str | None]] = [
     ({"frame_bytes_max": 1}, "frame_bytes_max = 1: must be at least 65536", None),
     ({"redo_bytes_max": 1}, "redo_bytes_max = 1: must be at least 65536", None),
     ({"digest": 1}, "digest = 1: must be true or false", None),
+    ({"prefill": 1}, "prefill = 1: must be true or false", None),
+    ({"check_parity": 1}, "check_parity = 1: must be true or false", None),
     ({"mode": "snyc"}, "mode = 'snyc': must be one of: async, sync", "did you mean 'sync'?"),
     ({"mode": 1}, "mode = 1: must be text", None),
     ({"optimizer": "lion"}, f"optimizer = 'lion': must be one of: {', '.join(OPTIMIZERS)}", None),
@@ -193,7 +195,7 @@ def test_protection() -> None:
     assert asked.flush_pushes == 1
     config = TrainConfig(protection="ec", servers=6, **dataclasses.asdict(asked))
     assert config.code == asked
-    assert TrainConfig(commit="none", protection="ec").flush_pushes == 8
+    assert TrainConfig(commit="none", protection="ec").flush_pushes == configuration.FLUSH_PUSHES_DEFAULT
     with pytest.raises(ConfigError, match=r"k \+ r = 5 members need as many servers in a group; 4 servers"):
         ErasureCode().check(servers=4, mode="async")
     with pytest.raises(ConfigError, match="must be at least 1"):
@@ -201,6 +203,7 @@ def test_protection() -> None:
 
 
 def test_faults_by_step() -> None:
+    assert TrainConfig(mtbf_roles="servers, workers,coordinator").mtbf_roles == "server,worker,coordinator"
     config = TrainConfig(
         kill=("server:2@step:100", "worker:0@step:50", "coordinator@step:60"), pause=("server:1@step:80:2.5s",)
     )

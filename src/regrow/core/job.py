@@ -68,9 +68,9 @@ class FlushSpec(msgspec.Struct, frozen=True, kw_only=True):
 
     # A flush leaves after so many pushes, or when so many bytes wait, or after so long. Too small: hot rows travel
     # again and again. Too large: workers keep more for a redo, and wait when their window is full.
-    pushes: int = 8
-    bytes: int = 8 << 20
-    seconds: float = 0.05
+    pushes: int = 16
+    bytes: int = 32 << 20
+    seconds: float = 2.0
     commit: Commit = "exactly-once"
     # Recovery in the background moves so many bytes per second from each server. Too small: unprotected for longer.
     # Too large: training slows down while it lasts. 0: no limit.

@@ -35,6 +35,9 @@ from regrow.core.messages import (
 Part = tuple[Int32Array, UInt32Array, Float32Array]  # counts, slots, records
 
 STREAM_BYTES = 512 << 10  # Too small: messages cost more than rows. Too large: pulls wait behind one.
+# A flush leaves when no push has come for so long. Too short: slow pushes are flushed one by one. Too long: whoever
+# waits for the last push to be durable waits that long.
+IDLE_SECONDS = 0.3
 STREAMS_UNDERWAY_MAX = 2  # per holder and group; one is on the way while the other is applied
 
 
@@ -119,7 +122,9 @@ class Publisher:
         self._durable = [0] * marks
         self._committed = [0] * marks  # the last push of each worker that may count (two-phase commit)
         self._pushes = 0  # applied since the last flush
-        self._due: float | None = None
+        self._since: float | None = None  # when a tick first found something unflushed
+        self._pushes_seen = 0  # by the last tick,
+        self._pushed_at = 0.0  # and when that number changed
         self._peers: dict[int, Identity] = {}
         if len(groups):
             for g, group in enumerate(self.groups):
@@ -174,14 +179,16 @@ class Publisher:
         return self.flush_all()
 
     def tick(self, now: float) -> list[Send]:
-        """Flushes what has waited long enough."""
+        """Flushes what has waited long enough, or when nothing more seems to come."""
         if not self.protected or not self._unflushed():
-            self._due = None
+            self._since = None
             return []
-        if self._due is None:
-            self._due = now + self._spec.seconds
-            return []
-        return self.flush_all() if now >= self._due else []
+        if self._pushes != self._pushes_seen:
+            self._pushes_seen, self._pushed_at = self._pushes, now
+        if self._since is None:
+            self._since = self._pushed_at = now
+        idle = now - self._pushed_at >= IDLE_SECONDS
+        return self.flush_all() if idle or now - self._since >= self._spec.seconds else []
 
     def _unflushed(self) -> bool:
         return any(
@@ -191,8 +198,8 @@ class Publisher:
         )
 
     def flush_all(self) -> list[Send]:
-        self._pushes = 0
-        self._due = None
+        self._pushes = self._pushes_seen = 0
+        self._since = None
         sends: list[Send] = []
         for g in range(len(self.groups) if self.protected else 0):
             sends += self.flush(g)

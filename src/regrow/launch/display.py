@@ -284,6 +284,9 @@ def summary_text(summary: dict[str, Any], path: Path) -> str:
         stalls = max(failure["stall_s"] for failure in failures)
         count = f"{len(failures)} failure{'s' if len(failures) > 1 else ''}"
         rows.append(("survived", f"{count}, training stood still for {stalls:.2f} s at most"))
+    if summary.get("faults_unreached"):
+        steps = ", ".join(str(fault["step"]) for fault in summary["faults_unreached"])
+        rows.append(("not reached", f"faults at step {steps}: the data ended before"))
     peak = summary["peak_rss_bytes"]
     rows.append(
         (

@@ -13,6 +13,7 @@ from typing import Any
 BEFORE_SECONDS = 5.0  # throughput before a failure: shorter is noise, longer reaches back to the last one
 DURING_SECONDS_MIN = 1.0  # a recovery shorter than this is too short to measure a throughput in
 SILENCE_SECONDS = 0.25  # a worker that says nothing for longer stands still; well above the time between reports
+RATE_SECONDS_MIN = 0.25  # a shorter span says nothing about speed
 HISTORY_SECONDS = 0.02  # reports closer than this are one
 HISTORY_LENGTH_MAX = 1 << 15
 RECOVERY_COUNTS = ("rows", "rows_back", "rows_missing", "rows_total", "bytes", "faults")
@@ -34,7 +35,7 @@ class History:
         if not self._points:
             return None
         begin, end = max(begin, self._points[0][0]), min(end, self._points[-1][0])
-        return (self._at(end) - self._at(begin)) / (end - begin) if end - begin > HISTORY_SECONDS else None
+        return (self._at(end) - self._at(begin)) / (end - begin) if end - begin >= RATE_SECONDS_MIN else None
 
     def _at(self, time: float) -> float:
         """Between two reports, as if samples came evenly."""
@@ -164,9 +165,10 @@ class Failures:
                 if kind == "recovered":
                     failure.recovered_at = failure.recovered_at or now
 
-    def stepped(self, worker: int, samples: int, now: float) -> None:
-        """A worker has made a step."""
-        self.history.add(now, samples)
+    def stepped(self, worker: int, samples: int | None, now: float) -> None:
+        """A worker has made a step; `samples` is what all have trained, or None for one that trains no more."""
+        if samples is not None:
+            self.history.add(now, samples)
         silent_since = self._reported_at.get(worker)
         self._reported_at[worker] = now
         for failure in self.open:

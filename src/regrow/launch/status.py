@@ -167,7 +167,7 @@ class RunStatus:
             self._receive_worker(self.workers[id], kind, event, now)
         self.failures.heard(role, id, kind, event, now)
         if role == "worker" and kind in ("progress", "trained", "evaluating"):
-            self.failures.stepped(id, self.samples, now)
+            self.failures.stepped(id, self.samples if kind == "progress" else None, now)
 
     def lost(self, role: str, id: int) -> None:
         """This process is no more; which is as it should be once the run is being stopped."""
@@ -384,6 +384,8 @@ class RunStatus:
             "logloss": finite(self.evaluated.get("logloss")),
             "test_samples": self.evaluated.get("test_samples"),
             "model_sha256": self.evaluated.get("model_sha256"),
+            "parity_stripes": self.evaluated.get("parity_stripes"),
+            "parity_wrong": self.evaluated.get("parity_wrong"),
             "staleness_mean": rounded(self.staleness_mean, 3),
             "wait_seconds": rounded(sum(worker.wait_seconds for worker in self.workers), 3),
             "staleness_max": max(worker.staleness_max for worker in self.workers),

@@ -6,6 +6,7 @@ import logging
 import time
 from typing import Any
 
+import numpy as np
 import torch
 
 from regrow import _core
@@ -13,11 +14,15 @@ from regrow.config import TrainConfig
 from regrow.core.link import Identity
 from regrow.data.catalog import open_dataset
 from regrow.errors import DataError, RegrowError, UserError
+from regrow.nn.check import check_parity
 from regrow.nn.trainer import Progress, Trainer
 from regrow.runtime.client import SocketClient
 from regrow.runtime.parent import Parent
 
 log = logging.getLogger("regrow.worker")
+
+PREFILL_ROWS = 1 << 16
+RECOVERY_SECONDS_MAX = 600.0  # A check waits so long for servers that are on their way back.
 
 REPORT_SECONDS = 0.5
 REPORT_SECONDS_PROTECTED = 0.1  # how exactly the end of a stall is seen
@@ -54,6 +59,8 @@ def run(parent: Parent) -> None:
         trainer.connect(client)
         if trainer.done:
             log.info("goes on after step %d", trainer.done)
+        elif config.prefill:
+            prefill(client, worker=assignment["id"], tables=len(dataset.rows), seed=config.seed)
         started = time.monotonic()
         trainer.train(
             steps=steps,
@@ -83,6 +90,28 @@ def step_count(config: TrainConfig, dataset: Any) -> int:
     return -(-batches // config.workers)
 
 
+def prefill(client: SocketClient, *, worker: int, tables: int, seed: int) -> None:
+    """Gives every row of this worker's share of the tables a value: a server then has all its rows to lose."""
+    rng = np.random.default_rng([seed, worker])
+    for index in range(worker, tables, client.job.workers):
+        table = client.job.tables[index]
+        block = rng.random((min(table.rows, PREFILL_ROWS), table.record_floats), np.float32)
+        block[:, : table.dim] = (block[:, : table.dim] - 0.5) * np.float32(2 * table.init_bound)
+        for start in range(0, table.rows, len(block)):
+            client.write_records(index, start, block[: table.rows - start])
+
+
+def check(client: SocketClient) -> tuple[int, int]:
+    """(stripes, wrong ones), once no server is on its way back. A wrong parity would be a wrong row one day."""
+    deadline = time.monotonic() + RECOVERY_SECONDS_MAX
+    while client.recovering and time.monotonic() < deadline:
+        time.sleep(0.05)
+    stripes, wrong = check_parity(client, tries=5)
+    if wrong:
+        raise RegrowError(f"{wrong} of {stripes} stripes have a parity that does not fit their rows")
+    return stripes, wrong
+
+
 def _obey(parent: Parent, trainer: Trainer, client: SocketClient) -> None:
     while True:
         command = parent.next_command()
@@ -91,8 +120,15 @@ def _obey(parent: Parent, trainer: Trainer, client: SocketClient) -> None:
         if command.get("do") == "evaluate":
             auc, logloss, samples = trainer.evaluate(lambda done: parent.report("evaluating", samples=done))
             digest = client.digest() if trainer.config.digest else None
+            stripes, wrong = check(client) if trainer.config.check_parity else (None, None)
             parent.report(
-                "evaluated", auc=auc, logloss=logloss, test_samples=samples, model_sha256=digest
+                "evaluated",
+                auc=auc,
+                logloss=logloss,
+                test_samples=samples,
+                model_sha256=digest,
+                parity_stripes=stripes,
+                parity_wrong=wrong,
             )
         else:
             raise RegrowError(f"the launcher sent a command this worker does not know: {command}")

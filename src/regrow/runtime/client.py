@@ -49,6 +49,9 @@ from regrow.runtime.transport import Endpoint
 log = logging.getLogger("regrow.client")
 
 RECORDS_BYTES_MAX = 8 << 20  # per request; too large: servers make everybody else wait for one reply
+# Before the first view nothing can begin without a coordinator, and nobody else would say that there is none. Too
+# small: a worker gives up while it is restarted. Too large: a run that cannot begin is noticed late.
+COORDINATOR_SECONDS_MAX = 10.0
 NOTICES_MAX = 1000  # the last ones; a caller that never looks must not grow us
 RECORD_PADDING_FLOATS = 4  # as servers pad their records
 
@@ -141,6 +144,28 @@ class Client:
         for part in self._parts(table, row_count):
             self._read(table, row_first + part.start, out[part])
         return out
+
+    def parities(self, table: int, server: int, slot_first: int, slot_count: int) -> Float32Array:
+        """Raw parity records that a server keeps, padded as it keeps them: block b and parity q are slot b * r + q."""
+        request, answered = self._expect()
+        self._submit(
+            DumpWanted(
+                request=request,
+                server=server,
+                table=table,
+                slot_first=slot_first,
+                slot_count=slot_count,
+                parity=True,
+            )
+        )
+        records: Float32Array = answered.result().reshape(slot_count, -1)
+        return records
+
+    @property
+    def recovering(self) -> tuple[int, ...]:
+        """The servers whose rows or parities are still coming back, as far as this client knows."""
+        view = self.session.view
+        return () if view is None else tuple(member.id for member in view.servers if member.recovering)
 
     def write_records(self, table: int, row_first: int, records: Float32Array) -> None:
         """Replaces whole records of consecutive rows, as `records` gives them."""
@@ -338,6 +363,7 @@ class SocketClient(Client):
         self._token = token
         self._coordinator = coordinator
         self._section_bytes_max = section_bytes_max
+        self._patience: asyncio.TimerHandle | None = None
         self._loop = new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="links", daemon=True)
         self._thread.start()
@@ -367,7 +393,8 @@ class SocketClient(Client):
             section_bytes_max=self._section_bytes_max,
             on_open=self._on_open,
             on_message=self._on_message,
-            on_lost=lambda peer, reason: self._receive(Lost(peer=peer, reason=reason)),
+            on_lost=self._on_lost,
+            on_resumed=self._on_resumed,
             on_fenced=lambda peer, reason: self._fail(ConnectionLost(f"lost {peer}: {reason}")),
             place=self._place,
         )
@@ -382,7 +409,19 @@ class SocketClient(Client):
 
     def _on_open(self, peer: Identity) -> None:
         if peer.role == "coordinator":  # also to one that was restarted: it may know of no job
+            self._on_resumed(peer)
             self.endpoint.send(peer, Declare(job=self.job))
+
+    def _on_resumed(self, peer: Identity) -> None:
+        if peer.role == "coordinator" and self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
+
+    def _on_lost(self, peer: Identity, reason: str) -> None:
+        if peer.role == "coordinator" and self.session.view is None and self._patience is None:
+            error = ConnectionLost(f"lost {peer}: {reason}")
+            self._patience = self._loop.call_later(COORDINATOR_SECONDS_MAX, self._fail, error)
+        self._receive(Lost(peer=peer, reason=reason))
 
     def _on_message(self, source: Identity, message: Message) -> None:
         self._receive(Delivered(source=source, message=message))

@@ -30,19 +30,24 @@ from regrow.core.messages import (
     Have,
     Message,
     Opened,
+    Push,
     Pushed,
+    Recovered,
     Restored,
     Rows,
     Snap,
+    Stream,
     StreamEnd,
     Tail,
     View,
 )
 from regrow.sim import machines
 from regrow.sim.net import short
+from regrow.sim.nodes import Violation
 
 if TYPE_CHECKING:
-    from regrow.sim.world import Node, World
+    from regrow.sim.nodes import Node
+    from regrow.sim.world import World
 
 U8 = np.ndarray[Any, np.dtype[np.uint8]]
 _TABLES: dict[int, U8] = {}
@@ -75,6 +80,8 @@ class Checker:
         self.haves: dict[tuple[Identity, int], tuple[int, tuple[int, ...]]] = {}
         self._pieces: dict[tuple[int, int, int, tuple[int, ...]], tuple[U8, Any]] = {}
         self._before: Any = None
+        self._pushed: dict[tuple[Identity, int], int] = {}  # (worker, server) -> last push sent
+        self._streamed: set[tuple[Identity, Identity, int, int]] = set()
         self._sends: dict[type[Message], Callable[[Node, Identity, Any], None]] = {
             View: self._on_view,
             Restored: self._on_restored,
@@ -86,11 +93,12 @@ class Checker:
             Pushed: self._on_reply,
             Durable: self._on_reply,
             Opened: self._on_reply,
+            Push: self._on_push,
+            Stream: self._on_stream,
+            Recovered: self._on_recovered,
         }
 
     def fail(self, invariant: str, text: str) -> None:
-        from regrow.sim.world import Violation
-
         raise Violation(invariant, text)
 
     # --- What rows must be ---
@@ -198,8 +206,30 @@ class Checker:
         if any(node.machine.store.pending_rows(g) for g in range(len(self.world.groups))):
             self.world.probes.hit("snap while pending")
 
+    def _on_push(self, node: Node, target: Identity, push: Push) -> None:
+        last = self._pushed.get((node.identity, target.id), 0)
+        if push.seq <= last:
+            self.world.probes.hit("push resent")
+        self._pushed[node.identity, target.id] = max(last, push.seq)
+
+    def _on_stream(self, node: Node, target: Identity, stream: Stream) -> None:
+        table = int(np.flatnonzero(stream.counts)[0])
+        place = node.identity, target, table, int(stream.slots[0])
+        if place in self._streamed:
+            self.world.probes.hit("stream delta")
+        self._streamed.add(place)
+
+    def _on_recovered(self, node: Node, target: Identity, message: Recovered) -> None:
+        self.world.probes.hit("recovered")
+
     def _on_reply(self, node: Node, target: Identity, reply: Any) -> None:
         """I2: what is reported durable is where it must be."""
+        if (
+            self.sync
+            and isinstance(reply, Rows)
+            and reply.request in (marks[0] for marks in machines.applied(node.machine))
+        ):
+            self.world.probes.hit("undo")  # workers number their pulls by step
         if not self.coded or not reply.durable:
             return
         mark = 0 if self.sync else target.id
@@ -325,17 +355,10 @@ class Checker:
                     self.fail("I9", f"{short(node.identity)} keeps {redo} pushes, the window is {window}")
                 if node.program.window_full and node.program.has_rows:
                     world.probes.hit("window full")
-            elif node.identity.role == "server" and node.machine.view is not None:
-                if reason := machines.unbounded_reason(node.machine, tail_max=TAIL_MAX):
-                    self.fail("I9", f"{short(node.identity)} {reason}")
+            elif node.identity.role == "server" and (reason := machines.unbounded_reason(node.machine, TAIL_MAX)):
+                self.fail("I9", f"{short(node.identity)} {reason}")
         if (kept := world.network.kept_bytes_max()) > KEPT_BYTES_MAX:
             self.fail("I9", f"a link keeps {kept} bytes")
-
-    def on_start(self, node: Node) -> None:
-        pass
-
-    def on_end(self, node: Node) -> None:
-        pass
 
     def at_end(self) -> None:
         """Every row is what it must be, every parity the code of it, and nothing is left over."""
@@ -359,7 +382,9 @@ class Checker:
                     self.fail("I8", f"S{server} ends with {held.marks} of group {group} of S{source}")
                 number = self._server(source).publisher.groups[group].number
                 if held.number != number:
-                    self.fail("I8", f"S{server} ends with flush {held.number} of {number} of group {group} of S{source}")
+                    self.fail(
+                        "I8", f"S{server} ends with flush {held.number} of {number} of group {group} of S{source}"
+                    )
                 self.check_parity(node, source, group)
         for worker in range(self.job.workers):
             if left := machines.redo_pushes(world.worker(worker).machine):
@@ -369,5 +394,3 @@ class Checker:
         node = self.world.node("server", server)
         assert node is not None
         return node.machine
-
-

@@ -1,7 +1,7 @@
 """The `sim` command: many schedules, and for the first that fails the shortest tape that still does.
 
-    regrow sim --seeds 1000 --profile all
-    regrow sim --replay async:2_14_1(70)3 --story row=7
+regrow sim --seeds 1000 --profile all
+regrow sim --replay async:2_14_1(70)3 --story row=7
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ def _shrink_and_tell(result: Any, plant: str | None) -> None:
 
     def fails(tape: list[int]) -> bool:
         with planted.plant(plant):
-            return runner.run(result.profile, tape=tape).invariant == result.invariant
+            return bool(runner.run(result.profile, tape=tape).invariant == result.invariant)
 
     click.echo(f"shrinking its tape of {len(stripped(result.tape))} choices, at most {SHRINK_SECONDS:.0f} s ...")
     tape = shrink(result.tape, fails, seconds_max=SHRINK_SECONDS)

@@ -1,7 +1,8 @@
 """What goes wrong, and how much of it: within what the protocol claims to survive, or, on purpose, beyond it.
 
-Within: never would more members of a stripe be lost at once than it has parities, counting every server that is dead,
-paused, or not known by everybody to have recovered. Workers, the coordinator, replacements and links may fail at any time.
+Within: never would more members of a stripe be lost at once than it has parities, counting every server that is
+dead, paused, or not known by everybody to have recovered. Workers, the coordinator, replacements and links may fail
+at any time.
 """
 
 from __future__ import annotations
@@ -10,10 +11,13 @@ from typing import TYPE_CHECKING
 
 from regrow.sim import machines
 from regrow.sim.net import COORDINATOR, short
+from regrow.sim.nodes import Violation
 
 if TYPE_CHECKING:
-    from regrow.sim.world import Node, World
+    from regrow.sim.nodes import Node
+    from regrow.sim.world import World
 
+NOTICED_SECONDS = 4.0  # A server that is silent for so long must have been declared dead.
 RECOVERY_RATE = 4.0  # While somebody recovers, faults are so much more likely: that is where the bugs are.
 
 
@@ -22,7 +26,8 @@ class Faults:
         self.world = world
         self.left = world.scenario.faults_max
         self.crashes = {"server": 0, "worker": 0, COORDINATOR: 0}
-        self.beyond = False  # more was lost than can come back
+        self.beyond = False  # more may be lost than can come back
+        self.certain = False  # and it is
 
     def rate(self) -> float:
         """How likely the next event is a fault."""
@@ -52,7 +57,10 @@ class Faults:
         """Servers that count as lost."""
         world = self.world
         coordinator = world.node(COORDINATOR)
-        recovering = machines.recovering(coordinator.machine) if coordinator is not None else set()
+        recovering = machines.recovering(coordinator.machine) if coordinator is not None else None
+        if recovering is None:
+            # A new coordinator will believe what the servers remember.
+            recovering = {s for node in world.nodes.values() for s in machines.remembered_recovering(node.machine)}
         found = set()
         for server in range(world.job.servers):
             node = world.node("server", server)
@@ -60,6 +68,11 @@ class Faults:
             if not healthy or server in recovering or (node is not None and node.crash_after is not None):
                 found.add(server)
         return found
+
+    def _gone(self) -> set[int]:
+        """Servers that are surely not whole, whatever anybody knows."""
+        nodes = [(server, self.world.node("server", server)) for server in range(self.world.job.servers)]
+        return {server for server, node in nodes if node is None or not machines.is_recovered(node.machine)}
 
     def _survivable(self, *more: int) -> bool:
         return self.world.groups.tolerates(self.down() | set(more))
@@ -105,15 +118,16 @@ class Faults:
                 world.probes.hit("crash replacement")
             if not self._survivable(node.identity.id):
                 self.beyond = True
+                self.certain = not world.groups.tolerates(self._gone() | {node.identity.id})
             if world.node(COORDINATOR) is None:
                 world.probes.hit("server and coordinator down")
             if any(world.node("worker", w) is None for w in range(world.job.workers)):
                 world.probes.hit("server and worker down")
-        effects = world.choices.pick(5)
-        if effects:
-            node.crash_after = effects - 1
+        effects = world.choices.pick(6)
+        if effects and not self.certain:
+            node.crash_after = effects
         else:
-            world.crash(node)
+            world.launcher.crash(node)
         if len(self.down()) > 1:
             world.probes.hit("two servers down")
 
@@ -156,8 +170,16 @@ class Faults:
         node = nodes[world.choices.pick(len(nodes))]
         node.paused = True
         world.log(f"{short(node.identity)} is paused")
+        coordinator, since, faults = world.node(COORDINATOR), world.now, self.left
+
+        def known() -> bool:
+            return coordinator is not None and coordinator.machine.view is not None
 
         def resume() -> None:
+            same = known() and coordinator is world.node(COORDINATOR) and self.left == faults - 1
+            unnoticed = node.paused and node.alive and node.identity not in world.condemned
+            if same and unnoticed and world.now > since + NOTICED_SECONDS:
+                raise Violation("I8", f"{short(node.identity)} is silent since {since:.2f}, and nobody minds")
             node.paused = False
             if world.is_current(node.identity) and node.alive:
                 world.probes.hit("pause survived")
@@ -187,7 +209,7 @@ class Faults:
         node.paused = True
         world.log(f"{short(node.identity)} hangs and is replaced")
         world.probes.hit("worker zombie")
-        world.start("worker", node.identity.id)
+        world.launcher.start("worker", node.identity.id)
 
         def resume() -> None:
             node.paused = False

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from regrow.core import parity as parity_module
-from regrow.core import publish as publish_module
+from regrow.core import decode, publish
 from regrow.core.coordinator import Coordinator
 from regrow.core.effects import Send
 from regrow.core.job import JobSpec
@@ -21,6 +20,9 @@ from regrow.sim.probes import Probes
 from regrow.store.memory import MemoryStore
 
 REPLY_BYTES_MAX = 1 << 20
+PROBED = {Fault: "fault", Stream: "stream", Tail: "tail", Syndrome: "syndrome", FlushCommit: "staged flush"}
+SERVER_QUEUES = ("_early", "_ahead")
+SERVING_QUEUES = ("_queued", "_pushes", "_parked", "_staged", "_step_pulls", "_unprepared", "_loads")
 
 
 def make_server(identity: Identity) -> ShardServer:
@@ -39,12 +41,12 @@ def make_coordinator(identity: Identity, job: JobSpec) -> Coordinator:
 @contextlib.contextmanager
 def small_batches(size: int) -> Iterator[None]:
     """Streams and sweeps of a few bytes at a time, so that much can happen between two of them."""
-    saved = publish_module.STREAM_BYTES, parity_module.SWEEP_BYTES
-    publish_module.STREAM_BYTES = parity_module.SWEEP_BYTES = size
+    saved = publish.STREAM_BYTES, decode.SWEEP_BYTES
+    publish.STREAM_BYTES = decode.SWEEP_BYTES = size
     try:
         yield
     finally:
-        publish_module.STREAM_BYTES, parity_module.SWEEP_BYTES = saved
+        publish.STREAM_BYTES, decode.SWEEP_BYTES = saved
 
 
 def blocks(job: JobSpec, table: int) -> int:
@@ -65,8 +67,14 @@ def held(server: Any, source: int, group: int) -> Any:
     return server.holder.held.get((source, group)) if server.view is not None else None
 
 
+def applied(server: Any) -> list[list[int]]:
+    """The marks of each group."""
+    marks: list[list[int]] = server.publisher.applied
+    return marks
+
+
 def is_decoding(server: Any) -> bool:
-    return bool(server.holder._batches)
+    return bool(server.holder.decoder._batches)
 
 
 def record_floats(server: Any, table: int) -> int:
@@ -119,16 +127,19 @@ def unsettled_reason(server: Any) -> str:
             return f"has not flushed group {index}"
         if group.acked and min(group.acked.values()) < group.number:
             return f"waits for acknowledgements of group {index}: {group.acked} of {group.number}"
-    for name in ("_early", "_ahead", "_queued", "_pushes", "_parked", "_staged", "_step_pulls", "_unprepared"):
-        if getattr(server, name):
-            return f"holds {name}"
-    return "decodes" if server.holder.sweeping or server.holder._early else ""
+    for owner, names in ((server, SERVER_QUEUES), (server.serving, SERVING_QUEUES)):
+        for name in names:
+            if getattr(owner, name):
+                return f"holds {name}"
+    return "decodes" if server.holder.decoder.sweeping or server.holder._early else ""
 
 
-def unbounded_reason(server: Any, *, tail_max: int) -> str:
+def unbounded_reason(server: Any, tail_max: int) -> str:
     """A queue that is longer than it may be."""
-    if len(server._staged) > 2:
-        return f"has staged the steps {sorted(server._staged)}"
+    if server.view is None:
+        return ""
+    if len(server.serving._staged) > 2:
+        return f"has staged the steps {sorted(server.serving._staged)}"
     for (source, group), state in server.holder.held.items():
         if len(state.tail) > tail_max:
             return f"keeps {len(state.tail)} flushes of group {group} of S{source}"
@@ -141,30 +152,37 @@ def unbounded_reason(server: Any, *, tail_max: int) -> str:
 def probe(probes: Probes, server: Any, event: Any, effects: list[Any]) -> None:
     """Counts the rare paths that messages show."""
     message = event.message
-    if isinstance(message, Fault):
-        probes.hit("fault")
-    elif isinstance(message, Stream):
-        probes.hit("stream")
-    elif isinstance(message, Tail):
-        probes.hit("tail")
-    elif isinstance(message, Syndrome):
-        probes.hit("syndrome")
-    elif isinstance(message, FlushCommit):
-        probes.hit("staged flush")
-    elif isinstance(message, Push | Pull) and server.view is not None and server.rebuild is not None:
-        if any(isinstance(effect, Send) and isinstance(effect.message, Fault) for effect in effects):
-            probes.hit("push waits for rows" if isinstance(message, Push) else "pull waits for rows")
+    if name := PROBED.get(type(message)):
+        probes.hit(name)
+    if not isinstance(message, Push | Pull) or server.view is None:
+        return
+    kind = "push" if isinstance(message, Push) else "pull"
+    if kind == "push" and _has(server, event):
+        probes.hit("push seen before")
+    if any(isinstance(effect, Send) and isinstance(effect.message, Fault) for effect in effects):
+        probes.hit(f"{kind} waits for rows")
+
+
+def _has(server: Any, event: Any) -> bool:
+    """Whether a push came for the second time: it is still the newest, and no reply but the acknowledgement left."""
+    mark = 0 if server.view.job.mode == "sync" else event.source.id
+    return bool(event.message.seq < min(marks[mark] for marks in server.publisher.applied))
 
 
 # --- The coordinator and sessions ---
 
 
-def recovering(coordinator: Any) -> set[int]:
-    """Servers that the coordinator does not count on."""
-    down = set(coordinator.dead)
+def recovering(coordinator: Any) -> set[int] | None:
+    """Servers that the coordinator does not count on; None before it knows anything."""
     if coordinator.view is None:
-        return down
-    return down | {member.id for member in coordinator._members.values() if member.recovering}
+        return None
+    return {*coordinator.dead, *(member.id for member in coordinator._members.values() if member.recovering)}
+
+
+def remembered_recovering(machine: Any) -> set[int]:
+    """Servers that have not recovered, as far as this machine has heard."""
+    view = machine.view
+    return {member.id for member in view.servers if member.recovering} if view is not None else set()
 
 
 def unsettled_view_reason(coordinator: Any) -> str:

@@ -1,7 +1,7 @@
 """Channels between nodes: the real numbering of `core.link`, without sockets.
 
-A **wire** carries one direction of a connection: frames and, last, the news that it broke. What was on a wire when it was
-reset is gone, and the links at both ends send it again on the next connection. FIFO within a wire; which wire
+A **wire** carries one direction of a connection: frames and, last, the news that it broke. What was on a wire when
+it was reset is gone, and the links at both ends send it again on the next connection. FIFO within a wire; which wire
 delivers next is the scheduler's choice, by `due`.
 """
 
@@ -62,16 +62,19 @@ class Network:
         """Queues a message until there is a connection."""
         if (source, target) in self.forgotten:
             return
-        link = self.links.get((source, target))
-        if link is None:
-            link = self.links[source, target] = Link(local=source, peer=target)
-        stamp = link.send(message)
+        stamp = self._link(source, target).send(message)
         if (source, target) in self.open:
             self._put(source, target, stamp, message)
 
     def _put(self, source: Identity, target: Identity, stamp: Stamp, message: Message) -> None:
         item = Item(self.order + self._delay(target, message), "frame", stamp, message, checksum(message))
         self._wire(source, target).items.append(item)
+
+    def _link(self, local: Identity, peer: Identity) -> Link:
+        link = self.links.get((local, peer))
+        if link is None:
+            link = self.links[local, peer] = Link(local=local, peer=peer)
+        return link
 
     def _wire(self, source: Identity, target: Identity) -> Wire:
         wire = self.wires.get((source, target))
@@ -101,9 +104,7 @@ class Network:
             self._resume(who, whom)
 
     def _resume(self, local: Identity, peer: Identity) -> None:
-        link = self.links.get((local, peer))
-        if link is None:
-            link = self.links[local, peer] = Link(local=local, peer=peer)
+        link = self._link(local, peer)
         far = self.links.get((peer, local))
         kept = link.resume(far.received if far is not None else 0)
         if link.acknowledged:
@@ -114,7 +115,7 @@ class Network:
 
     def accept(self, wire: Wire, item: Item) -> bool:
         """Whether a frame that arrives is to be delivered."""
-        link = self.links[wire.target, wire.source]
+        link = self._link(wire.target, wire.source)
         assert item.stamp is not None
         taken = link.accept(item.stamp, 64)
         if link.acknowledgement_due and (wire.target, wire.source) in self.open:

@@ -1,9 +1,353 @@
-"""Known bugs, put back on purpose."""
+"""Known bugs, put back into the real core on purpose: the simulator must find each of them.
+
+The first seventeen are the holes of the protocol's first draft (docs/protocol.md has the table). Each is a small patch
+of one method, in force inside `with plant(name)`, and says in which profiles it shows.
+"""
+
 from __future__ import annotations
+
 import contextlib
-from collections.abc import Iterator
+import dataclasses
+from collections import deque
+from collections.abc import Callable, Iterator
 from typing import Any
-BUGS: dict[str, Any] = {}
+
+import numpy as np
+
+from regrow.core.coordinator import Coordinator
+from regrow.core.decode import Decoder, Sweep
+from regrow.core.effects import Delivered, Send
+from regrow.core.link import Link
+from regrow.core.messages import Flush, Opened, Push
+from regrow.core.parity import ParityHolder
+from regrow.core.publish import Publisher
+from regrow.core.rebuild import Rebuild
+from regrow.core.serving import Serving
+from regrow.core.session import Session
+from regrow.core.shard import ShardServer
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Bug:
+    """What is patched: `patch(original)` makes the wrong method out of the right one."""
+
+    what: str
+    owner: Any
+    method: str
+    patch: Callable[[Any], Any]
+    profiles: tuple[str, ...]
+
+
 @contextlib.contextmanager
 def plant(name: str | None) -> Iterator[None]:
-    yield
+    """The core with this bug, for as long as it lasts. None: as it is."""
+    if name is None:
+        yield
+        return
+    bug = BUGS[name]
+    original = getattr(bug.owner, bug.method)
+    setattr(bug.owner, bug.method, bug.patch(original))
+    try:
+        yield
+    finally:
+        setattr(bug.owner, bug.method, original)
+
+
+# --- The seventeen ---
+
+
+def _epoch_fencing(original: Any) -> Any:
+    def receive(self: Any, event: Any) -> Any:
+        known = isinstance(event, Delivered) and event.source.role == "server" and self.view is not None
+        if known and getattr(event.message, "sent_epoch", self.view.epoch) < self.view.epoch:
+            return []
+        effects = original(self, event)
+        for effect in effects:
+            if isinstance(effect, Send) and effect.target.role == "server" and self.view is not None:
+                object.__setattr__(effect.message, "sent_epoch", self.view.epoch)
+        return effects
+
+    return receive
+
+
+def _stream_end_without_marks(original: Any) -> Any:
+    def on_stream_end(self: Any, source: Any, end: Any) -> Any:
+        return original(self, source, dataclasses.replace(end, marks=(0,) * len(end.marks)))
+
+    return on_stream_end
+
+
+def _one_applied(original: Any) -> Any:
+    def activate(self: Any, g: int, **values: Any) -> None:
+        original(self, g, **values)
+        if all(group.active for group in self.groups):
+            most = [max(marks) for marks in zip(*self.applied, strict=True)]
+            self.applied[:] = [list(most) for _ in self.applied]
+
+    return activate
+
+
+def _piecewise_push(original: Any) -> Any:
+    def apply_queue(self: Any, worker: int) -> Any:
+        queue = self._pushes.get(worker, deque())
+        if queue and self.rebuild is not None:
+            source, push = queue[0]
+            part = self._unapplied(push, worker, push.seq)
+            missing_counts, missing = self.store.prepare(part[0], part[1])
+            if missing.size:
+                tables = np.repeat(np.arange(part[0].size), part[0])
+                absent = {
+                    (int(t), int(slot))
+                    for t, slot in zip(np.repeat(np.arange(part[0].size), missing_counts), missing, strict=True)
+                }
+                here = np.array([(int(t), int(s)) not in absent for t, s in zip(tables, part[1], strict=True)], bool)
+                self.store.update(*self._selected(here, tables, part[1], part[2]), push.seq)
+                counts, slots, grads = self._selected(~here, tables, part[1], part[2])
+                queue[0] = source, Push(seq=push.seq, counts=counts, slots=slots, grads=grads)
+        return original(self, worker)
+
+    return apply_queue
+
+
+def _flush_before_snapshot(original: Any) -> Any:
+    def on_snap_ask(self: Any, source: Any, ask: Any) -> Any:
+        sends = []
+        for g, group in enumerate(self.publisher.groups):
+            if self.store.pending_rows(g):
+                applied = self.publisher.applied[g]
+                self.publisher.applied[g] = list(group.flushed)  # the watermark is left behind
+                sends += self.publisher.flush(g)
+                self.publisher.applied[g] = applied
+        return [*sends, *original(self, source, ask)]
+
+    return on_snap_ask
+
+
+def _deltas_before_answers(original: Any) -> Any:
+    def adjust(self: Any, *arguments: Any) -> None:
+        waiting = [(batch, batch.waiting) for batch in self._batches.values()]
+        for batch, _ in waiting:
+            batch.waiting = set()
+        original(self, *arguments)
+        for batch, members in waiting:
+            batch.waiting = members
+
+    return adjust
+
+
+def _late_faults(original: Any) -> Any:
+    def on_fault(self: Any, source: Any, fault: Any) -> Any:
+        """Decodes whatever is asked for, lost or not, from whoever else is in the stripe."""
+        sends: list[Any] = []
+        start = 0
+        for table, count in enumerate(fault.counts.tolist()):
+            k = self._groups.job.tables[table].k
+            for slot in fault.slots[start : start + count].tolist():
+                if self._server_of(table, 0, slot % k) == source.id:
+                    sweep = Sweep(table=table, q=0, unknown=(slot % k,), partners=())
+                    sends += self._begin(sweep, np.array([slot // k], np.uint32), background=False)
+            start += count
+        return sends
+
+    return on_fault
+
+
+def _piecewise_flush(original: Any) -> Any:
+    def on_flush(self: Any, source: Any, flush: Flush) -> Any:
+        rest = self.__dict__.pop("_rest_of_flush", None)
+        if rest is not None:
+            self._store.parity_apply(*rest)
+        if flush.slots.size < 2:
+            return original(self, source, flush)
+        table = int(np.flatnonzero(flush.counts)[-1])
+        floats = self._store.record_floats(table)
+        counts = flush.counts.copy()
+        counts[table] -= 1
+        last = np.zeros_like(flush.counts)
+        last[table] = 1
+        self._rest_of_flush = source.id, last, flush.slots[-1:], flush.deltas[-floats:]
+        first = dataclasses.replace(flush, counts=counts, slots=flush.slots[:-1], deltas=flush.deltas[:-floats])
+        return original(self, source, first)
+
+    return on_flush
+
+
+def _marks_only_with_rows(original: Any) -> Any:
+    def flush(self: Any, g: int, *arguments: Any) -> Any:
+        return original(self, g, *arguments) if self._store.pending_rows(g) else []
+
+    return flush
+
+
+def _durable_waits_for_streams(original: Any) -> Any:
+    def reached(self: Any, g: int, mark: int, acked: Any) -> Any:
+        streams, self.groups[g].streams = self.groups[g].streams, {}
+        try:
+            return original(self, g, mark, acked)
+        finally:
+            self.groups[g].streams = streams
+
+    return reached
+
+
+def _restart_from_applied(original: Any) -> Any:
+    def dispatch(self: Any, source: Any, message: Any) -> Any:
+        effects = original(self, source, message)
+        for index, effect in enumerate(effects):
+            if isinstance(effect, Send) and isinstance(effect.message, Opened) and not self.is_sync:
+                opened = dataclasses.replace(effect.message, durable=self._span(source.id)[0])
+                effects[index] = dataclasses.replace(effect, message=opened)
+        return effects
+
+    return dispatch
+
+
+def _pulls_not_resent(original: Any) -> Any:
+    def on_joined(self: Any, peer: Any) -> Any:
+        pulls = self._pulls
+        if self._started:
+            self._pulls = {}
+        try:
+            return original(self, peer)
+        finally:
+            self._pulls = pulls
+
+    return on_joined
+
+
+def _silent_without_rows(original: Any) -> Any:
+    def on_push_wanted(self: Any, wanted: Any) -> Any:
+        effects = original(self, wanted)
+        if self.view.job.mode != "sync":
+            return effects
+        push = self._redo[wanted.seq]
+        told = []
+        for effect in effects:
+            if isinstance(effect, Send) and isinstance(effect.message, Push) and not effect.message.slots.size:
+                push.received[effect.target.id] = True
+                push.waiting -= 1
+            else:
+                told.append(effect)
+        return told
+
+    return on_push_wanted
+
+
+def _no_gate(original: Any) -> Any:
+    def may_pull(self: Any, wanted: Any) -> bool:
+        durable, self._durable = self._durable, [1 << 40] * len(self._durable)
+        try:
+            return bool(original(self, wanted))
+        finally:
+            self._durable = durable
+
+    return may_pull
+
+
+def _no_undo(original: Any) -> Any:
+    return lambda self, pull, rows: None
+
+
+def _touched_bits_lost(original: Any) -> Any:
+    def know_touched(self: Any, have: Any) -> Any:
+        touched = have.touched.copy()
+        touched &= ~np.uint64(1)
+        return original(self, dataclasses.replace(have, touched=touched))
+
+    return know_touched
+
+
+def _frames_not_resent(original: Any) -> Any:
+    def resume(self: Any, peer_received: int) -> Any:
+        original(self, peer_received)
+        if self.acknowledged or self.received:
+            self._kept.clear()
+            self.kept_bytes = 0
+            self.sent = self.acknowledged
+            return []
+        return original(self, peer_received)
+
+    return resume
+
+
+def _one_epoch(original: Any) -> Any:
+    def init(self: Any, *, servers: int, job: Any = None, term: int = 0) -> None:
+        original(self, servers=servers, job=job)
+
+    return init
+
+
+ASYNC = ("async", "mixed-k", "r2")
+SYNC = ("sync", "sync-r2")
+
+BUGS: dict[str, Bug] = {
+    "epoch-fencing": Bug(
+        "messages sent in an older view are thrown away", ShardServer, "receive", _epoch_fencing, ASYNC
+    ),
+    "stream-without-marks": Bug(
+        "a rebuilt parity holder has no watermarks", ParityHolder, "on_stream_end", _stream_end_without_marks, ASYNC
+    ),
+    "one-applied": Bug("one watermark for all groups of a replacement", Publisher, "activate", _one_applied, ASYNC),
+    "piecewise-push": Bug(
+        "a push is applied to the rows that are there, before the others",
+        Serving,
+        "_apply_queue",
+        _piecewise_push,
+        ASYNC,
+    ),
+    "flush-before-snapshot": Bug(
+        "pending rows are flushed before a snapshot is answered",
+        ShardServer,
+        "_on_snap_ask",
+        _flush_before_snapshot,
+        ASYNC,
+    ),
+    "deltas-before-answers": Bug(
+        "deltas of members that have not answered are accumulated", Decoder, "adjust", _deltas_before_answers, ASYNC
+    ),
+    "late-faults": Bug(
+        "a fault is decoded whether the row is lost or not", Decoder, "on_fault", _late_faults, ("r2", "sync-r2")
+    ),
+    "piecewise-flush": Bug("a flush is applied in two pieces", ParityHolder, "on_flush", _piecewise_flush, ASYNC),
+    "marks-only-with-rows": Bug("watermarks travel only with deltas", Publisher, "flush", _marks_only_with_rows, ASYNC),
+    "durable-waits-for-streams": Bug(
+        "durability waits for a holder that is being rebuilt",
+        Publisher,
+        "_reached",
+        _durable_waits_for_streams,
+        ("async", "r2", "mixed-k"),
+    ),
+    "restart-from-applied": Bug(
+        "a worker restarts from what was applied, not from what is durable",
+        Serving,
+        "_dispatch",
+        _restart_from_applied,
+        ASYNC,
+    ),
+    "pulls-not-resent": Bug(
+        "a pull that was waiting is not sent to the replacement", Session, "_on_joined", _pulls_not_resent, ASYNC
+    ),
+    "silent-without-rows": Bug(
+        "a worker without rows for a server says nothing to it (sync)",
+        Session,
+        "_on_push_wanted",
+        _silent_without_rows,
+        SYNC,
+    ),
+    "no-undo": Bug(
+        "a step that is computed again is computed from its own result (sync)", Serving, "_undo", _no_undo, SYNC
+    ),
+    "touched-bits-lost": Bug(
+        "a replacement takes touched rows for initial ones", Rebuild, "_know_touched", _touched_bits_lost, ASYNC
+    ),
+    "frames-not-resent": Bug(
+        "what was on its way when a connection broke is lost", Link, "resume", _frames_not_resent, ASYNC
+    ),
+    "one-epoch": Bug(
+        "a new coordinator counts its epochs from the beginning", Coordinator, "__init__", _one_epoch, ("coordinator",)
+    ),
+    # One more of the same kind.
+    "no-gate": Bug(
+        "the next step begins before the one before the last is durable (sync)", Session, "_may_pull", _no_gate, SYNC
+    ),
+}

@@ -8,7 +8,6 @@ of its holders: with one, some bugs cannot show.
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
 
 from regrow.core.job import Commit, FlushSpec, JobSpec, Mode, OptimizerKind, OptimizerSpec, TableSpec
 from regrow.sim.choices import Choices
@@ -28,6 +27,7 @@ class Profile:
     ks: tuple[tuple[int, int], ...] = ((1, 1), (2, 1), (2, 2), (3, 1), (4, 1))  # k of the two tables
     commit: Commit = "exactly-once"
     beyond: bool = False
+    mixed_r: bool = False  # the second table may have fewer parities than the first
     weights: tuple[tuple[str, int], ...] = (
         ("server", 6),
         ("replacement", 4),
@@ -50,7 +50,7 @@ PROFILES = {
         Profile(name="sync", mode="sync"),
         Profile(name="r2", r=(2,), ks=((1, 1), (2, 1), (2, 2), (3, 1)), weights=PAIRED),
         Profile(name="sync-r2", mode="sync", r=(2,), ks=((1, 1), (2, 1), (2, 2), (3, 1)), weights=PAIRED),
-        Profile(name="mixed-k", r=(1, 1, 1, 2), ks=MIXED),
+        Profile(name="mixed-k", r=(1, 1, 1, 2), ks=MIXED, mixed_r=True),
         Profile(name="2pc", commit="2pc"),
         Profile(name="coordinator", weights=LEADERLESS),
         Profile(name="beyond", r=(1, 1, 2), beyond=True, weights=(("server", 4), ("replacement", 1), ("worker", 1))),
@@ -74,8 +74,11 @@ class Scenario:
     lanes: tuple[tuple[str, int, int], ...]  # (message kind, receiver or -1 for all servers, delay in events)
 
 
-LANES = ("View", "Stream", "StreamEnd", "Flush", "FlushAck", "SnapAsk", "Snap", "Have", "Restored", "Push", "Pull")
-LANES += ("Rows", "Tail", "Fault", "Pushed", "Recovered", "Open", "Opened", "Undo", "Syndrome", "SyndromeAsk")
+LANES = (
+    *("View", "Recovered", "Open", "Opened", "Pull", "Rows", "Push", "Pushed"),
+    *("Flush", "FlushAck", "Stream", "StreamEnd", "Have", "Undo", "Restored", "Fault"),
+    *("SnapAsk", "Snap", "Tail", "SyndromeAsk", "Syndrome"),
+)
 
 
 def make_scenario(profile: Profile, choices: Choices) -> Scenario:
@@ -96,7 +99,8 @@ def make_scenario(profile: Profile, choices: Choices) -> Scenario:
         optimizer = OptimizerSpec(kind=kind, learning_rate=0.05 if sync else 1.0)
         init_bound = (0.5 if sync else EXACT_BOUND) if bound else 0.0
         rows = max(1, ks[t] * ring * groups * blocks - holes * t)
-        # Tables of one job may have different numbers of parities too, but not fewer than the profile is about.
+        if t and profile.mixed_r and choices.flag(0.5):
+            r = 1
         table = TableSpec(
             name=f"t{t}", rows=rows, dim=DIMS[t], init_bound=init_bound, optimizer=optimizer, k=ks[t], r=r
         )
@@ -107,7 +111,7 @@ def make_scenario(profile: Profile, choices: Choices) -> Scenario:
         bytes=(1 << 20, 64, 400)[choices.pick(3, dull=0.5)],
         seconds=(0.05, 0.4)[choices.pick(2)],
         commit=profile.commit,
-        sweep_bytes_per_s=(0, 2000, 60)[choices.pick(3, dull=0.5)],
+        sweep_bytes_per_s=(0, 2000, 1)[choices.pick(3, dull=0.5)],  # 1: not before the workers are done
     )
     job = JobSpec(
         tables=tuple(tables), servers=ring * groups, workers=workers, mode=profile.mode, groups=groups, flush=flush
@@ -130,6 +134,3 @@ def make_scenario(profile: Profile, choices: Choices) -> Scenario:
         eager=(0.9, 0.6, 0.3, 0.0)[choices.pick(4)],
         lanes=lanes,
     )
-
-
-ProfileName = Literal["async", "sync", "r2", "sync-r2", "mixed-k", "2pc", "coordinator", "beyond"]

@@ -10,9 +10,10 @@ from typing import Any
 from regrow.core.link import Identity
 from regrow.sim import machines
 from regrow.sim.choices import Choices, tape_from_text, tape_text
+from regrow.sim.nodes import Violation
 from regrow.sim.probes import Probes
 from regrow.sim.profiles import PROFILES, make_scenario
-from regrow.sim.world import Violation, World
+from regrow.sim.world import World
 
 BATCH_BYTES = 40  # of streams and sweeps: one or two rows at a time
 
@@ -58,6 +59,8 @@ def run(
         except Violation as violation:
             result.invariant = violation.invariant
             result.text = str(violation)
+    if world.network.resent:
+        probes.hit("frames resent")
     result.events = world.network.order
     result.digest = world.digest.hexdigest()
     result.crashes = dict(world.faults.crashes)

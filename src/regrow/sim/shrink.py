@@ -1,8 +1,8 @@
 """Makes a failing tape simpler: shorter, and with smaller numbers, as long as the same invariant fails.
 
 Chunks of the tape are deleted or set to zero, large chunks first; then single numbers are lowered. Any tape is a
-valid run, so nothing has to be repaired. The result is no smallest tape, only one that no further step makes simpler, or
-the best that was found when the time was up.
+valid run, so nothing has to be repaired. The result is no smallest tape, only one that no further step makes simpler,
+or the best that was found when the time was up.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The life of one row: every message that carries it, every failure around it, and what it contained.
 
-    regrow sim --replay async:0301... --story row=7               row 7 of the first table
-    regrow sim --profile sync --seed-first 12 --story row=1:7     row 7 of table 1
+regrow sim --replay async:0301... --story row=7               row 7 of the first table
+regrow sim --profile sync --seed-first 12 --story row=1:7     row 7 of table 1
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ class Story:
         holders = ", ".join(f"S{holder}" for holder in world.groups.holders(self.server, self.group))
         pushes = " ".join(f"W{w}.{step}" for w, step in world.reference.units[self.key])
         self.lines.append(
-            f"row {self.key[1]} of table {self.key[0]} (k = {spec.k}, r = {spec.r}): slot {self.slot} of S{self.server}, "
-            f"group {self.group}, parity at {holders}; pushes {pushes or 'none'}"
+            f"row {self.key[1]} of table {self.key[0]} (k = {spec.k}, r = {spec.r}): slot {self.slot} of "
+            f"S{self.server}, group {self.group}, parity at {holders}; pushes {pushes or 'none'}"
         )
 
     def note(self, text: str, target: Identity | None, event: Any) -> None:
@@ -94,7 +94,9 @@ class Story:
             return f"{message.epoch & 0xFFFFFFFF}: {members} {message.lost}"
         if isinstance(message, Pushed) and source.id == self.server:
             return f"{message.seq} durable {message.durable}"
-        if isinstance(message, Push | Pull | Fault) and self._here(message, target if target.role == "server" else source):
+        if isinstance(message, Push | Pull | Fault) and self._here(
+            message, target if target.role == "server" else source
+        ):
             return f"{message.seq if isinstance(message, Push) else ''} has the row"
         if isinstance(message, Fault) and source.id == self.server:
             return "of the row" if self._index(message) is not None else ""

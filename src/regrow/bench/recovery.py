@@ -1,0 +1,436 @@
+"""What does the loss of a server look like from training? One with a gigabyte of rows is killed in the middle.
+
+Every row has been touched before (`prefill`), as after long training, so that every row has to come back. Codes with
+k = 4 and k = 2 take turns. Throughput comes from the workers' own reports, about ten a second, and between two of them
+samples are taken to come evenly.
+
+The sketch: for each byte of lost rows, k - 1 bytes of other members go to whoever decodes, one byte goes to the
+replacement, and one to make its parities again: (k + 1) x bytes / bandwidth of a socket = expected time, were
+nothing else going on. Memory and socket bandwidth are measured in the same run.
+"""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from regrow.bench import common, plots, train
+from regrow.config import TrainConfig
+from regrow.core.twins import record_floats
+from regrow.data.synthetic import CARDINALITIES
+from regrow.errors import RegrowError
+from regrow.launch import local
+from regrow.launch.failures import DURING_SECONDS_MIN, Failure
+from regrow.launch.status import RunStatus
+from regrow.nn.presets import MODELS
+
+SUMMARY = "A server with a gigabyte of rows is killed: stall, throughput and time until all rows are back."
+
+STALL_SECONDS_TARGET = 0.5
+DURING_TARGET = 0.9
+CODES_TARGET = 1.3  # recovery of the slower code / of the faster
+PAPER = "the paper: stalls under 30 s, throughput during recovery 0.87 to 0.93, time grows with k"
+SHAPE, R, VICTIM = "kaggle", 1, 2
+CODES = (4, 2)
+BEFORE_SECONDS = 10.0  # throughput before the failure: over this time
+TAIL_SECONDS = 5.0  # of training wanted after the recovery
+TRIES_MAX = 4  # runs that ended before the recovery did are made longer so often
+RATE_GUESS = 8_000.0
+COPY_BYTES = 256 << 20  # far more than any cache
+TABLE_ROWS_KEPT = 10_000  # smaller tables keep their size, larger ones share the rest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """How much is measured."""
+
+    server_bytes: int
+    before_seconds: float  # of training, until the kill
+    after_seconds: float  # first guess: recovery and tail
+    rounds: int
+    socket_bytes: int
+
+
+FULL = Size(server_bytes=1_000_000_000, before_seconds=20.0, after_seconds=30.0, rounds=2, socket_bytes=2 << 30)
+QUICK = Size(server_bytes=20_000_000, before_seconds=3.0, after_seconds=6.0, rounds=1, socket_bytes=128 << 20)
+
+
+def run(*, quick: bool, json_path: str | None, docs: str | None = None) -> int:
+    size = QUICK if quick else FULL
+    report = common.Report.start("recovery")
+    if not hasattr(TrainConfig, "prefill"):
+        common.console.print("[yellow]this version cannot prefill[/]: only rows that training touched are recovered")
+    copy, links = copy_bandwidth(COPY_BYTES), socket_bandwidth(size.socket_bytes)
+    report.rows.append({"kind": "memory", "bytes_per_second": round(copy)})
+    report.rows.append({"kind": "socket", "bytes_per_second": round(links)})
+    common.console.print(f"memory is copied at {copy / 1e9:.1f} GB/s, a Unix socket carries {links / 1e9:.1f} GB/s")
+    with tempfile.TemporaryDirectory(prefix="regrow-bench-") as directory:
+        measure_all(report, make_config(Path(directory), size), size=size)
+    compare(report)
+    print_rows(report)
+    code = report.finish(json_path)
+    plots.save(report.to_dict(), json_path=json_path, docs=docs)
+    return code
+
+
+def measure_all(report: common.Report, config: TrainConfig, *, size: Size) -> None:
+    """One undisturbed run to compare with, then the codes in turns."""
+    small = config.replace(model=SHAPE, rows_max=100_000, **knobs(prefill=False))
+    rate = undisturbed(small, seconds=2.0, rate=RATE_GUESS).rate_whole()
+    common.console.print("training without failure or protection ...")
+    seconds = size.before_seconds + size.after_seconds
+    quiet = undisturbed(config, seconds=seconds, rate=rate)
+    rate = quiet.rate_whole()
+    common.console.print(f"no protection, no failure: {rate:,.0f} samples/s")
+    zero_at = quiet.begin + size.before_seconds
+    report.rows.append({"kind": "run", "k": None, "round": 0, "samples_per_second": round(rate, 1), **quiet.others()})
+    report.rows.append(quiet.to_row("none", zero_at=zero_at, marks={}))
+    after_seconds = size.after_seconds
+    for turn in range(size.rounds):
+        for k in CODES if turn % 2 == 0 else CODES[::-1]:
+            row, trace, after_seconds = struck(config, k=k, size=size, rate=rate, after_seconds=after_seconds)
+            report.rows.append({"kind": "run", "k": k, "round": turn, **row})
+            if turn == 0:
+                report.rows.append(trace)
+            common.console.print(f"k = {k}, round {turn + 1} of {size.rounds}: {told(row)}")
+
+
+def knobs(**wanted: Any) -> dict[str, Any]:
+    """Those of these options that this version has."""
+    return {name: value for name, value in wanted.items() if hasattr(TrainConfig, name)}
+
+
+# -- what is trained -----------------------------------------------------------------------------------------
+
+
+def make_config(directory: Path, size: Size) -> TrainConfig:
+    shape = MODELS[SHAPE]
+    optimizer = "rowwise_adagrad"
+    row_bytes = 4 * record_floats(optimizer, shape.dim)
+    rows = table_rows(CARDINALITIES[SHAPE], total=-(-size.server_bytes * train.SERVERS // row_bytes))
+    model = directory / "kaggle-large.toml"
+    lines = {"dim": shape.dim, "bottom": list(shape.bottom), "top": list(shape.top), "rows": rows}
+    model.write_text("".join(f"{name} = {value}\n" for name, value in {**lines, "rows_max": max(rows)}.items()))
+    return TrainConfig(
+        model=str(model),
+        batch=train.BATCH,
+        servers=train.SERVERS,
+        workers=train.WORKERS,
+        optimizer=optimizer,
+        seed=train.SEED,
+        steps=1,
+        r=R,
+        test_rows=train.BATCH,
+        digest=False,
+        out=str(directory / "run"),
+        **knobs(prefill=True),
+    )
+
+
+def table_rows(sizes: Sequence[int], *, total: int) -> list[int]:
+    """Tables of the same shape with at least `total` rows in all: the large ones are scaled, the small ones stay."""
+    small = sum(size for size in sizes if size <= TABLE_ROWS_KEPT)
+    large = sum(size for size in sizes if size > TABLE_ROWS_KEPT)
+    scale = max(0.0, (total - small) / large)
+    return [size if size <= TABLE_ROWS_KEPT else max(TABLE_ROWS_KEPT, int(size * scale) + 1) for size in sizes]
+
+
+def steps_of(config: TrainConfig, seconds: float, rate: float) -> int:
+    return max(8, int(seconds * rate / (config.batch * config.workers)))
+
+
+def undisturbed(config: TrainConfig, *, seconds: float, rate: float) -> Trace:
+    trace = Trace()
+    local.train(config.replace(steps=steps_of(config, seconds, rate)), overwrite=True, display=trace)
+    return trace
+
+
+def struck(
+    config: TrainConfig, *, k: int, size: Size, rate: float, after_seconds: float
+) -> tuple[dict[str, Any], dict[str, Any], float]:
+    """Trains, kills, and goes on until the recovery has been over for a while: (figures, trace, seconds it took)."""
+    kill_step = steps_of(config, size.before_seconds, rate)
+    for _ in range(TRIES_MAX):
+        steps = kill_step + steps_of(config, after_seconds, rate)
+        trace = Trace()
+        summary = local.train(
+            config.replace(protection="ec", k=k, steps=steps, kill=(f"server:{VICTIM}@step:{kill_step}",)),
+            overwrite=True,
+            display=trace,
+        )
+        failure = trace.failure()
+        if failure.recovered_at is not None and trace.end - failure.recovered_at >= TAIL_SECONDS / 2:
+            row = figures(trace, failure, summary["failures"][0], server=summary["per_server"][VICTIM])
+            zero = trace.to_row(f"k{k}", zero_at=failure.at, marks=marks(failure))
+            return row, zero, failure.recovered_at - failure.at + TAIL_SECONDS
+        after_seconds *= 2
+        common.console.print(f"the recovery was not over when training was; again with {after_seconds:.0f} s after it")
+    raise RegrowError(f"no recovery ended within {after_seconds / 2:.0f} s of training after the failure")
+
+
+# -- throughput ----------------------------------------------------------------------------------------------
+
+
+class Trace(train.Recorder):
+    """A display that shows nothing and keeps every report of every worker, on the launcher's clock.
+
+    Samples count when their step ends. So a stall shows as a step that took long: a low place, not a hole.
+    """
+
+    def __init__(self, *, warmup_seconds: float = 0.0) -> None:
+        super().__init__(warmup_seconds=warmup_seconds)
+        self.status: RunStatus | None = None
+
+    def update(self, status: RunStatus, now: float) -> None:
+        self.status = status
+        # Before the base class, which looks at the last report only.
+        for index, worker in enumerate(status.workers):
+            seen = self.reports.setdefault(index, [])
+            last = seen[-1][0] if seen else -1.0
+            seen += [report for report in worker.reports if report[0] > last]
+        super().update(status, now)
+
+    @property
+    def begin(self) -> float:
+        """From here on every worker is known to train."""
+        return max(self._points(), key=lambda seen: seen[0][0])[0][0]
+
+    @property
+    def end(self) -> float:
+        return min(self._points(), key=lambda seen: seen[-1][0])[-1][0]
+
+    def _points(self) -> list[list[tuple[float, int]]]:
+        """The reports of each worker but for its last, which comes when its pushes are durable: waiting, not training."""
+        if not self.reports or any(len(seen) < 3 for seen in self.reports.values()):
+            raise RegrowError("the run was too short to have a throughput: workers need time for reports")
+        return [seen[:-1] for seen in self.reports.values()]
+
+    def rate(self, begin: float, end: float) -> float:
+        """Samples per second of all workers between two times, as far as training was under way then."""
+        begin, end = max(begin, self.begin), min(end, self.end)
+        if end <= begin:
+            raise RegrowError(f"no training between {begin:.2f} and {end:.2f}")
+        return float(sum(samples_between(seen, begin, end) for seen in self._points())) / (end - begin)
+
+    def rate_whole(self) -> float:
+        return self.rate(self.begin, self.end)
+
+    def steady(self) -> dict[str, Any]:
+        """Samples per second and processor time from the end of the warm-up until the first worker is through."""
+        begin, end = self.begin + self.warmup_seconds, self.end
+        if end - begin < self.warmup_seconds / 2:
+            begin = (self.begin + end) / 2  # faster than thought: better half of it than nothing
+        total = self.rate(begin, end)
+        found: dict[str, Any] = {"samples_per_second": total, "seconds": end - begin}
+        looks = [look for at, look in self.usage if begin <= at <= end]
+        if len(looks) > 1:
+            before, after = looks[0], looks[-1]
+            cores = (after.own_seconds - before.own_seconds) / (after.at - before.at)
+            found["cpu_seconds_per_1000_samples"] = cores * 1000 / total
+            found["others_cores"] = common.rounded(before.others_cores(after), 2)
+        return found
+
+    def failure(self) -> Failure:
+        if self.status is None or not self.status.failures.all:
+            raise RegrowError(f"server {VICTIM} should have been killed and was not: the run was too short")
+        return self.status.failures.all[0]
+
+    def others(self) -> dict[str, Any]:
+        """Who else used the machine meanwhile."""
+        looks = [look for _, look in self.usage]
+        return {"others_cores": common.rounded(looks[0].others_cores(looks[-1]), 2)} if len(looks) > 1 else {}
+
+    def to_row(
+        self, name: str, *, zero_at: float, marks: dict[str, float], bin_seconds: float = 0.25
+    ) -> dict[str, Any]:
+        """For plots: samples per second in bins, with time counted from `zero_at`."""
+        edges = np.arange(self.begin, self.end, bin_seconds)
+        rates = [self.rate(at, at + bin_seconds) for at in edges[:-1]]
+        return {
+            "kind": "trace",
+            "name": name,
+            "t": [round(float(at) + bin_seconds / 2 - zero_at, 3) for at in edges[:-1]],
+            "samples_per_second": [round(rate, 1) for rate in rates],
+            "marks": marks,
+        }
+
+
+def samples_between(seen: Sequence[tuple[float, int]], begin: float, end: float) -> float:
+    """Samples of one worker between two times, evenly spread between its reports."""
+    times, samples = zip(*seen, strict=True)
+    at_begin, at_end = np.interp([begin, end], times, samples)
+    return float(at_end - at_begin)
+
+
+def marks(failure: Failure) -> dict[str, float]:
+    found = {"death": failure.at, "resumed": failure.resumed_at, "recovered": failure.recovered_at}
+    return {name: round(at - failure.at, 4) for name, at in found.items() if at is not None}
+
+
+def during_span(died_at: float, resumed_at: float, recovered_at: float) -> tuple[float, float]:
+    """Where throughput during a recovery is measured: from the first step after the failure until all rows are back.
+
+    Of a recovery that leaves no second between the two, the stall is all there is to see: then from the death on.
+    """
+    if recovered_at - resumed_at >= DURING_SECONDS_MIN:
+        return resumed_at, recovered_at
+    return died_at, max(recovered_at, resumed_at, died_at + DURING_SECONDS_MIN)
+
+
+def figures(trace: Trace, failure: Failure, summary: dict[str, Any], *, server: dict[str, Any]) -> dict[str, Any]:
+    """What one failure cost, with the throughput taken from the trace."""
+    resumed_at, recovered_at = failure.resumed_at, failure.recovered_at
+    if resumed_at is None or recovered_at is None:
+        raise RegrowError("the failure was not over")
+    before = trace.rate(failure.at - BEFORE_SECONDS, failure.at)
+    begin, over_at = during_span(failure.at, resumed_at, recovered_at)
+    during = trace.rate(begin, over_at)
+    seconds = recovered_at - failure.detected_at
+    rows, row_bytes = summary["rows"], server["bytes"] - server["redundancy_bytes"]
+    return {
+        **{name: summary[name] for name in ("detected_s", "replaced_s", "resumed_s", "recovered_s", "stall_s")},
+        "stall_after_detection_s": round(resumed_at - failure.detected_at, 4),
+        "recovery_seconds": round(seconds, 4),
+        "rows": rows,
+        "bytes": summary["bytes"],
+        "faults": summary["faults"],
+        "server_row_bytes": row_bytes,
+        "server_parity_bytes": server["redundancy_bytes"],
+        "throughput_before": round(before, 1),
+        "throughput_during": round(during, 1),
+        "throughput_after": round(trace.rate(over_at, trace.end), 1) if trace.end > over_at else None,
+        "ratio_during": round(during / before, 4),
+        "stall_in_during": begin == failure.at,
+        # With the stall in it: the whole price until everything is as before.
+        "ratio_with_stall": round(trace.rate(failure.at, over_at) / before, 4),
+        "rows_per_second": round(rows / seconds, 1),
+        "bytes_per_second": round(summary["bytes"] / seconds, 1),
+        **trace.others(),
+    }
+
+
+# -- what the machine can do ---------------------------------------------------------------------------------
+
+RECEIVER = """
+import socket, sys
+with socket.socket(fileno=int(sys.argv[1])) as link:
+    buffer = bytearray(1 << 20)
+    left = int(sys.argv[2])
+    while left > 0:
+        count = link.recv_into(buffer)
+        if not count:
+            sys.exit(1)
+        left -= count
+    link.sendall(b"x")
+"""
+
+
+def copy_bandwidth(size_bytes: int, *, repetitions: int = 5) -> float:
+    """Bytes per second copied from one place in memory to another, by one thread at its best."""
+    source = np.ones(size_bytes, np.uint8)
+    target = np.zeros_like(source)
+    return size_bytes / min(common.seconds_of(lambda: np.copyto(target, source)) for _ in range(repetitions))
+
+
+def socket_bandwidth(size_bytes: int) -> float:
+    """Bytes per second from one process to another through a Unix socket."""
+    near, far = socket.socketpair()
+    chunk = bytes(1 << 20)
+    chunks = max(1, size_bytes // len(chunk))
+    with near, far:
+        receiver = subprocess.Popen(
+            [sys.executable, "-I", "-c", RECEIVER, str(far.fileno()), str(chunks * len(chunk))],
+            pass_fds=[far.fileno()],
+        )
+        try:
+            far.close()
+            near.sendall(chunk)  # once it takes this it runs: starting it is not measured
+            started = time.perf_counter()
+            for _ in range(chunks - 1):
+                near.sendall(chunk)
+            if near.recv(1) != b"x":
+                raise RegrowError("the socket could not be measured: its other end failed")
+            seconds = time.perf_counter() - started
+        except OSError as error:
+            raise RegrowError(f"the socket could not be measured: {error}") from None
+        finally:
+            receiver.kill()
+            receiver.wait()
+    return max(1, chunks - 1) * len(chunk) / seconds
+
+
+# -- what follows from it ------------------------------------------------------------------------------------
+
+
+def compare(report: common.Report) -> None:
+    runs = [row for row in report.rows if row["kind"] == "run" and row["k"] is not None]
+    for k in CODES:
+        mine = [row for row in runs if row["k"] == k]
+        report.ratios[f"stall_seconds_k{k}"] = common.Ratio.of(
+            [row["stall_after_detection_s"] for row in mine], target=STALL_SECONDS_TARGET, better="lower"
+        )
+        report.ratios[f"throughput_during_k{k}"] = common.Ratio.of(
+            [row["ratio_during"] for row in mine], target=DURING_TARGET
+        )
+    report.ratios["recovery_time_codes"] = common.Ratio.of(slower_to_faster(runs), target=CODES_TARGET, better="lower")
+
+
+def slower_to_faster(runs: Sequence[dict[str, Any]]) -> list[float]:
+    """Of each round: time to recovery with the slower code / with the faster one."""
+    ratios = []
+    for turn in sorted({row["round"] for row in runs}):
+        times = [row["recovery_seconds"] for row in runs if row["round"] == turn]
+        if len(times) == len(CODES):
+            ratios.append(max(times) / min(times))
+    return ratios
+
+
+def told(row: dict[str, Any]) -> str:
+    return (
+        f"stalled {row['stall_after_detection_s']:.2f} s after detection, "
+        f"{row['rows']:,} rows ({row['bytes'] / 1e6:,.0f} MB) back after {row['recovered_s']:.1f} s, "
+        f"throughput meanwhile {row['ratio_during']:.2f} of before ({row['ratio_with_stall']:.2f} with the stall)"
+    )
+
+
+def print_rows(report: common.Report) -> None:
+    runs = [row for row in report.rows if row["kind"] == "run" and row["k"] is not None]
+    links = next(row["bytes_per_second"] for row in report.rows if row["kind"] == "socket")
+    copy = next(row["bytes_per_second"] for row in report.rows if row["kind"] == "memory")
+    headings = ("k", "round", "detected", "stall", "recovered", "lost rows", "faults", "during / before", "MB/s")
+    common.print_table(
+        f"server {VICTIM} of {train.SERVERS} killed; seconds from its death",
+        (*headings, "of socket", "of memory copy", "sketch"),
+        [
+            (
+                str(row["k"]),
+                str(row["round"] + 1),
+                f"{row['detected_s']:.3f}",
+                f"{row['stall_after_detection_s']:.2f}",
+                f"{row['recovered_s']:.2f}",
+                f"{row['rows']:,}",
+                f"{row['faults']:,}",
+                f"{row['ratio_during']:.2f}",
+                f"{row['bytes_per_second'] / 1e6:,.0f}",
+                f"{row['bytes_per_second'] / links:.1%}",
+                f"{row['bytes_per_second'] / copy:.1%}",
+                f"{sketch_seconds(row, links):.2f} s",
+            )
+            for row in runs
+        ],
+    )
+    common.console.print(PAPER)
+
+
+def sketch_seconds(row: dict[str, Any], links: float) -> float:
+    """(k + 1) x bytes of the lost rows through one socket, and nothing else to do."""
+    return float((row["k"] + 1) * row["bytes"] / links)

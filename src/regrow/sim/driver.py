@@ -1,0 +1,113 @@
+"""What the driver of a real process does: hands events to its machine, and carries out what the machine asks for."""
+
+from __future__ import annotations
+
+import traceback
+from typing import TYPE_CHECKING, Any
+
+from regrow.core.effects import Delivered, Dial, Forget, Log, Notice, Refuse, Replace, Send, Stop
+from regrow.core.link import Identity
+from regrow.core.session import Connect, PushReceived
+from regrow.sim.net import COORDINATOR, short
+from regrow.sim.nodes import Node, Violation
+
+if TYPE_CHECKING:
+    from regrow.sim.world import World
+
+
+class Driver:
+    """One for all nodes of a world."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+
+    def hand(self, node: Node, event: Any) -> None:
+        """Gives an event to a machine and carries out what it asks for."""
+        identity = node.identity
+        self.world.record(identity, event)
+        self.world.checker.before(node, event)
+        try:
+            effects = node.machine.receive(event)
+        except Exception as error:
+            where = "".join(traceback.format_exception(error)[-3:])
+            raise Violation("core", f"{short(identity)} raised at {_told(event)}: {where}") from error
+        self.world.checker.after(node, event, effects)
+        dies = node.crash_after
+        if dies is not None and len(effects) <= dies:
+            dies = None  # not yet: it dies in the middle of something
+        for count, effect in enumerate(effects):
+            if count == dies:
+                self.world.probes.hit("crash between effects")
+                self.world.launcher.crash(node)
+                return
+            self._carry_out(node, effect)
+            if not node.alive:
+                return
+
+    def _carry_out(self, node: Node, effect: Any) -> None:
+        identity = node.identity
+        if isinstance(effect, Send):
+            self.world.checker.on_send(node, effect.target, effect.message)
+            self.world.network.send(identity, effect.target, effect.message)
+        elif isinstance(effect, Dial):
+            self.world.network.dial(identity, effect.peer)
+        elif isinstance(effect, Connect):
+            for member in effect.view.servers:
+                self.world.network.dial(identity, Identity(role="server", id=member.id, incarnation=member.incarnation))
+        elif isinstance(effect, Forget):
+            self._forget(node, effect.peer)
+        elif isinstance(effect, Refuse):
+            self.world.log(f"{short(identity)} refuses {short(effect.target)}: {effect.reason}")
+            self.refused(effect.target, identity, effect.reason)
+            if effect.target in self.world.nodes:
+                self._forget(node, effect.target)
+        elif isinstance(effect, Stop):
+            if self.world.is_current(identity) and not self.world.lost and identity not in self.world.condemned:
+                raise Violation("stop", f"{short(identity)} stops: {effect.reason}")
+            self.world.probes.hit("zombie stops")
+            self.world.launcher.end(node, f"stops: {effect.reason}")
+        elif isinstance(effect, Replace):
+            self.world.condemned.add(effect.peer)
+            self.world.later(lambda: self.world.launcher.replace(effect.peer, effect.reason))
+        elif isinstance(effect, Log):
+            self.world.log(f"{short(identity)}: {effect.text}")
+        elif isinstance(effect, Notice | PushReceived):
+            pass
+        elif node.program is not None:
+            if problem := node.program.hear(effect):
+                raise Violation("I7" if self.world.job.mode == "sync" else "I3", problem)
+            if node.program.failed and node.machine.view is None and self.world.is_current(identity):
+                self.world.launcher.crash(
+                    node
+                )  # the coordinator died before it had said anything: the launcher starts it again
+            elif node.program.failed and not self.world.lost and self.world.is_current(identity):
+                raise Violation("failed", f"{short(identity)}: {node.program.failed}")
+        else:
+            raise Violation("core", f"{short(identity)}: an effect nobody knows: {effect}")
+
+    def _forget(self, node: Node, peer: Identity) -> None:
+        late = self.world.network.forget(node.identity, peer)
+        if late and not self.world.calm and self.world.choices.flag(0.3):
+            # Read from the socket already when the link was dropped: the machine itself must fence it off.
+            message = late[self.world.choices.pick(len(late))]
+
+            def arrive() -> None:
+                if node.alive:
+                    self.world.probes.hit("old frame")
+                    self.hand(node, Delivered(source=peer, message=message))
+
+            self.world.later(arrive)
+
+    def refused(self, who: Identity, whom: Identity, reason: str) -> None:
+        """A process that the coordinator will not have ends; others only lose the link."""
+        if self.world.is_current(who) and who not in self.world.condemned:
+            raise Violation("refusal", f"{short(whom)} refuses {short(who)}: {reason}")
+        if (node := self.world.nodes.get(who)) is not None and (whom.role == COORDINATOR or who.role == "worker"):
+            self.world.probes.hit("zombie stops")
+            self.world.launcher.end(node, "is refused and ends")
+
+
+def _told(event: Any) -> str:
+    if isinstance(event, Delivered):
+        return f"{type(event.message).__name__} of {short(event.source)}"
+    return type(event).__name__

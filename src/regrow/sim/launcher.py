@@ -1,0 +1,89 @@
+"""What the launcher does: it starts processes, sees them end, and starts their successors. It never fails itself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from regrow.core.effects import Died
+from regrow.core.link import Identity
+from regrow.sim import machines
+from regrow.sim.net import COORDINATOR, short
+from regrow.sim.nodes import Node
+from regrow.sim.workers import Program
+
+if TYPE_CHECKING:
+    from regrow.sim.world import World
+
+
+class Launcher:
+    def __init__(self, world: World) -> None:
+        self.world = world
+
+    def start(self, role: str, index: int) -> None:
+        """The launcher starts the next incarnation."""
+        incarnation = self.world.newest.get((role, index), -1) + 1
+        identity = Identity(role=role, id=index, incarnation=incarnation)
+        self.world.newest[role, index] = incarnation
+        if role == "worker":
+            program = Program(index, self.world.scenario, self.world.reference)
+            node = Node(identity, program.session, program)
+        elif role == "server":
+            node = Node(identity, machines.make_server(identity))
+        else:
+            node = Node(identity, machines.make_coordinator(identity, self.world.job))
+        self.world.nodes[identity] = self.world.current[role, index] = node
+        self.world.heard.pop(index, None) if role == "server" else None
+        self.world.log(f"{short(identity)} starts")
+        if role != COORDINATOR:
+            self.world.network.dial(identity, COORDINATOR)
+
+    def crash(self, node: Node) -> None:
+        """The process ends at once; the launcher sees it after a while."""
+        if not node.alive:
+            return
+        self.end(node, "dies")
+        self.world.later(lambda: self._ended(node.identity))
+
+    def end(self, node: Node, how: str) -> None:
+        self.world.log(f"{short(node.identity)} {how}")
+        node.alive = False
+        del self.world.nodes[node.identity]
+        if self.world.node(node.identity.role, node.identity.id) is node:
+            del self.world.current[node.identity.role, node.identity.id]
+
+        def keeps(count: int) -> int:
+            # How much of what it wrote was still in its own buffers is chance.
+            return count if self.world.calm or not count else count - self.world.choices.pick(count + 1, dull=0.7)
+
+        for peer in self.world.network.crashed(node.identity, keeps):
+            if peer not in self.world.nodes:
+                self.world.network.wires.pop((node.identity, peer), None)
+
+    def _ended(self, identity: Identity) -> None:
+        """The launcher has seen a process end: it tells the coordinator, and starts the successor."""
+        if not self.world.is_current(identity):
+            return
+        coordinator = self.world.node(COORDINATOR)
+        tells = self.world.calm or not self.world.choices.flag(0.2)
+        if coordinator is not None and identity.role != COORDINATOR and tells:
+            self.world.driver.hand(coordinator, Died(peer=identity))
+        self.world.later(lambda: self._succeed(identity))
+
+    def _succeed(self, identity: Identity) -> None:
+        if self.world.is_current(identity):
+            self.start(identity.role, identity.id)
+
+    def replace(self, identity: Identity, reason: str) -> None:
+        """The coordinator counts a server as dead: what is left of it is ended, if it can be reached."""
+        if not self.world.is_current(identity):
+            return
+        node = self.world.nodes.get(identity)
+        self.world.log(f"the launcher replaces {short(identity)}: {reason}")
+        if node is not None and node.paused:
+            self.world.probes.hit("silence")
+            if not self.world.calm and self.world.choices.flag(0.6):
+                self.start(identity.role, identity.id)  # out of reach: a zombie
+                return
+        if node is not None:
+            self.end(node, "is ended by the launcher")
+        self.start(identity.role, identity.id)

@@ -1,0 +1,39 @@
+"""The processes of a simulated cluster, and what stands between two of their events."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+from regrow.core.link import Identity
+from regrow.sim.workers import Program
+
+
+class Violation(Exception):
+    """An invariant does not hold."""
+
+    def __init__(self, invariant: str, text: str) -> None:
+        super().__init__(f"{invariant}: {text}")
+        self.invariant = invariant
+
+
+@dataclasses.dataclass(slots=True)
+class Node:
+    """A process: its machine, and whether it runs."""
+
+    identity: Identity
+    machine: Any
+    program: Program | None = None
+    alive: bool = True
+    paused: bool = False
+    crash_after: int | None = None  # dies after so many effects of an event that has more
+
+
+@dataclasses.dataclass(slots=True)
+class Action:
+    """Something that the launcher or chance will do."""
+
+    due: int
+    what: Callable[[], None]
+    at: float = 0.0  # not before this time

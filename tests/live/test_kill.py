@@ -1,0 +1,202 @@
+"""Goal: whatever process is killed, training goes on, and in synchronous mode to the very same bits.
+
+Method: whole runs with real processes and SIGKILL or SIGSTOP at a step. Digests are compared with those of undisturbed
+runs without any protection; every parity is compared with its rows at the end. Asynchronous runs cannot be
+compared bit for bit, so rows count: with plain SGD and gradients that do not depend on the rows, the final values
+say how often each push was applied.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers import wait_until
+
+from regrow.config import TrainConfig
+from regrow.errors import DataLoss
+from regrow.launch import local
+
+pytestmark = pytest.mark.live
+
+STEPS = 14
+OPTIMIZERS = ["rowwise_adagrad", "adagrad", "sgd", "momentum", "adam", "partial_rowwise_adam"]
+SMALL = {"model": "kaggle", "rows_max": 1500, "batch": 128, "steps": STEPS, "test_rows": 1024, "mode": "sync"}
+EC = {"protection": "ec", "check_parity": True}
+
+
+def train(path: Path, **options: Any) -> dict[str, Any]:
+    return local.train(TrainConfig(out=str(path), **{**SMALL, **options}))
+
+
+@functools.cache
+def undisturbed(optimizer: str) -> str:
+    """The digest that every run of this optimizer must end with, from a run that knows nothing of parities."""
+    import tempfile
+
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "run"
+        digest = train(path, optimizer=optimizer, servers=2)["model_sha256"]
+    assert isinstance(digest, str)
+    return digest
+
+
+def check(summary: dict[str, Any], *, optimizer: str = "rowwise_adagrad", roles: list[str]) -> None:
+    assert summary["model_sha256"] == undisturbed(optimizer)
+    assert summary["parity_stripes"] > 0
+    assert summary["parity_wrong"] == 0
+    assert sorted(failure["role"] for failure in summary["failures"]) == sorted(roles)
+    assert summary["steps"] == STEPS
+    assert summary["samples"] == 2 * STEPS * 128
+
+
+CODES = [(2, 1, 3), (4, 1, 5), (2, 2, 5), (4, 2, 6)]
+
+
+@pytest.mark.parametrize(("k", "r", "servers"), CODES)
+def test_a_server_dies_and_the_model_is_the_same(tmp_path: Path, k: int, r: int, servers: int) -> None:
+    summary = train(tmp_path / "run", k=k, r=r, servers=servers, kill=("server:1@step:5",), **EC)
+    check(summary, roles=["server"])
+    (failure,) = summary["failures"]
+    assert failure["rows"] > 0
+    assert failure["recovered_s"] > 0
+    assert summary["redundancy_bytes"] > 0
+    assert summary["flush_bytes"] > 0
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS[1:])
+def test_every_optimizer_comes_back_bit_for_bit(tmp_path: Path, optimizer: str) -> None:
+    kill = ("server:0@step:6",)
+    summary = train(tmp_path / "run", optimizer=optimizer, k=2, servers=3, kill=kill, **EC)
+    check(summary, optimizer=optimizer, roles=["server"])
+
+
+@pytest.mark.parametrize("victim", ["worker:0", "worker:1", "coordinator"])
+def test_any_role_dies(tmp_path: Path, victim: str) -> None:
+    summary = train(tmp_path / "run", k=2, servers=3, kill=(f"{victim}@step:5",), **EC)
+    check(summary, roles=[victim.partition(":")[0]])
+
+
+def test_one_after_the_other_dies(tmp_path: Path) -> None:
+    kill = ("server:1@step:3", "worker:1@step:6", "server:2@step:9", "coordinator@step:11")
+    summary = train(tmp_path / "run", k=2, servers=3, kill=kill, **EC)
+    check(summary, roles=["server", "worker", "server", "coordinator"])
+
+
+def test_two_servers_die_together(tmp_path: Path) -> None:
+    kill = ("server:1@step:5", "server:2@step:5")
+    summary = train(tmp_path / "run", k=2, r=2, servers=5, kill=kill, **EC)
+    check(summary, roles=["server", "server"])
+
+
+def test_a_coordinator_and_a_server_die_together(tmp_path: Path) -> None:
+    kill = ("coordinator@step:5", "server:2@step:5")
+    summary = train(tmp_path / "run", k=2, servers=3, kill=kill, **EC)
+    check(summary, roles=["coordinator", "server"])
+
+
+def test_a_stopped_server_comes_back_fenced(tmp_path: Path) -> None:
+    """It is taken for dead after some silence, and must not write when it wakes up."""
+    summary = train(tmp_path / "run", k=2, servers=3, pause=("server:1@step:5:4s",), steps=STEPS, **EC)
+    check(summary, roles=["server"])
+
+
+def test_over_tcp(tmp_path: Path) -> None:
+    kill = ("server:1@step:4", "coordinator@step:8")
+    summary = train(tmp_path / "run", k=2, servers=3, transport="tcp", kill=kill, **EC)
+    check(summary, roles=["server", "coordinator"])
+
+
+def test_in_two_rings(tmp_path: Path) -> None:
+    """Servers of different rings do not need each other: both may be lost."""
+    kill = ("server:1@step:5", "server:4@step:5")
+    summary = train(tmp_path / "run", k=2, servers=6, groups=2, kill=kill, **EC)
+    check(summary, roles=["server", "server"])
+
+
+def test_beyond_tolerance_rows_are_named_as_lost(tmp_path: Path) -> None:
+    kill = ("server:1@step:5", "server:2@step:5")
+    with pytest.raises(DataLoss) as caught:
+        train(tmp_path / "run", k=2, r=1, servers=3, kill=kill, **EC)
+    assert "rows are lost" in caught.value.message
+    assert "t_cat_" in caught.value.message
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["status"] == "failed"
+    assert "rows are lost" in summary["error"]
+
+
+@pytest.mark.parametrize("commit", ["exactly-once", "2pc"])
+def test_asynchronous_training_goes_on(tmp_path: Path, commit: str) -> None:
+    kill = ("server:1@step:8", "worker:0@step:16")
+    options = {"mode": "async", "steps": 30, "commit": commit, "kill": kill, **EC}
+    summary = train(tmp_path / "run", k=2, servers=3, **options)
+    assert (summary["steps"], summary["samples"]) == (30, 2 * 30 * 128)
+    assert summary["parity_wrong"] == 0
+    assert sorted(failure["role"] for failure in summary["failures"]) == ["server", "worker"]
+
+
+def test_losses_are_tolerated_when_asked_for(tmp_path: Path) -> None:
+    options = {"mode": "async", "steps": 30, "commit": "none", "kill": ("server:1@step:8",), **EC}
+    summary = train(tmp_path / "run", k=2, servers=3, **options)
+    assert (summary["steps"], summary["parity_wrong"]) == (30, 0)
+
+
+def test_a_kill_by_hand(tmp_path: Path) -> None:
+    """From another terminal, without a word to the launcher."""
+    path = tmp_path / "run"
+    command = [sys.executable, "-m", "regrow", "train", "--protect", "ec", "--k", "2", "--servers", "3"]
+    command += ["--rows-max", "1500", "--batch", "128", "--steps", "60", "--test-rows", "1024", "--check-parity"]
+    run = subprocess.Popen([*command, "--out", str(path)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+
+    def step() -> int:
+        metrics = path / "metrics.jsonl"
+        lines = metrics.read_text().splitlines() if metrics.exists() else []
+        return int(json.loads(lines[-1])["step"]) if lines else 0
+
+    try:
+        wait_until(lambda: step() >= 3, seconds=60, what="training")
+        os.kill(server_pid(run.pid), signal.SIGKILL)
+        output, _ = run.communicate(timeout=120)
+    finally:
+        run.kill()
+    assert run.returncode == 0, output.decode()
+    summary = json.loads((path / "summary.json").read_text())
+    assert [failure["role"] for failure in summary["failures"]] == ["server"]
+    assert summary["parity_wrong"] == 0
+
+
+def server_pid(launcher: int) -> int:
+    """A server among the launcher's children: one of those with a socket of a server in its name."""
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parent = int(path.read_text().rpartition(")")[2].split()[1])
+            threads = len(list((path.parent / "task").iterdir()))
+            maps = (path.parent / "maps").read_text()
+        except (OSError, IndexError):
+            continue
+        if parent == launcher and "libtorch" not in maps and threads and listens(path.parent, "s"):
+            return int(path.parent.name)
+    raise AssertionError("no server found")
+
+
+def listens(process: Path, letter: str) -> bool:
+    inodes = set()
+    for fd in (process / "fd").iterdir():
+        try:
+            target = os.readlink(fd)
+        except OSError:
+            continue
+        if target.startswith("socket:["):
+            inodes.add(target[8:-1])
+    for line in Path("/proc/net/unix").read_text().splitlines()[1:]:
+        fields = line.split()
+        if len(fields) == 8 and fields[6] in inodes and Path(fields[7]).name.startswith(letter):
+            return True
+    return False
