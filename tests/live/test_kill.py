@@ -151,7 +151,7 @@ def test_losses_are_tolerated_when_asked_for(tmp_path: Path) -> None:
 def test_a_kill_by_hand(tmp_path: Path) -> None:
     """From another terminal, without a word to the launcher."""
     path = tmp_path / "run"
-    command = [sys.executable, "-m", "regrow", "train", "--protect", "ec", "--k", "2", "--servers", "3"]
+    command = [sys.executable, "-m", "regrow.cli", "train", "--protect", "ec", "--k", "2", "--servers", "3"]
     command += ["--rows-max", "1500", "--batch", "128", "--steps", "60", "--test-rows", "1024", "--check-parity"]
     run = subprocess.Popen([*command, "--out", str(path)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
 

@@ -11,15 +11,22 @@ import json
 import platform
 import subprocess
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from helpers import job, plan_of, table
 
-from regrow.bench import accuracy, common, kernels, peer, train
+from regrow.bench import accuracy, common, kernels, load, overhead, peer, plots, recovery, soak, train
+from regrow.config import TrainConfig
 from regrow.errors import RegrowError, UserError
+from regrow.launch.failures import Failure
+from regrow.nn.check import check_parity
+from regrow.runtime.client import Client
+from regrow.runtime.inprocess import InProcessCluster
 
 needs_fbgemm = pytest.mark.skipif(peer.missing_reason() is not None, reason="FBGEMM is not installed")
 
@@ -60,9 +67,7 @@ def test_interleave_takes_turns() -> None:
         calls.append(f"{name}{index}")
         return float(index)
 
-    figures = common.interleave(
-        {"a": lambda index: run("a", index), "b": lambda index: run("b", index)}, repetitions=2
-    )
+    figures = common.interleave({"a": lambda index: run("a", index), "b": lambda index: run("b", index)}, repetitions=2)
     assert calls == ["a0", "b0", "a1", "b1"]
     assert figures == {"a": [0.0, 1.0], "b": [0.0, 1.0]}
 
@@ -122,7 +127,7 @@ def test_bandwidth_is_measured_per_thread_count() -> None:
     assert min(one.copy, one.random_rows, two.copy, two.random_rows) > 0
 
 
-@pytest.mark.parametrize("module", [kernels, train, accuracy])
+@pytest.mark.parametrize("module", [kernels, train, accuracy, overhead, recovery, load, soak])
 def test_benches_have_the_same_door(module: Any) -> None:
     assert module.SUMMARY.endswith(".")
     parameters = inspect.signature(module.run).parameters
@@ -179,9 +184,7 @@ def test_kernels_agree_with_the_peer_and_a_planted_difference_is_caught(small_ke
 
 
 @needs_fbgemm
-def test_kernels_run_with_the_peer(
-    small_kernels: kernels.Size, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
-) -> None:
+def test_kernels_run_with_the_peer(small_kernels: kernels.Size, monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
     monkeypatch.setattr(kernels, "QUICK", small_kernels)
     path = tmp_path / "kernels.json"
     threads = torch.get_num_threads()
@@ -240,9 +243,7 @@ def test_peer_reason_says_how_to_install(monkeypatch: pytest.MonkeyPatch) -> Non
 @needs_fbgemm
 @pytest.mark.live
 def test_peer_trains_in_a_process_of_its_own() -> None:
-    size = train.Size(
-        pairs=1, rows_max={"tiny": 50}, seconds=0.2, warmup_seconds=0.0, layouts=("split", "merged")
-    )
+    size = train.Size(pairs=1, rows_max={"tiny": 50}, seconds=0.2, warmup_seconds=0.0, layouts=("split", "merged"))
     config = train.make_config("tiny", size).replace(batch=64)
     figures = train.run_peer(config, size=size, cores=1, layouts=size.layouts, rate=1000.0)
     assert figures["samples_per_second"] > 0
@@ -252,9 +253,7 @@ def test_peer_trains_in_a_process_of_its_own() -> None:
 
 
 def test_peer_failure_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    failed = subprocess.CompletedProcess(
-        args=[], returncode=1, stdout="", stderr="Traceback\nValueError: no\n"
-    )
+    failed = subprocess.CompletedProcess(args=[], returncode=1, stdout="", stderr="Traceback\nValueError: no\n")
     monkeypatch.setattr(train.subprocess, "run", lambda *args, **options: failed)
     config = train.make_config("kaggle", train.QUICK)
     with pytest.raises(RegrowError, match=r"the peer failed .*ValueError: no"):
@@ -333,3 +332,431 @@ def test_accuracy_compares_seed_by_seed() -> None:
 def test_accuracy_without_data_says_what_to_give(data: str | None) -> None:
     with pytest.raises(UserError, match="--data PATH"):
         accuracy.run(quick=True, json_path=None, data=data)
+
+
+# -- overhead ------------------------------------------------------------------------------------------------
+
+
+def test_overhead_rounds_rotate_and_explain_every_other_time() -> None:
+    names = [[variant.name for variant in overhead.order(turn, explained=True)] for turn in range(3)]
+    assert names[0] == ["none", "k4", "k2", "k4_2pc", "k4_flush1", "k4_none"]
+    assert names[1] == ["k4", "k2", "none"]
+    assert names[2] == ["k2", "k4_2pc", "k4_flush1", "k4_none", "none", "k4"]
+    assert [variant.name for variant in overhead.order(0, explained=False)] == ["none", "k4", "k2"]
+
+
+@pytest.mark.parametrize("variant", overhead.VARIANTS, ids=lambda variant: variant.name)
+@pytest.mark.parametrize("size", [overhead.QUICK, overhead.FULL])
+def test_overhead_variants_are_possible(variant: overhead.Variant, size: overhead.Size) -> None:
+    for model in size.rows_max:
+        config = overhead.make_config(model, size).replace(**variant.changes)
+        assert (config.code is None) == (variant.name == "none")
+
+
+def _overhead_runs() -> list[dict[str, Any]]:
+    rates = {"none": (100.0, 200.0), "k4": (98.0, 190.0), "k2": (90.0, 200.0), "k4_flush1": (50.0, None)}
+    flushed = {"none": 0.0, "k4": 1000.0, "k2": 900.0, "k4_flush1": 4000.0}
+    return [
+        {
+            "kind": "run",
+            "model": "kaggle",
+            "variant": name,
+            "round": turn,
+            "samples_per_second": rate,
+            "cpu_seconds_per_1000_samples": 2.0 if name == "none" else 2.1,
+            "table_bytes": 100 if name == "none" else 126,
+            "memory_overhead": 0.0 if name == "none" else 0.26,
+            "flush_bytes_per_push": flushed[name],
+            "redo_bytes_max": 7,
+        }
+        for name, both in rates.items()
+        for turn, rate in enumerate(both)
+        if rate is not None
+    ]
+
+
+def test_overhead_is_compared_round_by_round(capsys: pytest.CaptureFixture[str]) -> None:
+    report = common.Report.start("overhead")
+    report.rows += _overhead_runs()
+    overhead.compare(report, "kaggle", _overhead_runs())
+    found = report.ratios["overhead_kaggle_k4"]
+    assert (found.low, found.high) == (pytest.approx(100 / 98 - 1), pytest.approx(200 / 190 - 1))
+    assert found.met
+    # 26 % of parities: too much for k = 4, less than half of what k = 2 may take.
+    assert report.ratios["memory_kaggle_k4"].target == pytest.approx(0.27)
+    assert report.ratios["memory_kaggle_k2"].target == pytest.approx(0.52)
+    assert set(report.ratios) == {f"{what}_kaggle_{k}" for what in ("overhead", "memory") for k in ("k4", "k2")}
+    rows = {row["variant"]: row for row in report.rows if row["kind"] == "overhead"}
+    assert rows["k4"]["cpu_overhead"]["value"] == pytest.approx(0.05)
+    assert rows["k4"]["memory_overhead_whole"] == pytest.approx(0.26)
+    assert rows["k4"]["flush_bytes_to_every_push"]["value"] == 0.25
+    assert rows["k4_flush1"]["overhead"]["value"] == pytest.approx(1.0)
+    overhead.print_rows(report)
+    shown = capsys.readouterr().out
+    assert "+100.0%" in shown
+    assert "18.2% (everything), 5.2% (no dense replication), 2.6%" in shown
+    assert "coalescing sends 0.25 of the bytes" in shown
+
+
+def test_overhead_counts_what_servers_flushed_not_the_option() -> None:
+    summary = {
+        "per_server": [{"flush_bytes": 300, "flush_rows": 3}, {"flush_bytes": 100, "flush_rows": 1}],
+        "flush_bytes": 8 << 20,
+        "steps_done": 4,
+        "table_bytes": 125,
+        "redundancy_bytes": 25,
+        "distinct_rows_per_step": 9.0,
+        "redo_bytes_max": 5,
+        "peak_rss_bytes": {"total": 1},
+        "wait_seconds": 0.0,
+        "staleness_mean": 0.0,
+        "loss": 0.5,
+    }
+    found = overhead.costs(summary)
+    assert (found["flush_bytes_per_push"], found["flush_rows_per_push"]) == (100.0, 1.0)
+    assert found["memory_overhead"] == 0.25
+
+
+# -- recovery ------------------------------------------------------------------------------------------------
+
+
+def test_samples_come_evenly_between_reports() -> None:
+    seen = [(0.0, 0), (1.0, 100), (2.0, 100), (4.0, 300)]
+    assert recovery.samples_between(seen, 0.5, 1.0) == pytest.approx(50.0)
+    assert recovery.samples_between(seen, 1.0, 2.0) == 0.0
+    assert recovery.samples_between(seen, 0.5, 3.0) == pytest.approx(150.0)
+
+
+def _trace(*workers: list[tuple[float, int]]) -> recovery.Trace:
+    trace = recovery.Trace()
+    for index, seen in enumerate(workers):
+        # The last report comes after the last push is durable and is left out.
+        trace.reports[index] = [*seen, (seen[-1][0] + 100.0, seen[-1][1])]
+    return trace
+
+
+def test_trace_keeps_every_report_and_measures_where_all_workers_train() -> None:
+    trace = recovery.Trace()
+    reports: tuple[list[tuple[float, int]], ...] = ([], [])
+    for second in range(0, 12, 2):
+        for index, seen in enumerate(reports):
+            # Two reports between two looks; the second worker starts late and trains half as fast.
+            seen += [(float(at), at * (10, 5)[index]) for at in (second, second + 1) if at >= 3 * index]
+        workers = [SimpleNamespace(state="training", reports=seen[-4:]) for seen in reports]
+        trace.update(SimpleNamespace(phase="training", workers=workers), float(second))
+    assert [len(seen) for seen in trace.reports.values()] == [12, 9]
+    assert (trace.begin, trace.end) == (3.0, 10.0)
+    assert trace.rate(0.0, 100.0) == pytest.approx(15.0)
+    assert trace.rate(4.5, 4.75) == pytest.approx(15.0)
+    with pytest.raises(RegrowError, match="no training between"):
+        trace.rate(0.0, 2.0)
+
+
+def test_trace_of_a_short_run_says_so() -> None:
+    with pytest.raises(RegrowError, match="too short"):
+        recovery.Trace().rate_whole()
+    with pytest.raises(RegrowError, match="should have been killed"):
+        recovery.Trace().failure()
+
+
+def test_steady_state_leaves_the_warm_up_out() -> None:
+    trace = _trace([(0.0, 0), (1.0, 1), (2.0, 2), (3.0, 102), (4.0, 202)])
+    trace.warmup_seconds = 2.0
+    assert trace.steady()["samples_per_second"] == pytest.approx(100.0)
+    trace.warmup_seconds = 30.0
+    assert trace.steady()["seconds"] == pytest.approx(2.0)
+
+
+def test_during_a_recovery_is_from_the_first_step_until_all_rows_are_back() -> None:
+    assert recovery.during_span(10.0, 10.4, 15.0) == (10.4, 15.0)
+    # Nothing to see between the two but the stall itself.
+    assert recovery.during_span(10.0, 10.4, 10.6) == (10.0, 11.0)
+    assert recovery.during_span(10.0, 12.5, 11.0) == (10.0, 12.5)
+
+
+def test_figures_of_a_failure_by_hand() -> None:
+    # 100 samples per second, none from 20.0 to 20.5, 80 until all is back at 24.5, then 100 again.
+    points = [(float(at), 100 * at) for at in range(21)]
+    points += [(20.5, 2000)] + [(20.5 + at, 2000 + 80 * at) for at in range(1, 5)]
+    points += [(24.5 + at, 2320 + 100 * at) for at in range(1, 6)]
+    failure = Failure(role="server", id=2, incarnation=0, step=1, reason="", at=20.0, detected_at=20.1)
+    failure.resumed_at, failure.recovered_at = 20.5, 24.5
+    summary = {**failure.to_dict(), "rows": 1000, "bytes": 44_000, "faults": 3}
+    found = recovery.figures(_trace(points), failure, summary, server={"bytes": 125, "redundancy_bytes": 25})
+    assert found["stall_after_detection_s"] == pytest.approx(0.4)
+    assert found["recovery_seconds"] == pytest.approx(4.4)
+    assert found["ratio_during"] == pytest.approx(0.8)
+    assert found["ratio_with_stall"] == pytest.approx(320 / 4.5 / 100, abs=1e-4)
+    assert found["throughput_after"] == pytest.approx(100.0)
+    assert found["bytes_per_second"] == pytest.approx(10_000.0)
+    assert found["server_row_bytes"] == 100
+    assert not found["stall_in_during"]
+    assert recovery.marks(failure) == {"death": 0.0, "resumed": 0.5, "recovered": 4.5}
+    assert "stalled 0.40 s after detection, 1,000 rows" in recovery.told(found)
+    assert recovery.sketch_seconds({**found, "k": 4}, 44_000.0) == pytest.approx(5.0)
+
+
+def test_codes_are_compared_within_a_round() -> None:
+    times = {(0, 4): 10.0, (0, 2): 8.0, (1, 4): 6.0, (1, 2): 9.0, (2, 4): 1.0}
+    runs = [{"round": turn, "k": k, "recovery_seconds": seconds} for (turn, k), seconds in times.items()]
+    assert recovery.slower_to_faster(runs) == [1.25, 1.5]
+
+
+def test_recovery_tables_hold_what_is_asked(tmp_path: Path) -> None:
+    assert recovery.table_rows([10, 100_000, 300_000], total=800_010) == [10, 200_001, 600_001]
+    config = recovery.make_config(tmp_path, recovery.FULL)
+    rows = config.load_model().rows
+    assert sum(rows) * 80 >= 5 * 1_000_000_000
+    assert len(rows) == 26
+    assert getattr(config, "prefill", True)
+
+
+def test_bandwidths_are_measured_and_possible() -> None:
+    copy = recovery.copy_bandwidth(1 << 20, repetitions=1)
+    assert 0 < recovery.socket_bandwidth(4 << 20) < 1e12
+    assert 0 < copy < 1e13
+
+
+def test_recovery_runs_grow_until_the_recovery_is_over(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[int] = []
+
+    def run(config: TrainConfig, *, overwrite: bool, display: recovery.Trace) -> dict[str, Any]:
+        assert overwrite
+        assert config.steps is not None
+        asked.append(config.steps)
+        end = config.steps / 10
+        for worker in (0, 1):
+            display.reports[worker] = [(at / 10, at) for at in range(config.steps + 1)] + [(end + 9.0, config.steps)]
+        failure = Failure(role="server", id=2, incarnation=0, step=1, reason="", at=2.0, detected_at=2.0)
+        failure.resumed_at, failure.recovered_at = 2.1, 8.0 if end > 8.0 else None
+        display.status = SimpleNamespace(failures=SimpleNamespace(all=[failure]))  # type: ignore[assignment]
+        server = {"bytes": 10, "redundancy_bytes": 2}
+        return {"failures": [{**failure.to_dict(), "rows": 1, "bytes": 1}], "per_server": [server] * 5}
+
+    monkeypatch.setattr(recovery.local, "train", run)
+    config = recovery.make_config(tmp_path, recovery.QUICK).replace(batch=1, workers=2)
+    size = recovery.QUICK
+    row, trace, after = recovery.struck(config, k=4, size=size, rate=20.0, after_seconds=4.0)
+    assert asked == [30 + 40, 30 + 80]
+    assert row["recovered_s"] == 6.0
+    assert (trace["name"], trace["marks"]["recovered"]) == ("k4", 6.0)
+    assert after == pytest.approx(6.0 + recovery.TAIL_SECONDS)
+    assert "again with 8 s" in capsys.readouterr().out
+
+
+# -- load ----------------------------------------------------------------------------------------------------
+
+
+def test_load_is_own_rows_and_parities_of_others() -> None:
+    servers = [{"rows_updated": 10, "parity_rows_applied": 5}, {"rows_updated": 5, "parity_rows_applied": 7}]
+    found = load.loads(servers)
+    assert found["load"] == [15, 12]
+    assert (found["imbalance_own"], found["imbalance"]) == (2.0, 1.25)
+    rows = [{"stream": "a", "k": k, "imbalance": value} for k, value in ((None, 2.0), (4, 1.5), (2, 1.0))]
+    ratio = load.compare([*rows, {"stream": "b", "k": 4, "imbalance": 9.0}], "a")
+    assert (ratio.value, ratio.low, ratio.high) == (0.625, 0.5, 0.75)
+
+
+def test_load_needs_counters_and_files() -> None:
+    with pytest.raises(RegrowError, match="did not count rows_updated"):
+        load.loads([{"parity_rows_applied": 1}])
+    with pytest.raises(RegrowError, match="without any load"):
+        load.imbalance([3, 0])
+    with pytest.raises(UserError, match="there is no file"):
+        load.run(quick=True, json_path=None, data="/nowhere/clicks.tsv")
+
+
+# -- soak ----------------------------------------------------------------------------------------------------
+
+
+def test_growth_compares_the_last_third_with_the_first() -> None:
+    assert soak.growth([(float(at), 100) for at in range(10)]) == 1.0
+    assert soak.growth([(float(at), 100 + at) for at in range(10)]) == pytest.approx(107.5 / 101.5)
+    assert soak.growth([(0.0, 1)] * 3) is None
+
+
+def test_resident_bytes_by_role(tmp_path: Path) -> None:
+    def process(pid: int, parent: int, pages: int, log: str | None) -> None:
+        (tmp_path / str(pid) / "fd").mkdir(parents=True)
+        (tmp_path / str(pid) / "stat").write_text(f"{pid} (a) b) S {parent} 1 1")
+        (tmp_path / str(pid) / "statm").write_text(f"999 {pages} 3")
+        if log is not None:
+            (tmp_path / str(pid) / "fd" / "2").symlink_to(f"/runs/x/logs/{log}")
+
+    process(1, 0, 5, None)
+    process(7, 1, 50, None)  # the launcher
+    process(8, 7, 10, "server-0.log")
+    process(9, 7, 12, "server-1-2.log")
+    process(10, 7, 30, "standby-3.log")
+    process(11, 7, 4, "coordinator-0.log")
+    process(12, 7, 9, "something.log")
+    process(13, 1, 99, "server-0.log")  # of somebody else
+    (tmp_path / "meminfo").write_text("")
+    page = soak.os.sysconf("SC_PAGE_SIZE")
+    assert soak.resident_bytes(tmp_path, own=7) == {
+        "launcher": 50 * page,
+        "server": 30 * page,
+        "coordinator": 4 * page,
+    }
+    assert soak.resident_bytes(tmp_path / "nothing") == {}
+
+
+def _failure(role: str, recovered_s: float | None) -> dict[str, Any]:
+    return {"role": role, "id": 0, "detected_s": 0.1, "resumed_s": 0.2, "recovered_s": recovered_s}
+
+
+@pytest.mark.parametrize(
+    ("stripes", "wrong", "missed", "words"),
+    [
+        (7, 0, set(), "all 7 stripes agree"),
+        (7, 2, {"wrong_stripes"}, "2 of 7 stripes have a wrong parity"),
+        (None, None, {"stripes_checked"}, "its parities were not checked"),
+    ],
+)
+def test_soak_verdict(
+    stripes: int | None, wrong: int | None, missed: set[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = soak.make_config(Path("/nowhere"), mtbf=20.0, rows_max=100)
+    assert set(config.mtbf_roles.split(",")) == {"server", "worker", "coordinator"}
+    watch = soak.Watch()
+    watch.resident = {"server": [(float(at), 100) for at in range(9)]}
+    summary = {
+        "status": "ok",
+        "seconds": 60.0,
+        "steps_done": 5,
+        "samples_per_s": 1.0,
+        "redo_bytes_max": config.redo_bytes_max // 2,
+        "failures": [_failure("server", 1.0), _failure("server", 3.0), _failure("worker", None)],
+        "parity_stripes": stripes,
+        "parity_wrong": wrong,
+    }
+    report = common.Report.start("soak")
+    soak.judge(report, config, summary, watch)
+    assert {name for name, ratio in report.ratios.items() if not ratio.met} == missed
+    assert report.ratios["redo_of_its_bound"].value == 0.5
+    roles = {row["role"]: row for row in report.rows if row["kind"] == "role"}
+    assert roles["server"]["recovered_s"] == [2.0, 3.0]
+    assert (roles["worker"]["open_at_the_end"], roles["coordinator"]["failures"]) == (1, 0)
+    shown = capsys.readouterr().out
+    assert "the run ended ok after 3 failures in 60 s" in shown
+    assert words in shown
+
+
+def test_soak_says_what_minutes_may_be() -> None:
+    with pytest.raises(UserError, match="--minutes 0.01: must be between"):
+        soak.run(quick=True, json_path=None, minutes=0.01)
+
+
+@pytest.mark.parametrize(
+    ("servers", "groups", "codes"),
+    [(5, 1, [(4, 1), (2, 1), (1, 1)]), (5, 1, [(3, 2), (2, 2), (1, 2)]), (6, 2, [(2, 1), (1, 1), (2, 1)])],
+)
+def test_parities_are_checked_and_a_planted_wrong_one_is_found(
+    servers: int, groups: int, codes: list[tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tables of different codes, sizes and optimizers, with holes in their last blocks."""
+    monkeypatch.setattr("regrow.nn.check.PART_BYTES", 2000)  # several parts per table
+    kinds = ("rowwise_adagrad", "adam", "sgd")
+    tables = [
+        table(f"t{i}", rows=41 + 13 * i, dim=3 + i, bound=0.5, kind=kinds[i], lr=0.1, k=k, r=r)  # type: ignore[arg-type]
+        for i, (k, r) in enumerate(codes)
+    ]
+    of = job(*tables, servers=servers, groups=groups, seed=9)
+    cluster = InProcessCluster(servers=servers)
+    client = cluster.client(of)
+    stripes, wrong = check_parity(client)
+    assert (stripes >= sum(-(-spec.rows // spec.k) for spec in of.tables), wrong) == (True, 0)
+    for number in range(1, 4):
+        wanted = [list(range(number, spec.rows, 2 + number)) for spec in of.tables]
+        ticket = client.pull(plan_of(of, wanted), step=number)
+        ticket.wait(0)
+        client.push(ticket, np.linspace(-1.0, 1.0, ticket.rows.size, dtype=np.float32))
+    client.drain()
+    assert check_parity(client) == (stripes, 0)
+    cluster.kill(1)
+    cluster.settle()
+    assert check_parity(client) == (stripes, 0)
+    for index in range(len(tables)):
+        _plant_wrong_parity(client, index, monkeypatch)
+        assert check_parity(client) == (stripes, 1)
+        monkeypatch.undo()
+    monkeypatch.setattr("regrow.nn.check.PART_BYTES", 1 << 20)
+    assert check_parity(client) == (stripes, 0)
+
+
+def _plant_wrong_parity(client: Client, table: int, monkeypatch: pytest.MonkeyPatch, times: int = 1 << 30) -> None:
+    """One bit of one parity of the table is read wrong, so often."""
+    parities = client.parities
+    left = [times]
+
+    def read(index: int, server: int, slot_first: int, slot_count: int) -> Any:
+        found = parities(index, server, slot_first, slot_count).copy()
+        if (index, server, slot_first) == (table, 2, 0) and left[0] > 0:
+            left[0] -= 1
+            found.view(np.uint8).reshape(-1)[0] ^= 4
+        return found
+
+    monkeypatch.setattr(client, "parities", read)
+
+
+def test_a_check_tries_again_where_something_may_be_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr("regrow.nn.check.time.sleep", pauses.append)
+    client = InProcessCluster(servers=3).client(job(table(rows=20, bound=0.5, k=2, r=1), servers=3))
+    stripes, _ = check_parity(client)
+    _plant_wrong_parity(client, 0, monkeypatch, times=2)
+    assert check_parity(client, tries=2, pause_seconds=0.5) == (stripes, 1)
+    assert pauses == [0.5]
+    monkeypatch.undo()
+    monkeypatch.setattr("regrow.nn.check.time.sleep", pauses.append)
+    _plant_wrong_parity(client, 0, monkeypatch, times=2)
+    assert check_parity(client, tries=3) == (stripes, 0)
+
+
+# -- pictures ------------------------------------------------------------------------------------------------
+
+
+def test_without_matplotlib_a_line_says_how_to_have_pictures(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(plots.importlib.util, "find_spec", lambda name: None)
+    assert plots.save({"bench": "recovery"}, json_path=str(tmp_path / "a.json"), docs=str(tmp_path / "img")) == []
+    assert "pip install 'regrow[plots]'" in capsys.readouterr().out.replace("\n", " ")
+    assert plots.main(["a.json"]) == 1
+    assert plots.save({"bench": "recovery"}, json_path=None, docs=None) == []
+
+
+def test_a_run_directory_has_a_trace(tmp_path: Path) -> None:
+    def line(t: float, rate: float | None, failures: int) -> str:
+        return json.dumps({"t": t, "samples_per_s_now": rate, "failures": failures})
+
+    lines = [line(0.0, None, 0), line(1.0, 50.0, 0), line(2.5, 0.0, 1), line(3.0, 40.0, 1)]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines))
+    failure = {"detected_s": 0.5, "resumed_s": 0.75, "recovered_s": None}
+    (tmp_path / "summary.json").write_text(json.dumps({"model": "kaggle", "failures": [failure]}))
+    assert plots.run_trace(tmp_path) == {
+        "kind": "trace",
+        "name": "kaggle",
+        "t": [-1.0, 0.5, 1.0],
+        "samples_per_second": [50.0, 0.0, 40.0],
+        "marks": {"death": 0.0, "resumed": 0.75},
+    }
+
+
+def test_pictures_are_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("matplotlib")
+    trace = {"kind": "trace", "t": [-1.0, 0.0, 1.0], "samples_per_second": [5.0, 0.0, 5.0]}
+    marks = {"death": 0.0, "resumed": 0.1, "recovered": 0.9}
+    rows = [{**trace, "name": "none", "marks": {}}, {**trace, "name": "k4", "marks": marks}]
+    drawn = plots.save(
+        {"bench": "recovery", "rows": rows}, json_path=str(tmp_path / "r.json"), docs=str(tmp_path / "img")
+    )
+    assert drawn == [tmp_path / "r.png", tmp_path / "img" / "recovery.png"]
+    report = common.Report.start("overhead")
+    overhead.compare(report, "kaggle", _overhead_runs())
+    drawn += plots.save(report.to_dict(), json_path=str(tmp_path / "o.json"), docs=None)
+    assert all(path.read_bytes().startswith(b"\x89PNG") for path in drawn)
+    with pytest.raises(UserError, match="has no picture"):
+        plots.draw({"bench": "load"}, tmp_path / "l.png")

@@ -45,17 +45,14 @@ class Variant:
 
 
 NONE = Variant(name="none", label="no protection", judged=True)
+K4 = {"protection": "ec", "k": 4}
 VARIANTS = (
     NONE,
-    Variant(name="k4", label="ec, k = 4", changes={"protection": "ec", "k": 4}, judged=True),
+    Variant(name="k4", label="ec, k = 4", changes=K4, judged=True),
     Variant(name="k2", label="ec, k = 2", changes={"protection": "ec", "k": 2}, judged=True),
-    Variant(name="k4_2pc", label="ec, k = 4, two-phase commit", changes={"protection": "ec", "k": 4, "commit": "2pc"}),
-    Variant(
-        name="k4_flush1", label="ec, k = 4, flush every push", changes={"protection": "ec", "k": 4, "flush_pushes": 1}
-    ),
-    Variant(
-        name="k4_none", label="ec, k = 4, losses tolerated", changes={"protection": "ec", "k": 4, "commit": "none"}
-    ),
+    Variant(name="k4_2pc", label="ec, k = 4, two-phase commit", changes={**K4, "commit": "2pc", "flush_pushes": 1}),
+    Variant(name="k4_flush1", label="ec, k = 4, flush every push", changes={**K4, "flush_pushes": 1}),
+    Variant(name="k4_none", label="ec, k = 4, losses tolerated", changes={**K4, "commit": "none"}),
 )
 
 

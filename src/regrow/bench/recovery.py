@@ -209,7 +209,7 @@ class Trace(train.Recorder):
         return min(self._points(), key=lambda seen: seen[-1][0])[-1][0]
 
     def _points(self) -> list[list[tuple[float, int]]]:
-        """The reports of each worker but for its last, which comes when its pushes are durable: waiting, not training."""
+        """The reports of each worker but for its last: that one waited for pushes to be durable, not for training."""
         if not self.reports or any(len(seen) < 3 for seen in self.reports.values()):
             raise RegrowError("the run was too short to have a throughput: workers need time for reports")
         return [seen[:-1] for seen in self.reports.values()]

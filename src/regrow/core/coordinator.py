@@ -10,6 +10,8 @@ view is sent whole; mere silence never makes rows count as lost, because the sil
 
 from __future__ import annotations
 
+import msgspec
+
 from regrow.core.effects import Delivered, Died, Forget, Joined, Log, Lost, Refuse, Replace, Send, Tick
 from regrow.core.groups import Groups
 from regrow.core.job import JobSpec
@@ -46,6 +48,7 @@ class Coordinator:
         self._peers: dict[Identity, None] = {}  # in order of arrival
         self._heard: dict[int, float] = {}  # server -> when it last said something
         self._closed: dict[int, float] = {}  # server -> when its connection closed
+        self._up: set[int] = set()  # servers that have their rows in memory: silence means something
         self._now = 0.0
         self._learned_at: float | None = None
 
@@ -73,6 +76,7 @@ class Coordinator:
                 return []
             if isinstance(message, Ready):
                 self.ready[source.id] = message
+                self._up.add(source.id)
                 return [Log(text=f"{source} is ready: {message.rows} rows, {message.memory_bytes} bytes")]
             if isinstance(message, Recovered):
                 return self._on_recovered(source)
@@ -98,49 +102,66 @@ class Coordinator:
     def _on_register(self, source: Identity, message: Register) -> list[Effect]:
         if source.id >= self._server_count:
             return [Refuse(target=source, reason=f"server {source.id} of a cluster of {self._server_count}")]
-        if message.known is not None:
-            self._learn(message.known)
-        member = self._members.get(source.id)
-        if self._is_over(source):
-            return [Refuse(target=source, reason=f"{source} was replaced by a newer incarnation")]
+        if message.known is not None and len(message.known.servers) != self._server_count:
+            return [Refuse(target=source, reason=f"{source} knows a view of another cluster")]
         effects: list[Effect] = [Log(text=f"{source} listens at {message.address}")]
-        news = self.view is None or source.id in self.dead
-        if member is None or member.incarnation < source.incarnation:
-            if member is not None and source.id not in self.dead:
-                effects += self._on_dead(_identity(member), "its successor is here", replace=False)
-            self._members[source.id] = Member(
-                id=source.id,
-                incarnation=source.incarnation,
-                address=message.address,
-                recovering=self._job is not None and self._has_rows(),
-            )
+        if message.known is not None:
+            effects += self._learn(message.known)
+        if self._is_over(source):
+            return [*effects, Refuse(target=source, reason=f"{source} was replaced by a newer incarnation")]
+        if self._is_member(source) and source.id in self.dead:
+            # It was declared dead and has not been replaced yet, but its word comes too late.
+            reason = f"{source} is being replaced: {self.dead[source.id]}"
+            return [*effects, Refuse(target=source, reason=reason)]
+        news = self.view is None
+        if not self._is_member(source):
             news = True
-        elif source.id in self.dead:
-            # It was declared dead and has not been replaced yet, but its word came too late.
-            return [Refuse(target=source, reason=f"{source} is being replaced: {self.dead[source.id]}")]
-        self.dead.pop(source.id, None)
+            effects += self._take_place(
+                Member(
+                    id=source.id,
+                    incarnation=source.incarnation,
+                    address=message.address,
+                    recovering=self._job is not None and self._has_rows(),
+                )
+            )
+        elif message.known is not None:
+            self._up.add(source.id)
+            if self.view is None:  # nobody knows better than it whether it has recovered
+                self._members[source.id] = message.known.servers[source.id]
         self._heard[source.id] = self._now
         self._closed.pop(source.id, None)
         return effects + self._announce() if news else effects
+
+    def _take_place(self, member: Member) -> list[Effect]:
+        """A server is there for the first time, or in the place of one that is over."""
+        before = self._members.get(member.id)
+        effects: list[Effect] = []
+        if before is not None and member.id not in self.dead:
+            effects += self._on_dead(_identity(before), "its successor is here", replace=False)
+        self._members[member.id] = member
+        self.dead.pop(member.id, None)
+        return effects
 
     def _has_rows(self) -> bool:
         """Whether training has begun: a server that comes now has something to bring back."""
         return self.view is not None or self._known is not None
 
-    def _learn(self, known: KnownView) -> None:
+    def _learn(self, known: KnownView) -> list[Effect]:
         """A server remembers a view: a coordinator without one takes the newest it is told."""
         if self.view is not None or (self._known is not None and self._known.epoch >= known.epoch):
-            return
+            return []
         self._known = known
         self._job = known.job
-        for member in known.servers:
-            current = self._members.get(member.id)
-            if current is None or current.incarnation <= member.incarnation:
-                self._members[member.id] = member
-            else:  # it had registered before anybody told us that it replaces somebody
-                self._members[member.id] = Member(
-                    id=current.id, incarnation=current.incarnation, address=current.address, recovering=True
-                )
+        present, self._members = self._members, {member.id: member for member in known.servers}
+        effects: list[Effect] = []
+        for member in present.values():
+            if member.incarnation > self._members[member.id].incarnation:
+                # It had registered before anybody told us whom it replaces.
+                effects += self._take_place(msgspec.structs.replace(member, recovering=True))
+                self._heard[member.id] = self._now
+            elif member.incarnation == self._members[member.id].incarnation:
+                self._members[member.id] = member  # its own word about itself
+        return effects
 
     def _on_declare(self, source: Identity, message: Declare) -> list[Effect]:
         job = message.job
@@ -171,7 +192,7 @@ class Coordinator:
             if now - at >= LOST_SECONDS and server not in self.dead:
                 effects += self._on_dead(_identity(self._members[server]), "its connection closed")
         for server, at in list(self._heard.items()):
-            if now - at < SILENT_SECONDS or server in self.dead or server not in self.ready:
+            if now - at < SILENT_SECONDS or server in self.dead or server not in self._up:
                 continue
             if self._job is not None and Groups(self._job).tolerates({*self._down(), server}):
                 effects += self._on_dead(_identity(self._members[server]), f"silent for {now - at:.1f} s")
@@ -202,6 +223,7 @@ class Coordinator:
         effects: list[Effect] = [Log(text=f"{peer} is dead: {reason}")]
         self.dead[peer.id] = reason
         self.ready.pop(peer.id, None)
+        self._up.discard(peer.id)
         self._heard.pop(peer.id, None)
         self._closed.pop(peer.id, None)
         effects.append(Forget(peer=peer))
@@ -234,9 +256,7 @@ class Coordinator:
         member = self._members[source.id]
         if not member.recovering or source.id in self.dead:
             return []
-        self._members[source.id] = Member(
-            id=member.id, incarnation=member.incarnation, address=member.address, recovering=False
-        )
+        self._members[source.id] = msgspec.structs.replace(member, recovering=False)
         return [Log(text=f"{source} has recovered"), *self._announce()]
 
     # --- Views ---

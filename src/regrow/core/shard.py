@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from regrow.core.effects import Delivered, Dial, Forget, Joined, Log, Lost, Notice, Refuse, Send, Stop, Tick
@@ -156,7 +157,10 @@ class ShardServer:
         self._coordinator = peer
         known = None
         if self.view is not None:
-            known = KnownView(epoch=self.view.epoch, servers=self.view.servers, job=self.view.job)
+            servers = list(self.view.servers)
+            me = servers[self.identity.id]
+            servers[self.identity.id] = msgspec.structs.replace(me, recovering=not self.recovered)
+            known = KnownView(epoch=self.view.epoch, servers=tuple(servers), job=self.view.job)
         return [Send(target=peer, message=Register(address=self.address, known=known))]
 
     def _on_view(self, view: View, source: Identity) -> list[Effect]:
