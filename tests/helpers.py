@@ -302,10 +302,10 @@ def parity_messages() -> list[Message]:
         Have(group=0, number=3, marks=(9,), **arrays(touched=[0, 2**64 - 1])),
         Restored(**arrays(counts=[1], slots=[2], relatives=[0.5] * 4)),
         Fault(**arrays(counts=[1, 0], slots=[2])),
-        SnapAsk(request=ends, table=1, **arrays(slots=[1, 2])),
+        SnapAsk(request=ends, **arrays(counts=[0, 2], slots=[1, 2])),
         Snap(request=ends, **arrays(relatives=range(8))),
         Tail(number=5, marks=(1,), **source, **part),
         TailEnd(number=5, **source),
-        SyndromeAsk(request=1, table=0, q=1, unknown=(0, 2), incarnations=(1, 1), **arrays(blocks=[0, 9])),
+        SyndromeAsk(request=1, k=4, q=1, unknown=(0, 2), incarnations=(1, 1), **arrays(counts=[2], blocks=[0, 9])),
         Syndrome(request=1, numbers=(4, 5), **arrays(relatives=range(8))),
     ]

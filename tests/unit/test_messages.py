@@ -54,11 +54,11 @@ WIRE = {
     47: "Have(group, number, marks, touched: <u8)",
     48: "Restored(counts: <i4, slots: <u4, relatives: <f4)",
     49: "Fault(counts: <i4, slots: <u4)",
-    50: "SnapAsk(request, table, slots: <u4)",
+    50: "SnapAsk(request, counts: <i4, slots: <u4)",
     51: "Snap(request, relatives: <f4)",
     52: "Tail(source, incarnation, group, number, marks, counts: <i4, slots: <u4, deltas: <f4)",
     53: "TailEnd(source, incarnation, group, number)",
-    54: "SyndromeAsk(request, table, q, unknown, incarnations, blocks: <u4)",
+    54: "SyndromeAsk(request, k, q, unknown, incarnations, counts: <i4, blocks: <u4)",
     55: "Syndrome(request, numbers, relatives: <f4)",
 }
 

@@ -3,7 +3,8 @@
 The load of a server is the rows it changed: its own, and the parities of others that it keeps. Hot rows make some
 servers busier than others; parities of a server's rows lie elsewhere, so coding spreads its work. The paper
 saw the most loaded server do 2.28 times the work of the least loaded one without coding, and 1.58 with it.
-These are counts, not times: one run of each is enough, and a busy machine does not matter.
+A row counts once per push, however often its batch names it. These are counts, not times: one run of each is enough,
+and a busy machine does not matter.
 """
 
 from __future__ import annotations
@@ -21,9 +22,7 @@ from regrow.launch import local
 
 SUMMARY = "Rows updated per server, most to least loaded, with parities and without."
 
-PAPER_WITHOUT, PAPER_WITH = 2.28, 1.58
-# Coding must not make it worse; a hundredth is what ids that happen to come up make of it.
-TARGET = 1.01
+PAPER_WITHOUT, PAPER_WITH = 2.28, 1.58  # on other clusters and other data: what to stay below, no more
 MODEL, R = "kaggle", 1
 CODES: tuple[int | None, ...] = (None, 4, 2)  # k
 COUNTER = "rows_updated"
@@ -54,7 +53,7 @@ def run(*, quick: bool, json_path: str | None, data: str | None = None) -> int:
             row = measure(stream, k=k, size=size, data=data)
             report.rows.append(row)
             common.console.print(f"{stream}, {label(k)}: most / least loaded {row['imbalance']:.3f}")
-        report.ratios[f"load_{stream.replace(', skew ', '_')}"] = compare(report.rows, stream)
+        report.ratios.update(compare(report.rows, stream))
     if data is None:
         common.console.print("real clicks were not counted: give a file in Criteo's format with --data PATH")
     print_rows(report.rows)
@@ -111,11 +110,19 @@ def imbalance(loads: Sequence[int]) -> float:
     return max(loads) / min(loads)
 
 
-def compare(rows: Sequence[dict[str, Any]], stream: str) -> common.Ratio:
-    """Imbalance with coding / without, for each code."""
-    mine = {row["k"]: row["imbalance"] for row in rows if row["stream"] == stream}
-    ratios = [value / mine[None] for k, value in mine.items() if k is not None]
-    return common.Ratio.of(ratios, target=TARGET, better="lower")
+def compare(rows: Sequence[dict[str, Any]], stream: str) -> dict[str, common.Ratio]:
+    """Most / least loaded for each code, held against the paper's."""
+    return {
+        f"load_{stream.replace(', skew ', '_')}_{'none' if row['k'] is None else 'k' + str(row['k'])}": common.Ratio.of(
+            [row["imbalance"]], target=paper(row["k"]), better="lower"
+        )
+        for row in rows
+        if row["stream"] == stream
+    }
+
+
+def paper(k: int | None) -> float:
+    return PAPER_WITHOUT if k is None else PAPER_WITH
 
 
 def print_rows(rows: Sequence[dict[str, Any]]) -> None:
@@ -130,7 +137,7 @@ def print_rows(rows: Sequence[dict[str, Any]]) -> None:
                 f"{max(row['load']):,}",
                 f"{row['imbalance']:.3f}",
                 f"{row['imbalance_own']:.3f}",
-                f"{PAPER_WITHOUT if row['k'] is None else PAPER_WITH}",
+                f"{paper(row['k'])}",
             )
             for row in rows
         ],

@@ -261,4 +261,6 @@ def overhead_row(row: dict[str, Any]) -> tuple[str, ...]:
 def percent(spread: dict[str, Any] | None) -> str:
     if spread is None:
         return "-"
+    if spread["low"] == spread["high"]:  # one round
+        return f"{spread['value']:+.1%}"
     return f"{spread['value']:+.1%} ({spread['low']:+.1%} to {spread['high']:+.1%})"

@@ -12,7 +12,7 @@ background, as fast as its budget allows.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -35,10 +35,11 @@ from regrow.core.messages import (
 )
 from regrow.core.publish import Budget
 
-SWEEP_BYTES = 512 << 10  # decoded at a time in the background; too large: whoever faults waits behind it
+SWEEP_BYTES = 1 << 20  # decoded at a time in the background; too large: whoever faults waits behind it
 SWEEPS_UNDERWAY_MAX = 2
 
 Bools = np.ndarray[Any, np.dtype[np.bool_]]
+_NO_BLOCKS = np.zeros(0, np.uint32)
 
 
 class DecoderStore(Protocol):
@@ -60,15 +61,25 @@ class Standing(Protocol):
 
 @dataclasses.dataclass(slots=True)
 class Sweep:
-    """Stripes of a table whose parity `q` is here and that lost members: what to decode, and how far it is."""
+    """Stripes of one shape whose parity `q` is here and that lost members: what to decode, and how far it is.
 
-    table: int
+    All tables with equal k and r have their stripes on the same servers, so they are decoded together.
+    """
+
+    k: int
+    r: int
     q: int
+    tables: tuple[int, ...]
     unknown: tuple[int, ...]  # lost data members
     partners: tuple[int, ...]  # other parities whose syndromes are needed
-    # By block: touched in a lost member, and not begun. Known when the holders have agreed.
-    todo: Bools | None = None
-    cursor: int = 0
+    # By table and block: touched in a lost member, and not begun. Known when the holders have agreed.
+    todo: dict[int, Bools] | None = None
+    at: int = 0  # in the background: this many tables are done,
+    cursor: int = 0  # and this many blocks of the next
+
+    @property
+    def key(self) -> tuple[int, int, int]:
+        return self.k, self.r, self.q
 
 
 @dataclasses.dataclass(slots=True)
@@ -76,9 +87,9 @@ class Batch:
     """Some stripes being decoded together."""
 
     sweep: Sweep
-    blocks: UInt32Array  # ascending
+    blocks: dict[int, UInt32Array]  # by table, ascending in both
     parity_without: Float32Array  # the accumulator: answers, and later flushes of those who have answered
-    waiting: set[int]  # members and partners that have not answered, as ("members, then k + q")
+    waiting: set[int]  # those who have not answered: members, and k + q for other parities
     syndromes: dict[int, tuple[tuple[int, ...], Float32Array]]
     background: bool
     asked_by: Identity | None = None  # another holder wants the syndrome
@@ -99,11 +110,12 @@ class Decoder:
         self._held = held
         self._peers: dict[int, Identity] = {}
         self._recovering: frozenset[int] = frozenset()
-        self._sweeps: dict[tuple[int, int], Sweep] = {}
-        self._sent: dict[tuple[Identity, int, int], Bools] = {}
+        self._sweeps: dict[tuple[int, int, int], Sweep] = {}
+        self._sent: dict[tuple[Identity, int, int], Bools] = {}  # by replacement, table and parity: blocks
         self._batches: dict[int, Batch] = {}
         self._request = 0
-        self._faults: list[tuple[int, int, Any]] = []  # (table, q, blocks) of sweeps that cannot begin yet
+        self._faults: list[tuple[tuple[int, int, int], dict[int, Any]]] = []  # of sweeps that cannot begin yet
+        self._floats = [store.record_floats(table) for table in range(len(groups.job.tables))]
 
     def know(self, *, peers: dict[int, Identity], recovering: frozenset[int], changed: set[int]) -> None:
         """A view: what is decoded for somebody who was replaced starts anew."""
@@ -115,135 +127,168 @@ class Decoder:
     def adjust(self, source: int, g: int, counts: Any, slots: Any, deltas: Any) -> None:
         """A member that has answered changes a row: what is taken out of the parity changes with it."""
         for batch in self._batches.values():
-            table = batch.sweep.table
-            member = self._groups.member(table, g)
-            if member is None or not counts[table] or self._member_server(batch.sweep, member) != source:
+            sweep = batch.sweep
+            distance, r = self._groups.list[g]
+            member = sweep.k - distance
+            if r != sweep.r or member < 0 or self._member_server(sweep, member) != source:
                 continue
-            if member in batch.waiting or member in batch.sweep.unknown:
+            if member in batch.waiting or member in sweep.unknown:
                 continue
-            changed, values = self._table_part(counts, slots, deltas, table)
-            k = self._groups.job.tables[table].k
-            floats = self._store.record_floats(table)
-            factor = self._coefficient(batch.sweep, batch.sweep.q, member)
-            blocks = (changed // np.uint32(k)).astype(np.uint32)
-            _core.xor_matching(batch.blocks, batch.parity_without, floats, blocks, values, factor)
+            factor = coefficient(sweep.q, member, sweep.r)
+            for table, part in self._parts(batch):
+                changed, values = self._table_part(counts, slots, deltas, table)
+                if changed.size:
+                    blocks = (changed // np.uint32(sweep.k)).astype(np.uint32)
+                    _core.xor_matching(
+                        batch.blocks[table], batch.parity_without[part], self._floats[table], blocks, values, factor
+                    )
+
+    # --- What there is to do ---
 
     def _plan_sweeps(self, changed: set[int]) -> None:
         """Which stripes this server decodes now: those whose first living parity is here."""
-        sweeps: dict[tuple[int, int], Sweep] = {}
+        shapes: dict[tuple[int, int], list[int]] = {}
         for table, spec in enumerate(self._groups.job.tables):
-            for q in range(spec.r):
-                unknown = tuple(j for j in range(spec.k) if self._server_of(table, q, j) in self._recovering)
-                living = [
-                    p
-                    for p in range(spec.r)
-                    if self._groups.parity_server(table, self.server, q, p) not in self._recovering
-                ]
-                if not unknown or not living or living[0] != q:
+            shapes.setdefault((spec.k, spec.r), []).append(table)
+        sweeps: dict[tuple[int, int, int], Sweep] = {}
+        for (k, r), tables in shapes.items():
+            for q in range(r):
+                sweep = self._planned(k, r, q, tuple(tables))
+                if sweep is None:
                     continue
-                sweep = Sweep(table=table, q=q, unknown=unknown, partners=tuple(living[1 : len(unknown)]))
-                old = self._sweeps.get((table, q))
+                old = self._sweeps.get(sweep.key)
                 if old is not None and self._goes_on(old, changed) and old.partners == sweep.partners:
                     sweep = old
-                sweeps[table, q] = sweep
+                sweeps[sweep.key] = sweep
         self._sweeps = sweeps
         for request, batch in list(self._batches.items()):
-            mine = batch.asked_by is None and sweeps.get((batch.sweep.table, batch.sweep.q)) is batch.sweep
+            mine = batch.asked_by is None and sweeps.get(batch.sweep.key) is batch.sweep
             other = batch.asked_by in self._peers.values() and self._goes_on(batch.sweep, changed)
             if not mine and not other:
                 del self._batches[request]
 
+    def _planned(self, k: int, r: int, q: int, tables: tuple[int, ...]) -> Sweep | None:
+        sweep = Sweep(k=k, r=r, q=q, tables=tables, unknown=(), partners=())
+        unknown = tuple(j for j in range(k) if self._member_server(sweep, j) in self._recovering)
+        living = [p for p in range(r) if self._parity_server(sweep, p) not in self._recovering]
+        if not unknown or not living or living[0] != q:
+            return None
+        return dataclasses.replace(sweep, unknown=unknown, partners=tuple(living[1 : len(unknown)]))
+
     def _goes_on(self, sweep: Sweep, changed: set[int]) -> bool:
         """The same replacements still wait for the same members."""
-        k = self._groups.job.tables[sweep.table].k
-        lost = {self._member_server(sweep, j) for j in range(k)} & self._recovering
+        lost = {self._member_server(sweep, j) for j in range(sweep.k)} & self._recovering
         return lost == {self._member_server(sweep, j) for j in sweep.unknown} and not lost & changed
 
-    def _todo(self, sweep: Sweep) -> Bools:
+    def _todo(self, sweep: Sweep) -> dict[int, Bools]:
         if sweep.todo is None:
-            sweep.todo = np.zeros(self._store.blocks(sweep.table), bool)
-            for j in sweep.unknown:
-                sweep.todo |= self._unsent(sweep.table, sweep.q, j)
+            sweep.todo = {}
+            for table in sweep.tables:
+                todo = np.zeros(self._store.blocks(table), bool)
+                for j in sweep.unknown:
+                    todo |= self._unsent(sweep, table, j)
+                sweep.todo[table] = todo
         return sweep.todo
 
-    def _unsent(self, table: int, q: int, member: int) -> Bools:
-        count = self._store.blocks(table)
-        touched = _bits(self._store.parity_members(table, q, member), count)
-        sent = self._sent.get((self._peers[self._server_of(table, q, member)], table, q))
+    def _unsent(self, sweep: Sweep, table: int, member: int) -> Bools:
+        touched = _bits(self._store.parity_members(table, sweep.q, member), self._store.blocks(table))
+        sent = self._sent.get((self._peers[self._member_server(sweep, member)], table, sweep.q))
         return touched if sent is None else touched & ~sent
 
     def sweep(self, budget: Budget) -> list[Send]:
         """Decodes the next rows in the background, as far as the budget goes."""
         sends: list[Send] = []
         for sweep in self._sweeps.values():
-            if not self._agreed(sweep.table, sweep.q, sweep.unknown):
+            if sweep.at == len(sweep.tables) or not self._agreed(sweep):
                 continue
             while sum(batch.background for batch in self._batches.values()) < SWEEPS_UNDERWAY_MAX:
-                record_bytes = 4 * self._store.record_floats(sweep.table)
-                rows = max(1, SWEEP_BYTES // record_bytes)
-                blocks = self._next_blocks(sweep, rows)
-                if blocks.size == 0 or not budget.take(blocks.size * record_bytes):
+                if not budget.has_some():
+                    return sends
+                blocks, size = self._next_blocks(sweep)
+                if not blocks:
                     break
-                sends += self._decode(sweep, blocks, background=True)
+                budget.take(size)
+                sends += self._begin(sweep, blocks, background=True)
         return sends
 
-    def _next_blocks(self, sweep: Sweep, rows: int) -> Any:
+    def _next_blocks(self, sweep: Sweep) -> tuple[dict[int, UInt32Array], int]:
+        """The next stripes in order, of several tables where they are small, and their bytes."""
         todo = self._todo(sweep)
-        while sweep.cursor < todo.size:
-            window = todo[sweep.cursor : sweep.cursor + 64 * rows]
-            found = np.flatnonzero(window)
-            if found.size:
-                return (found[:rows] + sweep.cursor).astype(np.uint32)
-            sweep.cursor += window.size
-        return np.zeros(0, np.uint32)
+        found: dict[int, UInt32Array] = {}
+        left = SWEEP_BYTES
+        while sweep.at < len(sweep.tables) and left > 0:
+            table = sweep.tables[sweep.at]
+            rows = max(1, left // (4 * self._floats[table]))
+            window = todo[table][sweep.cursor : sweep.cursor + 64 * rows]
+            blocks = np.flatnonzero(window)[:rows]
+            if blocks.size:
+                found[table] = np.concatenate([found.get(table, _NO_BLOCKS), (blocks + sweep.cursor).astype(np.uint32)])
+                todo[table][found[table]] = False
+                left -= blocks.size * 4 * self._floats[table]
+            sweep.cursor += int(blocks[-1]) + 1 if blocks.size == rows else window.size
+            if sweep.cursor >= todo[table].size:
+                sweep.at, sweep.cursor = sweep.at + 1, 0
+        return found, SWEEP_BYTES - left
 
     @property
     def sweeping(self) -> bool:
         """Something is being decoded, or is left to be."""
-        return bool(self._batches) or any(
-            sweep.todo is None or sweep.cursor < sweep.todo.size for sweep in self._sweeps.values()
-        )
+        return bool(self._batches) or any(sweep.at < len(sweep.tables) for sweep in self._sweeps.values())
+
+    # --- What somebody waits for ---
 
     def on_fault(self, source: Identity, fault: Fault) -> list[Send]:
         """Somebody waits for these rows. What was sent, is under way, or is not lost needs nothing."""
         if source.id not in self._recovering:
             return []
-        sends: list[Send] = []
+        wanted: dict[tuple[int, int, int], dict[int, Any]] = {}
         start = 0
         for table, count in enumerate(fault.counts.tolist()):
             slots = fault.slots[start : start + count]
             start += count
-            if not count:
-                continue
             spec = self._groups.job.tables[table]
-            for j in np.unique(slots % spec.k).tolist():
-                for q in range(spec.r):
-                    if self._server_of(table, q, j) == source.id:
-                        blocks = np.unique(slots[slots % spec.k == j] // spec.k)
-                        sends += self._fault(table, q, blocks)
+            for q in range(spec.r if count else 0):
+                # Of all members, the one that is this source's in stripes with parity q here.
+                member = (source.id - self.server + spec.k + q) % self._groups.ring
+                blocks = np.unique(slots[slots % spec.k == member] // spec.k)
+                if blocks.size:
+                    wanted.setdefault((spec.k, spec.r, q), {})[table] = blocks
+        sends: list[Send] = []
+        for key, blocks_wanted in wanted.items():
+            sends += self._fault(key, blocks_wanted)
         return sends
 
-    def _fault(self, table: int, q: int, blocks: Any) -> list[Send]:
-        sweep = self._sweeps.get((table, q))
-        if sweep is None or int(blocks[-1]) >= self._store.blocks(table):
+    def _fault(self, key: tuple[int, int, int], wanted: dict[int, Any]) -> list[Send]:
+        sweep = self._sweeps.get(key)
+        if sweep is None:
             return []
-        if not self._agreed(table, q, sweep.unknown):
-            self._faults.append((table, q, blocks))
+        if not self._agreed(sweep):
+            self._faults.append((key, wanted))
             return []
-        wanted = blocks[self._todo(sweep)[blocks]].astype(np.uint32)
-        if not wanted.size:
+        todo = self._todo(sweep)
+        blocks = {table: part[todo[table][part]].astype(np.uint32) for table, part in wanted.items()}
+        blocks = {table: part for table, part in blocks.items() if part.size}
+        if not blocks:
             return []
-        self.faults += wanted.size
-        return self._decode(sweep, wanted, background=False)
+        for table, part in blocks.items():
+            todo[table][part] = False
+            self.faults += part.size
+        return self._begin(sweep, blocks, background=False)
 
-    def _decode(self, sweep: Sweep, blocks: UInt32Array, *, background: bool) -> list[Send]:
-        self._todo(sweep)[blocks] = False
-        return self._begin(sweep, blocks, background=background)
+    def release_faults(self) -> list[Send]:
+        """Faults that came before their sweep could begin."""
+        faults, self._faults = self._faults, []
+        sends: list[Send] = []
+        for key, wanted in faults:
+            sends += self._fault(key, wanted)
+        return sends
+
+    # --- Decoding ---
 
     def _begin(
         self,
         sweep: Sweep,
-        blocks: UInt32Array,
+        blocks: dict[int, UInt32Array],
         *,
         background: bool,
         asked_by: Identity | None = None,
@@ -251,12 +296,11 @@ class Decoder:
     ) -> list[Send]:
         """Asks the living members, and other holders where several members are lost."""
         self._request += 1
-        spec = self._groups.job.tables[sweep.table]
-        floats = self._store.record_floats(sweep.table)
+        floats = sum(part.size * self._floats[table] for table, part in blocks.items())
         batch = Batch(
             sweep=sweep,
             blocks=blocks,
-            parity_without=np.zeros(blocks.size * floats, np.float32),
+            parity_without=np.zeros(floats, np.float32),
             waiting=set(),
             syndromes={},
             background=background,
@@ -264,48 +308,51 @@ class Decoder:
             asked_request=asked_request,
         )
         self._batches[self._request] = batch
+        counts, flat = self._flat(blocks)
         sends: list[Send] = []
-        for j in range(spec.k):
+        for j in range(sweep.k):
             # A member of which no row was ever touched has answered: nothing is in the parity of it.
             if j in sweep.unknown or not self._any_touched(sweep, j, blocks):
                 continue
             batch.waiting.add(j)
-            ask = SnapAsk(
-                request=self._request,
-                table=sweep.table,
-                slots=(blocks * np.uint32(spec.k) + np.uint32(j)).astype(np.uint32),
-            )
+            slots = (flat * np.uint32(sweep.k) + np.uint32(j)).astype(np.uint32)
+            ask = SnapAsk(request=self._request, counts=counts, slots=slots)
             sends.append(Send(target=self._peers[self._member_server(sweep, j)], message=ask))
+        lost = [self._peers[self._member_server(sweep, j)].incarnation for j in sweep.unknown]
         for q in sweep.partners:
-            batch.waiting.add(spec.k + q)
-            holder = self._groups.parity_server(sweep.table, self.server, sweep.q, q)
+            batch.waiting.add(sweep.k + q)
             syndrome = SyndromeAsk(
                 request=self._request,
-                table=sweep.table,
+                k=sweep.k,
                 q=q,
                 unknown=sweep.unknown,
-                incarnations=tuple(self._peers[self._member_server(sweep, j)].incarnation for j in sweep.unknown),
-                blocks=blocks,
+                incarnations=tuple(lost),
+                counts=counts,
+                blocks=flat,
             )
-            sends.append(Send(target=self._peers[holder], message=syndrome))
+            sends.append(Send(target=self._peers[self._parity_server(sweep, q)], message=syndrome))
         return sends + self._finish(self._request)
 
-    def _any_touched(self, sweep: Sweep, member: int, blocks: UInt32Array) -> bool:
-        return bool(_bits_at(self._store.parity_members(sweep.table, sweep.q, member), blocks).any())
+    def _flat(self, blocks: dict[int, UInt32Array]) -> tuple[Any, UInt32Array]:
+        counts = np.zeros(len(self._floats), np.int32)
+        for table, part in blocks.items():
+            counts[table] = part.size
+        return counts, np.concatenate(list(blocks.values()))
+
+    def _any_touched(self, sweep: Sweep, member: int, blocks: dict[int, UInt32Array]) -> bool:
+        return any(
+            _bits_at(self._store.parity_members(table, sweep.q, member), part).any() for table, part in blocks.items()
+        )
 
     def on_snap(self, source: Identity, snap: Snap) -> list[Send]:
         batch = self._batches.get(snap.request)
         if batch is None:
             return []  # of a recovery that has started anew
-        members = [
-            j
-            for j in batch.waiting
-            if j < self._groups.job.tables[batch.sweep.table].k and self._member_server(batch.sweep, j) == source.id
-        ]
+        sweep = batch.sweep
+        members = [j for j in batch.waiting if j < sweep.k and self._member_server(sweep, j) == source.id]
         if len(members) != 1 or snap.relatives.size != batch.parity_without.size:
             raise ValueError(f"an answer of {snap.relatives.size} values nobody asked for")
-        factor = self._coefficient(batch.sweep, batch.sweep.q, members[0])
-        _core.gf_xor(batch.parity_without, snap.relatives, factor)
+        _core.gf_xor(batch.parity_without, snap.relatives, coefficient(sweep.q, members[0], sweep.r))
         batch.waiting.discard(members[0])
         return self._finish(snap.request)
 
@@ -314,16 +361,12 @@ class Decoder:
         if batch is None:
             return []
         sweep = batch.sweep
-        k = self._groups.job.tables[sweep.table].k
-        partners = [
-            q
-            for q in sweep.partners
-            if k + q in batch.waiting and self._groups.parity_server(sweep.table, self.server, sweep.q, q) == source.id
-        ]
+        waiting = [q for q in sweep.partners if sweep.k + q in batch.waiting]
+        partners = [q for q in waiting if self._parity_server(sweep, q) == source.id]
         if len(partners) != 1 or syndrome.relatives.size != batch.parity_without.size:
             raise ValueError(f"a syndrome of {syndrome.relatives.size} values nobody asked for")
         batch.syndromes[partners[0]] = (syndrome.numbers, syndrome.relatives)
-        batch.waiting.discard(k + partners[0])
+        batch.waiting.discard(sweep.k + partners[0])
         return self._finish(syndrome.request)
 
     def _finish(self, request: int) -> list[Send]:
@@ -334,7 +377,8 @@ class Decoder:
         del self._batches[request]
         sweep = batch.sweep
         own = np.empty_like(batch.parity_without)
-        self._store.parity_read(sweep.table, sweep.q, batch.blocks, own)
+        for table, part in self._parts(batch):
+            self._store.parity_read(table, sweep.q, batch.blocks[table], own[part])
         _core.gf_xor(own, batch.parity_without, 1)
         numbers = self._numbers(sweep)
         if batch.asked_by is not None:
@@ -344,105 +388,129 @@ class Decoder:
             # A lost member is at work again and has flushed in between, to one of us only so far.
             return self._begin(sweep, batch.blocks, background=batch.background)
         equations = {sweep.q: own} | {q: values for q, (_, values) in batch.syndromes.items()}
-        return self._restore(sweep, batch.blocks, equations)
+        return self._restore(batch, equations)
 
-    def _restore(self, sweep: Sweep, blocks: UInt32Array, equations: dict[int, Float32Array]) -> list[Send]:
+    def _restore(self, batch: Batch, equations: dict[int, Float32Array]) -> list[Send]:
+        """Solves for the lost members and sends each its rows."""
+        sweep = batch.sweep
         rows = list(equations)[: len(sweep.unknown)]
-        matrix = [[self._coefficient(sweep, q, j) for j in sweep.unknown] for q in rows]
-        solution = inverse(matrix)
-        spec = self._groups.job.tables[sweep.table]
-        floats = self._store.record_floats(sweep.table)
-        count = self._store.blocks(sweep.table)
+        matrix = [[coefficient(q, j, sweep.r) for j in sweep.unknown] for q in rows]
         sends: list[Send] = []
-        for index, j in enumerate(sweep.unknown):
-            relatives = np.zeros(blocks.size * floats, np.float32)
-            for factor, q in zip(solution[index], rows, strict=True):
-                if factor:
-                    _core.gf_xor(relatives, equations[q], factor)
-            target = self._peers[self._member_server(sweep, j)]
-            touched = _bits_at(self._store.parity_members(sweep.table, sweep.q, j), blocks)
-            sent = self._sent.setdefault((target, sweep.table, sweep.q), np.zeros(count, bool))
-            sent[blocks] = True
-            if not touched.any():
-                continue
-            counts = np.zeros(len(self._groups.job.tables), np.int32)
-            counts[sweep.table] = np.count_nonzero(touched)
-            slots = (blocks[touched] * np.uint32(spec.k) + np.uint32(j)).astype(np.uint32)
-            if not touched.all():
-                relatives = relatives.reshape(-1, floats)[touched].reshape(-1)
-            self.rows_decoded += slots.size
-            restored = Restored(counts=counts, slots=slots, relatives=relatives)
-            sends.append(Send(target=target, message=restored))
+        for j, factors in zip(sweep.unknown, inverse(matrix), strict=True):
+            if factors == (1,):
+                relatives = equations[rows[0]]
+            else:
+                relatives = np.zeros_like(batch.parity_without)
+                for factor, q in zip(factors, rows, strict=True):
+                    if factor:
+                        _core.gf_xor(relatives, equations[q], factor)
+            sends += self._send_rows(batch, j, relatives)
         return sends
 
-    def release_faults(self) -> list[Send]:
-        """Faults that came before their sweep could begin."""
-        faults, self._faults = self._faults, []
-        sends: list[Send] = []
-        for table, q, blocks in faults:
-            sends += self._fault(table, q, blocks)
-        return sends
+    def _send_rows(self, batch: Batch, member: int, relatives: Float32Array) -> list[Send]:
+        sweep = batch.sweep
+        target = self._peers[self._member_server(sweep, member)]
+        counts = np.zeros(len(self._floats), np.int32)
+        slots: list[Any] = []
+        values: list[Any] = []
+        for table, part in self._parts(batch):
+            blocks = batch.blocks[table]
+            touched = _bits_at(self._store.parity_members(table, sweep.q, member), blocks)
+            sent = self._sent.get((target, table, sweep.q))
+            if sent is None:
+                sent = self._sent[target, table, sweep.q] = np.zeros(self._store.blocks(table), bool)
+            sent[blocks] = True
+            counts[table] = np.count_nonzero(touched)
+            slots.append((blocks[touched] * np.uint32(sweep.k) + np.uint32(member)).astype(np.uint32))
+            records = relatives[part]
+            values.append(records if touched.all() else records.reshape(blocks.size, -1)[touched].reshape(-1))
+        if not counts.any():
+            return []
+        self.rows_decoded += int(counts.sum())
+        restored = Restored(
+            counts=counts,
+            slots=np.concatenate(slots),
+            relatives=values[0] if len(values) == 1 else np.concatenate(values),
+        )
+        return [Send(target=target, message=restored)]
 
     # --- What is asked of this holder by another ---
 
     def on_syndrome_ask(self, peer: Identity, ask: SyndromeAsk) -> list[Send] | None:
         """What remains of this parity without the living members; None: ask again when more is known here."""
-        if reason := self._ask_invalid_reason(ask):
-            raise ValueError(reason)
-        lost = [self._server_of(ask.table, ask.q, j) for j in ask.unknown]
+        blocks = self._asked_blocks(ask)
+        r = self._groups.job.tables[next(iter(blocks))].r
+        sweep = Sweep(k=ask.k, r=r, q=ask.q, tables=tuple(blocks), unknown=ask.unknown, partners=())
+        lost = [self._member_server(sweep, j) for j in ask.unknown]
         here = [self._peers[server].incarnation for server in lost]
         if any(mine > theirs for mine, theirs in zip(here, ask.incarnations, strict=True)):
             return []  # of a recovery that has started anew
         newer = any(mine < theirs for mine, theirs in zip(here, ask.incarnations, strict=True))
         if not newer and not self._recovering.issuperset(lost):
             return []  # somebody has recovered meanwhile, and whoever asked will know
-        if newer or not self._agreed(ask.table, ask.q, ask.unknown):
+        if newer or not self._agreed(sweep):
             return None
-        sweep = Sweep(table=ask.table, q=ask.q, unknown=ask.unknown, partners=())
-        return self._begin(sweep, ask.blocks, background=False, asked_by=peer, asked_request=ask.request)
+        return self._begin(sweep, blocks, background=False, asked_by=peer, asked_request=ask.request)
+
+    def _asked_blocks(self, ask: SyndromeAsk) -> dict[int, UInt32Array]:
+        """The blocks asked for, by table; ValueError unless all of it makes sense."""
+        tables = self._groups.job.tables
+        if ask.counts.size != len(tables) or (ask.counts < 0).any() or int(ask.counts.sum()) != ask.blocks.size:
+            raise ValueError(f"counts do not describe {ask.blocks.size} blocks in {len(tables)} tables")
+        if len(ask.unknown) != len(ask.incarnations) or not all(0 <= j < ask.k for j in ask.unknown):
+            raise ValueError(f"members {ask.unknown} of {ask.k} with {len(ask.incarnations)} incarnations")
+        blocks: dict[int, UInt32Array] = {}
+        start = 0
+        for table, count in enumerate(ask.counts.tolist()):
+            part = ask.blocks[start : start + count]
+            start += count
+            if not count:
+                continue
+            if tables[table].k != ask.k or ask.q >= tables[table].r:
+                raise ValueError(f"table {table} has no stripes of {ask.k} members with a parity {ask.q}")
+            if int(part.max()) >= self._store.blocks(table) or (part[1:] <= part[:-1]).any():
+                raise ValueError("blocks of a syndrome must exist, and ascend")
+            blocks[table] = part
+        if len({tables[table].r for table in blocks}) != 1:
+            raise ValueError("a syndrome is of tables of one shape")
+        return blocks
 
     # --- Small things ---
 
-    def _ask_invalid_reason(self, ask: SyndromeAsk) -> str | None:
-        if ask.table >= len(self._groups.job.tables):
-            return f"there is no table {ask.table}"
-        spec = self._groups.job.tables[ask.table]
-        blocks = ask.blocks
-        if ask.q >= spec.r or not all(0 <= j < spec.k for j in ask.unknown):
-            return f"table {ask.table} has no parity {ask.q} or no members {ask.unknown}"
-        if len(ask.unknown) != len(ask.incarnations):
-            return "as many incarnations as members are needed"
-        if blocks.size == 0 or int(blocks.max()) >= self._store.blocks(ask.table) or (np.diff(blocks) <= 0).any():
-            return "blocks of a syndrome must exist, and ascend"
-        return None
-
-    def _agreed(self, table: int, q: int, unknown: tuple[int, ...]) -> bool:
-        for j in unknown:
-            source = self._server_of(table, q, j)
-            state = self._held[source, int(self._groups.of_member[table][j])]
+    def _agreed(self, sweep: Sweep) -> bool:
+        """Everybody who holds something of the lost members is at the same flush of theirs."""
+        for j in sweep.unknown:
+            source = self._member_server(sweep, j)
+            state = self._held[source, self._group(sweep, j)]
             if source not in self._recovering or not state.ended or not state.agreed:
                 return False
         return True
 
     def _numbers(self, sweep: Sweep) -> tuple[int, ...]:
-        groups = self._groups.of_member[sweep.table]
-        return tuple(self._held[self._member_server(sweep, j), int(groups[j])].number for j in sweep.unknown)
+        return tuple(self._held[self._member_server(sweep, j), self._group(sweep, j)].number for j in sweep.unknown)
+
+    def _group(self, sweep: Sweep, member: int) -> int:
+        return self._groups.list.index((sweep.k - member, sweep.r))
 
     def _member_server(self, sweep: Sweep, member: int) -> int:
-        return self._server_of(sweep.table, sweep.q, member)
+        return self._groups.step(self.server, member - sweep.k - sweep.q)
 
-    def _server_of(self, table: int, q: int, member: int) -> int:
-        return self._groups.member_server(table, self.server, q, member)
+    def _parity_server(self, sweep: Sweep, q: int) -> int:
+        return self._groups.step(self.server, q - sweep.q)
 
-    def _coefficient(self, sweep: Sweep, q: int, member: int) -> int:
-        return coefficient(q, member, self._groups.job.tables[sweep.table].r)
+    def _parts(self, batch: Batch) -> Iterator[tuple[int, slice]]:
+        """(table, its part of the batch's values)."""
+        start = 0
+        for table, blocks in batch.blocks.items():
+            stop = start + blocks.size * self._floats[table]
+            yield table, slice(start, stop)
+            start = stop
 
     def _table_part(self, counts: Any, slots: Any, deltas: Any, table: int) -> tuple[Any, Any]:
         rows = int(counts[:table].sum())
-        start = sum(int(counts[t]) * self._store.record_floats(t) for t in range(table))
+        start = int(counts[:table] @ np.array(self._floats[:table], np.int64)) if table else 0
         count = int(counts[table])
-        floats = self._store.record_floats(table)
-        return slots[rows : rows + count], deltas[start : start + count * floats]
+        return slots[rows : rows + count], deltas[start : start + count * self._floats[table]]
 
 
 def _bits(words: UInt64Array, count: int) -> Bools:

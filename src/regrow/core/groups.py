@@ -37,26 +37,18 @@ class Groups:
     def holders(self, source: int, group: int) -> tuple[int, ...]:
         """The servers that hold the parities of this group of `source`, in the order of their coefficients."""
         d, r = self.list[group]
-        return tuple(self._step(source, d + q) for q in range(r))
+        return tuple(self.step(source, d + q) for q in range(r))
 
     def sources(self, holder: int, group: int) -> tuple[int, ...]:
         """The servers whose rows of this group have a parity at `holder`."""
         d, r = self.list[group]
-        return tuple(self._step(holder, -(d + q)) for q in range(r))
+        return tuple(self.step(holder, -(d + q)) for q in range(r))
 
     def member(self, table: int, group: int) -> int | None:
         """The member of a table that is in this group, if there is one: its slots are j, j + k, j + 2k ..."""
         d, r = self.list[group]
         spec = self.job.tables[table]
         return spec.k - d if spec.r == r and d <= spec.k else None
-
-    def member_server(self, table: int, holder: int, q: int, member: int) -> int:
-        """Who holds data member `member` of the stripes whose parity `q` is at `holder`."""
-        return self._step(holder, member - self.job.tables[table].k - q)
-
-    def parity_server(self, table: int, holder: int, q: int, other: int) -> int:
-        """Who holds parity `other` of those stripes."""
-        return self._step(holder, other - q)
 
     def of_slots(self, counts: Int32Array, slots: UInt32Array) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         """The group of each row."""
@@ -68,7 +60,8 @@ class Groups:
             start += count
         return found
 
-    def _step(self, server: int, by: int) -> int:
+    def step(self, server: int, by: int) -> int:
+        """The server `by` places further round its ring."""
         first = server // self.ring * self.ring
         return first + (server - first + by) % self.ring
 
@@ -97,5 +90,5 @@ class Groups:
         return lost
 
     def _is_hopeless(self, server: int, member: int, k: int, r: int, down: Collection[int]) -> bool:
-        stripe = [self._step(server, m - member) for m in range(k + r)]
+        stripe = [self.step(server, m - member) for m in range(k + r)]
         return sum(s in down for s in stripe) > r

@@ -72,8 +72,8 @@ class FlushSpec(msgspec.Struct, frozen=True, kw_only=True):
     bytes: int = 32 << 20
     seconds: float = 2.0
     commit: Commit = "exactly-once"
-    # Recovery in the background moves so many bytes per second from each server. Too small: unprotected for longer.
-    # Too large: training slows down while it lasts. 0: no limit.
+    # So many bytes of rows per second come back in the background to a server that was lost, from all others
+    # together. Too small: unprotected for longer. Too large: training slows down while it lasts. 0: no limit.
     sweep_bytes_per_s: int = 0
 
     def invalid_reason(self) -> str | None:

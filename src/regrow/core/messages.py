@@ -417,7 +417,7 @@ class SnapAsk(Message):
     """Decoder -> member: the published values of these rows, relative to their initial ones."""
 
     request: U62
-    table: U32
+    counts: Int32Array
     slots: UInt32Array
 
 
@@ -458,10 +458,11 @@ class SyndromeAsk(Message):
     """Decoder -> other holder: your parity of these stripes without their living members (r >= 2)."""
 
     request: U62
-    table: U32
-    q: U32  # which parity of these stripes is yours
+    k: U32  # members of these stripes
+    q: U32  # which of their parities is yours
     unknown: tuple[int, ...]  # the members that nobody has,
     incarnations: tuple[int, ...]  # and which replacements wait for them
+    counts: Int32Array
     blocks: UInt32Array
 
 

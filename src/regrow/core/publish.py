@@ -56,7 +56,7 @@ class SourceStore(Protocol):
 class Budget:
     """How many bytes of background work may leave now. Refilled by time; 0 bytes per second: no limit."""
 
-    def __init__(self, bytes_per_s: int) -> None:
+    def __init__(self, bytes_per_s: float) -> None:
         self._rate = bytes_per_s
         self._left = float(STREAM_BYTES)
         self._now: float | None = None
@@ -68,12 +68,13 @@ class Budget:
 
     def take(self, count: int) -> bool:
         """True: go on, and it is counted. What was begun may overdraw it once."""
-        if not self._rate:
-            return True
-        if self._left <= 0:
+        if not self.has_some():
             return False
         self._left -= count
         return True
+
+    def has_some(self) -> bool:
+        return not self._rate or self._left > 0
 
 
 @dataclasses.dataclass(slots=True)
@@ -295,18 +296,30 @@ class Publisher:
             if holder not in group.streams
         )
 
-    def snapshot(self, holder: int, table: int, slots: UInt32Array) -> Float32Array:
+    def snapshot(self, holder: int, counts: Int32Array, slots: UInt32Array) -> Float32Array:
         """The values of these rows that `holder` has once all that was sent to it has arrived."""
-        floats = self._store.record_floats(table)
-        out = np.empty(slots.size * floats, np.float32)
-        self._store.published(table, slots, out)
-        members = self.geometry.of_member[table]
-        for g in np.unique(members[slots % members.size]).tolist() if slots.size else []:
-            group = self.groups[g]
-            for number, _, part in group.staged:  # sent, but not in its parity before it is committed
-                if number > group.since.get(holder, 0):
-                    self._exclude(table, slots, out, part)
+        sizes = np.array([self._store.record_floats(table) for table in range(counts.size)], np.int64)
+        out = np.empty(int(counts @ sizes), np.float32)
+        row = start = 0
+        for table, count in enumerate(counts.tolist()):
+            if count:
+                part = slots[row : row + count]
+                values = out[start : start + count * int(sizes[table])]
+                self._store.published(table, part, values)
+                self._without_staged(holder, table, part, values)
+                row, start = row + count, start + count * int(sizes[table])
         return out
+
+    def _without_staged(self, holder: int, table: int, slots: UInt32Array, values: Float32Array) -> None:
+        """What was sent but not committed is not in the holder's parity yet (two-phase commit)."""
+        if not any(group.staged for group in self.groups):
+            return
+        members = self.geometry.of_member[table]
+        for g in np.unique(members[slots % members.size]).tolist():
+            group = self.groups[g]
+            for number, _, part in group.staged:
+                if number > group.since.get(holder, 0):
+                    self._exclude(table, slots, values, part)
 
     def _exclude(self, table: int, slots: UInt32Array, records: Float32Array, part: Part) -> None:
         floats = self._store.record_floats(table)

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from regrow.core.effects import Delivered, Dial, Forget, Joined, Log, Lost, Notice, Refuse, Send, Stop, Tick
 from regrow.core.groups import Groups
@@ -191,8 +190,9 @@ class ShardServer:
     def _first_view(self, view: View, *, recovering: bool) -> list[Effect]:
         job = view.job
         self.store = store = self._build_store(job, self.identity.id, recovering)
-        self._budget = Budget(job.flush.sweep_bytes_per_s)
         groups = Groups(job)
+        # As many servers as there are groups help one that comes back.
+        self._budget = Budget(job.flush.sweep_bytes_per_s / max(1, len(groups)))
         sync = job.mode == "sync"
         marks = 1 if sync else job.workers
         server = self.identity.id
@@ -303,13 +303,10 @@ class ShardServer:
         return [*self.publisher.on_ack(source.id, ack), *self.serving.grown()]
 
     def _on_snap_ask(self, source: Identity, ask: SnapAsk) -> list[Effect]:
-        counts = np.zeros(len(self.serving.job.tables), np.int32)
-        self.serving.reply_floats(ask.slots.size * self.serving.record_floats(ask.table))
-        counts[ask.table] = ask.slots.size
-        self.serving.check_slots(counts, ask.slots)
+        self.serving.check_slots(ask.counts, ask.slots)
         if self.rebuild is not None and not self.rebuild.reported:
             raise ValueError("a recovering server has no published rows to give")
-        relatives = self.publisher.snapshot(source.id, ask.table, ask.slots)
+        relatives = self.publisher.snapshot(source.id, ask.counts, ask.slots)
         return [Send(target=source, message=Snap(request=ask.request, relatives=relatives))]
 
     # --- The way back of a replacement ---

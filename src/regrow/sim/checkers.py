@@ -309,7 +309,7 @@ class Checker:
             q = world.groups.holders(source, group).index(node.identity.id)
             expected: U8 | None = None
             for member in range(spec.k):
-                other = world.groups.member_server(table, node.identity.id, q, member)
+                other = world.groups.step(node.identity.id, member - spec.k - q)
                 g = int(world.groups.of_member[table][member])
                 held = machine.holder.held[other, g]
                 if not held.ended:

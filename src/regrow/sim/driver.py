@@ -76,11 +76,7 @@ class Driver:
         elif node.program is not None:
             if problem := node.program.hear(effect):
                 raise Violation("I7" if self.world.job.mode == "sync" else "I3", problem)
-            if node.program.failed and node.machine.view is None and self.world.is_current(identity):
-                self.world.launcher.crash(
-                    node
-                )  # the coordinator died before it had said anything: the launcher starts it again
-            elif node.program.failed and not self.world.lost and self.world.is_current(identity):
+            if node.program.failed and not self.world.lost and self.world.is_current(identity):
                 raise Violation("failed", f"{short(identity)}: {node.program.failed}")
         else:
             raise Violation("core", f"{short(identity)}: an effect nobody knows: {effect}")

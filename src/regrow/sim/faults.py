@@ -57,10 +57,8 @@ class Faults:
         """Servers that count as lost."""
         world = self.world
         coordinator = world.node(COORDINATOR)
-        recovering = machines.recovering(coordinator.machine) if coordinator is not None else None
-        if recovering is None:
-            # A new coordinator will believe what the servers remember.
-            recovering = {s for node in world.nodes.values() for s in machines.remembered_recovering(node.machine)}
+        # Without a coordinator everybody speaks for himself: the next one asks.
+        recovering = machines.recovering(coordinator.machine) if coordinator is not None else set()
         found = set()
         for server in range(world.job.servers):
             node = world.node("server", server)

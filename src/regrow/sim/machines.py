@@ -172,17 +172,11 @@ def _has(server: Any, event: Any) -> bool:
 # --- The coordinator and sessions ---
 
 
-def recovering(coordinator: Any) -> set[int] | None:
-    """Servers that the coordinator does not count on; None before it knows anything."""
+def recovering(coordinator: Any) -> set[int]:
+    """Servers that the coordinator does not count on."""
     if coordinator.view is None:
-        return None
+        return set(coordinator.dead)
     return {*coordinator.dead, *(member.id for member in coordinator._members.values() if member.recovering)}
-
-
-def remembered_recovering(machine: Any) -> set[int]:
-    """Servers that have not recovered, as far as this machine has heard."""
-    view = machine.view
-    return {member.id for member in view.servers if member.recovering} if view is not None else set()
 
 
 def unsettled_view_reason(coordinator: Any) -> str:

@@ -18,7 +18,7 @@ from regrow.core.coordinator import Coordinator
 from regrow.core.decode import Decoder, Sweep
 from regrow.core.effects import Delivered, Send
 from regrow.core.link import Link
-from regrow.core.messages import Flush, Opened, Push
+from regrow.core.messages import Flush, Opened, Push, Recovered
 from regrow.core.parity import ParityHolder
 from regrow.core.publish import Publisher
 from regrow.core.rebuild import Rebuild
@@ -141,12 +141,14 @@ def _late_faults(original: Any) -> Any:
         sends: list[Any] = []
         start = 0
         for table, count in enumerate(fault.counts.tolist()):
-            k = self._groups.job.tables[table].k
-            for slot in fault.slots[start : start + count].tolist():
-                if self._server_of(table, 0, slot % k) == source.id:
-                    sweep = Sweep(table=table, q=0, unknown=(slot % k,), partners=())
-                    sends += self._begin(sweep, np.array([slot // k], np.uint32), background=False)
+            slots = fault.slots[start : start + count]
             start += count
+            spec = self._groups.job.tables[table]
+            member = (source.id - self.server + spec.k) % self._groups.ring
+            blocks = np.unique(slots[slots % spec.k == member] // spec.k).astype(np.uint32)
+            if blocks.size:
+                sweep = Sweep(k=spec.k, r=spec.r, q=0, tables=(table,), unknown=(member,), partners=())
+                sends += self._begin(sweep, {table: blocks}, background=False)
         return sends
 
     return on_fault
@@ -277,6 +279,30 @@ def _one_epoch(original: Any) -> Any:
     return init
 
 
+# --- What the simulator itself found while the core was written ---
+
+
+def _pushes_before_joined(original: Any) -> Any:
+    return lambda self: range(len(self._servers)) if self.view.job.mode == "async" else original(self)
+
+
+def _recovered_once(original: Any) -> Any:
+    def on_view(self: Any, view: Any, source: Any) -> Any:
+        effects = original(self, view, source)
+        return [e for e in effects if not (isinstance(e, Send) and isinstance(e.message, Recovered))]
+
+    return on_view
+
+
+def _late_rows_refused(original: Any) -> Any:
+    def on_rebuild_message(self: Any, source: Any, message: Any) -> Any:
+        if self.rebuild is None:
+            raise ValueError("this server is not recovering")
+        return original(self, source, message)
+
+    return on_rebuild_message
+
+
 ASYNC = ("async", "mixed-k", "r2")
 SYNC = ("sync", "sync-r2")
 
@@ -349,5 +375,19 @@ BUGS: dict[str, Bug] = {
     # One more of the same kind.
     "no-gate": Bug(
         "the next step begins before the one before the last is durable (sync)", Session, "_may_pull", _no_gate, SYNC
+    ),
+    # Found by the simulator while the core was written.
+    "pushes-before-joined": Bug(
+        "pushes are sent to a replacement before the older ones are sent again",
+        Session,
+        "_reachable",
+        _pushes_before_joined,
+        ASYNC,
+    ),
+    "recovered-once": Bug(
+        "a coordinator that missed Recovered never hears it", ShardServer, "_on_view", _recovered_once, ("coordinator",)
+    ),
+    "late-rows-refused": Bug(
+        "rows that come when all are back are refused", ShardServer, "_on_rebuild_message", _late_rows_refused, ASYNC
     ),
 }

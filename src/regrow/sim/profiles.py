@@ -111,7 +111,7 @@ def make_scenario(profile: Profile, choices: Choices) -> Scenario:
         bytes=(1 << 20, 64, 400)[choices.pick(3, dull=0.5)],
         seconds=(0.05, 0.4)[choices.pick(2)],
         commit=profile.commit,
-        sweep_bytes_per_s=(0, 2000, 1)[choices.pick(3, dull=0.5)],  # 1: not before the workers are done
+        sweep_bytes_per_s=(0, 2000, 4)[choices.pick(3, dull=0.5)],  # 4: not before the workers are done
     )
     job = JobSpec(
         tables=tuple(tables), servers=ring * groups, workers=workers, mode=profile.mode, groups=groups, flush=flush
@@ -125,7 +125,7 @@ def make_scenario(profile: Profile, choices: Choices) -> Scenario:
     return Scenario(
         profile=profile,
         job=job,
-        steps=(4 if sync else 5) + choices.pick(3),
+        steps=(5 if sync else 6) + choices.pick(3),
         ahead=1 + choices.pick(2) if not sync else 1,
         window_pushes=(8, 2, 4)[choices.pick(3)],
         rows_seed=choices.pick(8),

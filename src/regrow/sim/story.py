@@ -100,8 +100,8 @@ class Story:
             return f"{message.seq if isinstance(message, Push) else ''} has the row"
         if isinstance(message, Fault) and source.id == self.server:
             return "of the row" if self._index(message) is not None else ""
-        if isinstance(message, SnapAsk) and message.table == self.key[0] and target.id == self.server:
-            return f"request {message.request}" if self.slot in message.slots.tolist() else ""
+        if isinstance(message, SnapAsk) and self._here(message, target):
+            return f"request {message.request}"
         return self._group_part(target, event)
 
     def _here(self, message: Any, server: Identity) -> bool:

@@ -37,6 +37,7 @@ CHAOS_EVENTS_MAX = 3000
 CALM_EVENTS_MAX = 12_000  # A run that needs more does not come to its end.
 CALM_SECONDS_MAX = 20.0  # for workers, whatever is still coming back in the background
 CLOCK_EVENTS = 25  # between two ticks, if the queue is never empty
+CLOCK_EARLY_EVENTS = 15  # by which the tape may bring a tick forward
 SILENT_SECONDS_MAX = 0.9  # The clock waits for healthy servers to be heard, so that none is declared dead by accident.
 
 
@@ -181,7 +182,7 @@ class World:
         for action in self.actions:
             if action.at <= self.now:
                 ready.append((action.due, self._act_out, action))
-        if not ready or self._may_tick():
+        if not ready or (self.clock_due <= self.network.order + CLOCK_EARLY_EVENTS and self._may_tick()):
             ready.append((self.clock_due, self._tick, None))
         ready.sort(key=_due)
         return ready
