@@ -315,6 +315,20 @@ def demo(out: str | None, steps: int, overwrite: bool, quiet: bool) -> int:
     return demonstration.run(out=out, steps=steps, overwrite=overwrite, quiet=quiet)
 
 
+@cli.command(
+    "sim",
+    short_help="Look for a schedule of failures that breaks the protocol.",
+    context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
+    add_help_option=False,
+)
+@click.pass_context
+def simulate(ctx: click.Context) -> Any:
+    """Its options are its own: `regrow sim --help`."""
+    from regrow.sim.command import sim  # late: numpy and the core
+
+    return sim.main(ctx.args, prog_name="regrow sim", standalone_mode=False)
+
+
 class BenchCommand(click.Command):
     """Lists the benchmarks, in their own words."""
 

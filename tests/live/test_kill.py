@@ -9,20 +9,27 @@ say how often each push was applied.
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import os
 import signal
 import subprocess
 import sys
+import tempfile
+import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from helpers import wait_until
 
 from regrow.config import TrainConfig
+from regrow.core.job import FlushSpec, JobSpec, OptimizerSpec, TableSpec
 from regrow.errors import DataLoss
 from regrow.launch import local
+from regrow.launch.cluster import LocalCluster
+from regrow.nn.routing import make_router
 
 pytestmark = pytest.mark.live
 
@@ -39,8 +46,6 @@ def train(path: Path, **options: Any) -> dict[str, Any]:
 @functools.cache
 def undisturbed(optimizer: str) -> str:
     """The digest that every run of this optimizer must end with, from a run that knows nothing of parities."""
-    import tempfile
-
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "run"
         digest = train(path, optimizer=optimizer, servers=2)["model_sha256"]
@@ -146,6 +151,43 @@ def test_losses_are_tolerated_when_asked_for(tmp_path: Path) -> None:
     options = {"mode": "async", "steps": 30, "commit": "none", "kill": ("server:1@step:8",), **EC}
     summary = train(tmp_path / "run", k=2, servers=3, **options)
     assert (summary["steps"], summary["parity_wrong"]) == (30, 0)
+
+
+def test_every_push_counts_once(tmp_path: Path) -> None:
+    """With w -= g, gradients of whole numbers and rows that start at zero, a row says how often it was pushed."""
+    rows, dim, pushes = 600, 4, 240
+    optimizer = OptimizerSpec(kind="sgd", learning_rate=1.0)
+    spec = TableSpec(name="t", rows=rows, dim=dim, init_bound=0.0, optimizer=optimizer, k=2, r=1)
+    job = JobSpec(tables=(spec,), servers=4, workers=2, flush=FlushSpec(pushes=5))
+    router = make_router(job, feature_tables=[0], static_tables=[])
+    counts = np.zeros((2, rows), np.int64)
+    with LocalCluster(servers=4) as cluster:
+        clients = [cluster.client(job, worker=w) for w in range(2)]
+
+        def work(index: int) -> None:
+            rng = np.random.default_rng(index)
+            for seq in range(1, pushes + 1):
+                ids = rng.choice(rows, 40, replace=False)
+                ticket = clients[index].pull(router.plan(ids, None, ids.size), step=seq)
+                ticket.wait(60)
+                # Duplicates and losses of one push cannot cancel those of another.
+                clients[index].push(ticket, np.full(40 * dim, seq, np.float32))
+                counts[index, ids] += seq
+            clients[index].drain(60)
+
+        threads = [threading.Thread(target=work, args=(index,)) for index in range(2)]
+        for thread in threads:
+            thread.start()
+        for victim in itertools.islice(itertools.cycle(["server 1", "server 3", "coordinator"]), 5):
+            seen = clients[0].pushes
+            wait_until(lambda: clients[0].pushes >= min(seen + 30, pushes), seconds=60)  # noqa: B023
+            wait_until(lambda: not clients[0].recovering, seconds=60)
+            os.kill(cluster.pids[victim], signal.SIGKILL)
+        for thread in threads:
+            thread.join(120)
+        assert [thread.is_alive() for thread in threads] == [False, False]
+        found = clients[0].records(0, 0, rows)[:, :dim]
+    assert np.array_equal(found, -np.repeat(counts.sum(0)[:, None], dim, 1).astype(np.float32))
 
 
 def test_a_kill_by_hand(tmp_path: Path) -> None:

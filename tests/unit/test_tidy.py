@@ -58,7 +58,7 @@ MAY_IMPORT = {
     "core": set(),
     "store": {"core"},
     "checkpoint": {"core", "store"},
-    "sim": {"core"},
+    "sim": {"core", "store"},
     "data": {"config", "presets"},
     "runtime": {"core", "store", "checkpoint"},
     "nn": {"core", "runtime", "checkpoint", "data", "config", "metrics", "presets"},
@@ -66,7 +66,7 @@ MAY_IMPORT = {
     "launch": {"core", "runtime", "store", "checkpoint", "data", "config", "metrics", "presets"},
     "bench": {"core", "runtime", "store", "checkpoint", "data", "nn", "launch"}
     | {"config", "metrics", "presets"},
-    "cli": {"launch", "bench", "config", "presets", "data"},
+    "cli": {"launch", "bench", "sim", "config", "presets", "data"},
     "regrow": {"core", "runtime", "nn", "launch", "config"},
 }
 

@@ -301,19 +301,17 @@ def bandwidth(*, threads: int, size_bytes: int, repetitions: int = 5) -> Bandwid
 
 
 def _all_at_once(pool: ThreadPoolExecutor, action: Callable[[Any], None], parts: Sequence[Any]) -> float:
-    """Seconds from the moment all threads are ready to the moment the last is done."""
-    barrier = threading.Barrier(len(parts) + 1)
+    """Seconds from the first thread's begin, when all are ready, to the last one's end."""
+    barrier = threading.Barrier(len(parts))
 
-    def work(part: Any) -> None:
+    def work(part: Any) -> tuple[float, float]:
         barrier.wait()
+        started = time.perf_counter()
         action(part)
+        return started, time.perf_counter()
 
-    futures = [pool.submit(work, part) for part in parts]
-    barrier.wait()
-    started = time.perf_counter()
-    for future in futures:
-        future.result()
-    return time.perf_counter() - started
+    spans = [future.result() for future in [pool.submit(work, part) for part in parts]]
+    return max(end for _, end in spans) - min(begin for begin, _ in spans)
 
 
 # -- what is shown and kept ----------------------------------------------------------------------------------

@@ -159,8 +159,8 @@ class Coordinator:
                 # It had registered before anybody told us whom it replaces.
                 effects += self._take_place(msgspec.structs.replace(member, recovering=True))
                 self._heard[member.id] = self._now
-            elif member.incarnation == self._members[member.id].incarnation:
-                self._members[member.id] = member  # its own word about itself
+            elif member.incarnation == self._members[member.id].incarnation and member.id in self._up:
+                self._members[member.id] = member  # its own word about itself; one without a view has none to give
         return effects
 
     def _on_declare(self, source: Identity, message: Declare) -> list[Effect]:

@@ -444,7 +444,7 @@ class _Run:
             **self.status.totals(),
             "mode": config.mode,
             "protection": config.protection,
-            **({} if config.code is None else dataclasses.asdict(config.code)),
+            "code": None if config.code is None else dataclasses.asdict(config.code),
             "faults_unreached": [dataclasses.asdict(fault) for fault in self.faults.unreached],
             "servers": config.servers,
             "workers": config.workers,

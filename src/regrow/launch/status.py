@@ -51,11 +51,13 @@ class ServerStatus:
     rows_decoded: int = 0  # of others, for their recovery
     faults: int = 0  # rows that somebody waited for while they were missing here
     faults_served: int = 0  # ... and missing at others
+    rows_updated: int = 0
+    kept_bytes_max: int = 0  # sent to others and not acknowledged, at most
     carried: dict[str, int] = field(default_factory=dict)  # what earlier incarnations counted
 
     COUNTERS: ClassVar = (
         *("pulls", "pushes", "bytes_in", "bytes_out"),
-        *("flushes", "flush_bytes", "flush_rows"),
+        *("rows_updated", "flushes", "flush_bytes", "flush_rows"),
         *("parity_rows_applied", "rows_decoded", "faults", "faults_served"),
     )
 
@@ -202,6 +204,7 @@ class RunStatus:
                 if name in event or (kind == "server" and name in ("pulls", "pushes", "bytes_in", "bytes_out")):
                     setattr(server, name, server.carried.get(name, 0) + int(event[name]))
             server.redundancy_bytes = int(event.get("redundancy_bytes", server.redundancy_bytes))
+            server.kept_bytes_max = max(server.kept_bytes_max, int(event.get("kept_bytes", 0)))
             if event.get("recovering") is False and server.state == "recovering":
                 server.state, server.missing_rows = "ready", 0
 

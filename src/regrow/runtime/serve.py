@@ -36,7 +36,7 @@ log = logging.getLogger("regrow.serve")
 
 COORDINATOR = Identity(role="coordinator", id=0)  # the first one; whoever dials it takes a later one as well
 REPORT_SECONDS = 1.0
-TICK_SECONDS = 0.02  # Too large: silence is noticed late. Too small: ticks cost more than they find.
+TICK_SECONDS = 0.05  # Too large: silence is noticed late. Too small: ticks cost more than they find.
 
 
 class Node:
@@ -178,18 +178,16 @@ class Node:
             self._report()
 
     def _report(self) -> None:
-        describe = getattr(self.machine, "report", None)
-        more: dict[str, Any] = describe() if describe is not None else {}
         if isinstance(self.machine, ShardServer):
-            more = {
-                "pulls": self.machine.pulls,
-                "pushes": self.machine.clock,
-                "bytes_in": self.endpoint.bytes_in,
-                "bytes_out": self.endpoint.bytes_out,
-                "kept_bytes": self.endpoint.kept_bytes,
-            } | more
-        if more:
-            self.parent.report(self.identity.role, **more)
+            self.parent.report(
+                self.identity.role,
+                pulls=self.machine.pulls,
+                pushes=self.machine.clock,
+                bytes_in=self.endpoint.bytes_in,
+                bytes_out=self.endpoint.bytes_out,
+                kept_bytes=self.endpoint.kept_bytes,
+                **self.machine.report(),
+            )
 
 
 def run(parent: Parent) -> None:
