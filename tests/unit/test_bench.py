@@ -313,7 +313,7 @@ def test_train_compares_run_by_run(monkeypatch: pytest.MonkeyPatch, tmp_path: An
 
 
 def test_accuracy_compares_seed_by_seed() -> None:
-    auc = {"reference": [0.75, 0.76], "async": [0.749, 0.757], "sync": [0.75, 0.761]}
+    auc = {"reference": [0.75, 0.76], "async": [0.749, 0.757], "sync": [0.75, 0.761], "killed": [0.75, 0.757]}
     rows = [{"system": system, "auc": value} for system, values in auc.items() for value in values]
     ratios = accuracy.compare(rows, judged=True)
     assert ratios["auc_async"].value == pytest.approx(0.753)
@@ -321,9 +321,11 @@ def test_accuracy_compares_seed_by_seed() -> None:
     assert ratios["auc_sync"].met
     assert ratios["auc_async_minus_reference"].value == pytest.approx(-0.002)
     assert ratios["auc_async_minus_reference"].target == pytest.approx(-0.01)
+    assert ratios["auc_killed_minus_async"].value == pytest.approx(0.0005)
     assert set(accuracy.compare(rows, judged=False)) == {
         "auc_async_minus_reference",
         "auc_sync_minus_reference",
+        "auc_killed_minus_async",
     }
 
 

@@ -1,11 +1,12 @@
-"""Does distributed training learn as well? One epoch of real clicks, against one plain PyTorch process.
+"""Does distributed training learn as well, also when servers die? Real clicks, against one plain PyTorch process.
 
-Three systems see the same lines in the same order, in updates of the same size, for every seed, and are
+Four systems see the same lines in the same order, in updates of the same size, for every seed, and are
 judged on the same test lines:
 
     reference   one process, batches of 128
     async       two workers, batches of 128 each, every push applied at once
     sync        two workers, batches of 64 each, which make one update of 128 together
+    killed      as async, with erasure coding (k = 4, r = 1), while two servers and a worker are killed
 
 A single AUC on 20,000 lines has a standard error of about 0.004, so systems are compared seed by seed, and
 the difference is held against how much the reference itself varies from seed to seed.
@@ -26,7 +27,7 @@ from regrow.data.catalog import open_dataset
 from regrow.errors import UserError
 from regrow.launch import local
 
-SUMMARY = "AUC after one epoch of Criteo clicks (async, sync) against one plain PyTorch process."
+SUMMARY = "AUC after one epoch of Criteo clicks (async, sync, with servers killed) against plain PyTorch."
 
 TARGET_AUC = 0.755
 TRAIN_ROWS = 117_335
@@ -35,6 +36,7 @@ TRAIN_ROWS_QUICK = 16_384
 # held out at the end. The default learning rates were chosen on the test lines: docs/benchmarks.md says so.
 UPDATE_SAMPLES = 128
 SERVERS, WORKERS = 5, 2
+SYSTEMS = ("reference", "async", "sync", "killed")
 SEEDS = (1, 2, 3)
 MODEL = "kaggle"
 ROWS_MAX = 100_000
@@ -53,7 +55,7 @@ def run(*, quick: bool, json_path: str | None, data: str | None = None, seeds: S
     chosen = tuple(seeds) if seeds is not None else SEEDS[:1] if quick else SEEDS
     train_rows = TRAIN_ROWS_QUICK if quick else TRAIN_ROWS
     for seed in chosen:
-        for system in ("reference", "async", "sync"):
+        for system in SYSTEMS:
             row = measure(system, data=data, seed=seed, train_rows=train_rows)
             report.rows.append(row)
             common.console.print(
@@ -77,9 +79,17 @@ def measure(system: str, *, data: str, seed: int, train_rows: int) -> dict[str, 
         workers=workers,
         seed=seed,
         digest=False,
+        **({} if system != "killed" else struck(train_rows)),
     )
     result = _run_reference(config) if system == "reference" else _run_regrow(config)
     return {"kind": "run", "system": system, "seed": seed, "train_rows": train_rows, **result}
+
+
+def struck(train_rows: int) -> dict[str, Any]:
+    """Protection, and who is killed when: a third, half and two thirds of the way."""
+    steps = train_rows // (UPDATE_SAMPLES * WORKERS)
+    kill = (f"server:2@step:{steps // 3}", f"worker:1@step:{steps // 2}", f"server:4@step:{steps * 2 // 3}")
+    return {"protection": "ec", "k": 4, "r": 1, "kill": kill, "check_parity": True}
 
 
 def _run_reference(config: TrainConfig) -> dict[str, Any]:
@@ -113,12 +123,13 @@ def _run_regrow(config: TrainConfig) -> dict[str, Any]:
         "seconds": summary["seconds"],
         "test_samples": summary["test_samples"],
         "staleness_mean": summary["staleness_mean"],
+        "failures": len(summary.get("failures") or ()),
     }
 
 
 def compare(rows: Sequence[dict[str, Any]], *, judged: bool) -> dict[str, common.Ratio]:
     """Differences to the reference seed by seed; and, after a whole epoch, the AUC itself."""
-    auc = {system: [row["auc"] for row in rows if row["system"] == system] for system in ("reference", "async", "sync")}
+    auc = {system: [row["auc"] for row in rows if row["system"] == system] for system in SYSTEMS}
     spread = max(auc["reference"]) - min(auc["reference"])
     allowed = max(spread, SPREAD_FLOOR if len(auc["reference"]) > 1 else SPREAD_ONE_SEED)
     ratios = {}
@@ -127,6 +138,9 @@ def compare(rows: Sequence[dict[str, Any]], *, judged: bool) -> dict[str, common
             ratios[f"auc_{system}"] = common.Ratio.of(auc[system], target=TARGET_AUC)
         differences = [mine - theirs for mine, theirs in zip(auc[system], auc["reference"], strict=True)]
         ratios[f"auc_{system}_minus_reference"] = common.Ratio.of(differences, target=-round(allowed, 4))
+    # What the failures cost, and nothing else: the same seed with and without them.
+    differences = [mine - theirs for mine, theirs in zip(auc["killed"], auc["async"], strict=True)]
+    ratios["auc_killed_minus_async"] = common.Ratio.of(differences, target=-round(allowed, 4))
     if judged:
         middle = statistics.median(auc["reference"])
         common.console.print(

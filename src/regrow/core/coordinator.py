@@ -154,6 +154,9 @@ class Coordinator:
         self._job = known.job
         present, self._members = self._members, {member.id: member for member in known.servers}
         effects: list[Effect] = []
+        for server in list(self.dead):
+            if self._members[server].incarnation > present[server].incarnation:
+                del self.dead[server]  # whom we declared dead was replaced already
         for member in present.values():
             if member.incarnation > self._members[member.id].incarnation:
                 # It had registered before anybody told us whom it replaces.

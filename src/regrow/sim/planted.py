@@ -294,15 +294,6 @@ def _recovered_once(original: Any) -> Any:
     return on_view
 
 
-def _late_rows_refused(original: Any) -> Any:
-    def on_rebuild_message(self: Any, source: Any, message: Any) -> Any:
-        if self.rebuild is None:
-            raise ValueError("this server is not recovering")
-        return original(self, source, message)
-
-    return on_rebuild_message
-
-
 ASYNC = ("async", "mixed-k", "r2")
 SYNC = ("sync", "sync-r2")
 
@@ -386,8 +377,5 @@ BUGS: dict[str, Bug] = {
     ),
     "recovered-once": Bug(
         "a coordinator that missed Recovered never hears it", ShardServer, "_on_view", _recovered_once, ("coordinator",)
-    ),
-    "late-rows-refused": Bug(
-        "rows that come when all are back are refused", ShardServer, "_on_rebuild_message", _late_rows_refused, ASYNC
     ),
 }

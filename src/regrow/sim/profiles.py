@@ -68,16 +68,18 @@ class Scenario:
     ahead: int  # pulls in advance (async)
     window_pushes: int  # the redo window
     rows_seed: int
+    assigned: bool  # workers give the rows of the second table their first weights, as for dense parameters
     faults_max: int
     fault_rate: float
     eager: float  # how often simply the oldest event is next
     lanes: tuple[tuple[str, int, int], ...]  # (message kind, receiver or -1 for all servers, delay in events)
 
 
+# What may be slow, the more interesting more often.
 LANES = (
-    *("View", "Recovered", "Open", "Opened", "Pull", "Rows", "Push", "Pushed"),
-    *("Flush", "FlushAck", "Stream", "StreamEnd", "Have", "Undo", "Restored", "Fault"),
-    *("SnapAsk", "Snap", "Tail", "SyndromeAsk", "Syndrome"),
+    *("View", "View", "Recovered", "Open", "Opened", "Pull", "Rows", "Push", "Pushed"),
+    *("Flush", "FlushAck", "Stream", "StreamEnd", "Have", "Have", "Undo", "Restored", "Restored", "Fault"),
+    *("SnapAsk", "SnapAsk", "Snap", "Snap", "Snap", "Tail", "SyndromeAsk", "Syndrome"),
 )
 
 
@@ -117,7 +119,7 @@ def make_scenario(profile: Profile, choices: Choices) -> Scenario:
         tables=tuple(tables), servers=ring * groups, workers=workers, mode=profile.mode, groups=groups, flush=flush
     )
     assert job.invalid_reason() is None, job.invalid_reason()
-    lane_count = choices.pick(4, dull=0.3)
+    lane_count = choices.pick(4, dull=0.1)
     lanes = tuple(
         (LANES[choices.pick(len(LANES))], choices.pick(job.servers + 1) - 1, (30, 100, 300)[choices.pick(3)])
         for _ in range(lane_count)
@@ -129,6 +131,7 @@ def make_scenario(profile: Profile, choices: Choices) -> Scenario:
         ahead=1 + choices.pick(2) if not sync else 1,
         window_pushes=(8, 2, 4)[choices.pick(3)],
         rows_seed=choices.pick(8),
+        assigned=choices.flag(0.4),
         faults_max=choices.pick(7, dull=0.05),
         fault_rate=(0.004, 0.015, 0.04)[choices.pick(3)],
         eager=(0.9, 0.6, 0.3, 0.0)[choices.pick(4)],

@@ -82,11 +82,13 @@ class Places:
 class Reference:
     """What workers do and what must come of it; `AsyncReference` and `SyncReference` say the latter."""
 
-    def __init__(self, job: JobSpec, *, steps: int, rows_seed: int) -> None:
+    def __init__(self, job: JobSpec, *, steps: int, rows_seed: int, assigned: bool) -> None:
         self.job = job
         self.steps = steps
         self.places = Places(job)
         self.initial = _initial(job)
+        self.base = dict(self.initial)  # what pushes are added to
+        self.assigned = self._assign() if assigned else None  # (plan, weights) that every worker begins with
         self.wanted = {
             (w, step): _rows_wanted(job, rows_seed=rows_seed, worker=w, step=step)
             for w in range(job.workers)
@@ -98,6 +100,26 @@ class Reference:
             for t, rows in enumerate(tables):
                 for row in rows if step <= steps else ():
                     self.units[t, row].append((w, step))
+
+    def _assign(self) -> tuple[Plan, F32]:
+        """Weights of their own for the rows of the last table."""
+        table = len(self.job.tables) - 1
+        spec = self.job.tables[table]
+        plan = self.places.plan([*([] for _ in range(table)), range(spec.rows)])
+        weights = np.zeros(plan.floats, np.float32)
+        for key, place in plan.where.items():
+            weights[place] = np.arange(1, spec.dim + 1) + 8 * key[1]  # whole numbers: sums stay exact
+            record = self.initial[key].copy()
+            record[: spec.dim] = weights[place]
+            self.base[key] = record
+        return plan, weights
+
+    def is_open(self, key: Key, marks: Sequence[int]) -> bool:
+        """Whether a row at these marks may still be as it was made, or have its assigned weights already."""
+        if self.assigned is None or key not in self.assigned[0].where:
+            return False
+        sync = self.job.mode == "sync"
+        return not any(step <= marks[0 if sync else w] for w, step in self.units[key])
 
     def gradients(self, worker: int, step: int, rows: F32) -> F32:
         raise NotImplementedError
@@ -126,8 +148,8 @@ class Reference:
 
 
 class AsyncReference(Reference):
-    def __init__(self, job: JobSpec, *, steps: int, rows_seed: int) -> None:
-        super().__init__(job, steps=steps, rows_seed=rows_seed)
+    def __init__(self, job: JobSpec, *, steps: int, rows_seed: int, assigned: bool) -> None:
+        super().__init__(job, steps=steps, rows_seed=rows_seed, assigned=assigned)
         assert job.workers * steps <= UNITS_PER_COLUMN * min(table.dim for table in job.tables)
         self._expected: dict[tuple[Key, tuple[int, ...]], F32] = {}
 
@@ -146,7 +168,7 @@ class AsyncReference(Reference):
     def contents(self, key: Key, weights: F32) -> dict[tuple[int, int], int]:
         """How often each push is in the row; raises ValueError if the row is no sum of pushes."""
         dim = self.job.tables[key[0]].dim
-        change = weights[:dim].astype(np.float64) - self.initial[key][:dim]
+        change = weights[:dim].astype(np.float64) - self.base[key][:dim]
         found = {}
         for w in range(self.job.workers):
             for step in range(1, self.steps + 1):
@@ -173,7 +195,7 @@ class AsyncReference(Reference):
     def record(self, key: Key, marks: Sequence[int]) -> F32:
         known = self._expected.get((key, tuple(marks)))
         if known is None:
-            known = self.initial[key].copy()
+            known = self.base[key].copy()
             for w, step in self.units[key]:
                 if step <= marks[w]:
                     column, value = self._unit(w, step)
@@ -191,12 +213,12 @@ class AsyncReference(Reference):
 
 
 class SyncReference(Reference):
-    def __init__(self, job: JobSpec, *, steps: int, rows_seed: int) -> None:
-        super().__init__(job, steps=steps, rows_seed=rows_seed)
+    def __init__(self, job: JobSpec, *, steps: int, rows_seed: int, assigned: bool) -> None:
+        super().__init__(job, steps=steps, rows_seed=rows_seed, assigned=assigned)
         self.rows_seed = rows_seed
         self._noise: dict[tuple[int, int, Key], F32] = {}
-        records = {key: record.copy() for key, record in self.initial.items()}
-        self.states = [dict(self.initial)]  # records that did not change are shared between states
+        records = {key: record.copy() for key, record in self.base.items()}
+        self.states = [dict(self.base)]  # records that did not change are shared between states
         rules = [_rule(job, t) for t in range(len(job.tables))]
         for step in range(1, steps + 1):
             sums: dict[Key, F32] = {}
@@ -248,9 +270,9 @@ class SyncReference(Reference):
 
 
 @functools.lru_cache(maxsize=64)
-def make_reference(job: JobSpec, *, steps: int, rows_seed: int) -> Reference:
+def make_reference(job: JobSpec, *, steps: int, rows_seed: int, assigned: bool) -> Reference:
     kind = SyncReference if job.mode == "sync" else AsyncReference
-    return kind(job, steps=steps, rows_seed=rows_seed)
+    return kind(job, steps=steps, rows_seed=rows_seed, assigned=assigned)
 
 
 def _rule(job: JobSpec, table: int) -> twins.Rule:

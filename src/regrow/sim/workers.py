@@ -6,7 +6,16 @@ from typing import Any
 
 import numpy as np
 
-from regrow.core.session import Failed, PullAnswered, PullWanted, PushDurable, PushWanted, Session, SessionOpened
+from regrow.core.session import (
+    AssignWanted,
+    Failed,
+    PullAnswered,
+    PullWanted,
+    PushDurable,
+    PushWanted,
+    Session,
+    SessionOpened,
+)
 from regrow.sim.profiles import Scenario
 from regrow.sim.reference import F32, Reference
 
@@ -19,6 +28,7 @@ class Program:
         self.session = Session()
         self.opened = False
         self.failed = ""
+        self.assigned = reference.assigned is None
         self.asked = 0
         self.pushed = 0
         self.durable = 0
@@ -50,10 +60,17 @@ class Program:
         return self.pushed - self.durable >= self._scenario.window_pushes
 
     def can_act(self) -> bool:
+        if self.opened and not self.assigned:
+            return True
         return self.opened and not self.failed and (self.may_pull or (self.has_rows and not self.window_full))
 
-    def act(self) -> PullWanted | PushWanted:
+    def act(self) -> AssignWanted | PullWanted | PushWanted:
         """Pushes the batch whose rows are here, or asks for the next."""
+        if not self.assigned:
+            self.assigned = True
+            assert self._reference.assigned is not None
+            plan, weights = self._reference.assigned
+            return AssignWanted(plan=plan, weights=weights)
         if self.has_rows and not self.window_full:
             self.pushed += 1
             plan = self._reference.plans[self.index, self.pushed]

@@ -61,7 +61,9 @@ class World:
         self.choices = choices
         self.probes = probes
         self.note = note
-        self.reference = make_reference(scenario.job, steps=scenario.steps, rows_seed=scenario.rows_seed)
+        self.reference = make_reference(
+            scenario.job, steps=scenario.steps, rows_seed=scenario.rows_seed, assigned=scenario.assigned
+        )
         self.network = Network(self._delay)
         self.nodes: dict[Identity, Node] = {}
         self.newest: dict[tuple[str, int], int] = {}
