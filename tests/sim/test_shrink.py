@@ -13,7 +13,7 @@ from regrow.sim.shrink import cost, shrink, stripped
 def test_what_does_not_matter_goes() -> None:
     tape = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9]
     assert shrink(tape, lambda tape: 9 in tape) == [9]
-    assert shrink(tape, lambda tape: sum(tape) >= 20) == shrink([7, 13], lambda tape: sum(tape) >= 20)[:0] or True
+    assert shrink(tape, lambda tape: tape.count(5) >= 2) == [5, 5]
     assert shrink(tape, lambda tape: True) == []
 
 

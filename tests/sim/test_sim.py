@@ -1,9 +1,9 @@
 """Goal: whatever fails, within what the protocol claims to survive, nothing is lost, doubled or wrong; beyond it, the
 run says so.
 
-Method: the real coordinator, servers, sessions and links under the simulator (`regrow.sim`), with its invariants checked at
-every event. Fixed seeds of every profile, seeds that nobody has seen before (their replay command is printed), and every
-tape that once failed.
+Method: the real coordinator, servers, sessions and links under the simulator (`regrow.sim`), with its invariants
+checked at every event. Fixed seeds of every profile, seeds that nobody has seen before (their replay command is
+printed), and every tape that once failed.
 """
 
 from __future__ import annotations

@@ -234,17 +234,34 @@ class Coordinator:
             return [*effects, Replace(peer=peer, reason=reason)] if replace else effects
         if not self._job.protected:
             return effects  # nothing can replace it, and whoever uses it has seen it go
-        groups = Groups(self._job)
-        if tables := groups.lost_tables(self._down()):
-            return effects + self._give_up(tables)
         if replace:
             effects.append(Replace(peer=peer, reason=reason))
+        if self.view is None:
+            return effects  # what that means is judged when everybody has told how they are
+        if tables := Groups(self._job).lost_tables(self._down()):
+            return effects + self._give_up(tables)
+        unfinished = [member for member in self._members.values() if member.recovering]
+        return effects + self._start_anew(unfinished)
+
+    def _start_anew(self, unfinished: list[Member]) -> list[Effect]:
+        """With several parities, holders must agree about every lost source again after any new loss: recoveries
+        that are not finished start anew, together."""
+        assert self._job is not None
+        effects: list[Effect] = []
         if any(table.r > 1 for table in self._job.tables):
-            # Holders must agree about every lost source again, so unfinished recoveries start anew together.
-            for member in list(self._members.values()):
-                if member.recovering and member.id not in self.dead:
+            for member in unfinished:
+                if member.id not in self.dead:
                     effects += self._on_dead(_identity(member), "another server died while it came back")
         return effects
+
+    def _judge(self) -> list[Effect]:
+        """Everybody has told a new coordinator how they are: is something lost, must something start anew?"""
+        assert self._job is not None and self._known is not None
+        if tables := Groups(self._job).lost_tables(self._down()):
+            return self._give_up(tables)
+        coming = [member for member in self._members.values() if member.recovering]
+        fresh = [m for m in coming if m.incarnation != self._known.servers[m.id].incarnation]
+        return self._start_anew([member for member in coming if member not in fresh]) if fresh else []
 
     def _give_up(self, tables: list[tuple[str, int]]) -> list[Effect]:
         down = sorted(self._down())
@@ -270,6 +287,8 @@ class Coordinator:
             return []
         if len(self._members) < self._server_count or any(s not in self._heard for s in self._members):
             return []
+        if self.view is None and self._known is not None and self._job.protected and (verdict := self._judge()):
+            return verdict
         return self._send_view()
 
     def _send_view(self) -> list[Effect]:

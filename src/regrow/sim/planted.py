@@ -18,7 +18,7 @@ from regrow.core.coordinator import Coordinator
 from regrow.core.decode import Decoder, Sweep
 from regrow.core.effects import Delivered, Send
 from regrow.core.link import Link
-from regrow.core.messages import Flush, Opened, Push, Recovered
+from regrow.core.messages import Flush, Opened, Push
 from regrow.core.parity import ParityHolder
 from regrow.core.publish import Publisher
 from regrow.core.rebuild import Rebuild
@@ -279,21 +279,6 @@ def _one_epoch(original: Any) -> Any:
     return init
 
 
-# --- What the simulator itself found while the core was written ---
-
-
-def _pushes_before_joined(original: Any) -> Any:
-    return lambda self: range(len(self._servers)) if self.view.job.mode == "async" else original(self)
-
-
-def _recovered_once(original: Any) -> Any:
-    def on_view(self: Any, view: Any, source: Any) -> Any:
-        effects = original(self, view, source)
-        return [e for e in effects if not (isinstance(e, Send) and isinstance(e.message, Recovered))]
-
-    return on_view
-
-
 ASYNC = ("async", "mixed-k", "r2")
 SYNC = ("sync", "sync-r2")
 
@@ -366,16 +351,5 @@ BUGS: dict[str, Bug] = {
     # One more of the same kind.
     "no-gate": Bug(
         "the next step begins before the one before the last is durable (sync)", Session, "_may_pull", _no_gate, SYNC
-    ),
-    # Found by the simulator while the core was written.
-    "pushes-before-joined": Bug(
-        "pushes are sent to a replacement before the older ones are sent again",
-        Session,
-        "_reachable",
-        _pushes_before_joined,
-        ASYNC,
-    ),
-    "recovered-once": Bug(
-        "a coordinator that missed Recovered never hears it", ShardServer, "_on_view", _recovered_once, ("coordinator",)
     ),
 }
