@@ -38,6 +38,13 @@ Arena::Arena(size_t bytes, Pages pages) : data_(nullptr), bytes_(rounded(bytes ?
   advise(pages);
 }
 
+void Arena::touch() const {
+  for (size_t at = 0; at < bytes_; at += small_page) {
+    auto* page = reinterpret_cast<volatile unsigned char*>(data_ + at);
+    *page = *page;
+  }
+}
+
 void Arena::advise([[maybe_unused]] Pages pages) const {
 #if defined(MADV_HUGEPAGE)
   // Where refused, small pages serve.

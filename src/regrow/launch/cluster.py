@@ -61,6 +61,7 @@ class LocalCluster:
         self._logs = Path(tempfile.mkdtemp(prefix="regrow-logs-"))
         self._children = Children()
         self._clients: list[SocketClient] = []
+        self._attempts: dict[int, int] = {}  # worker -> clients there have been
         self._failure: ChildFailed | None = None
         self._failed = threading.Event()
         self._closing = threading.Event()
@@ -98,7 +99,8 @@ class LocalCluster:
         if self._failure is not None:
             raise self._failure
         assert self._crew.coordinator_address is not None
-        incarnation = sum(known.identity.id == worker for known in self._clients)
+        incarnation = self._attempts.get(worker, 0)  # also after one that failed: servers may have heard of it
+        self._attempts[worker] = incarnation + 1
         try:
             client = SocketClient(
                 identity=Identity(role="worker", id=worker, incarnation=incarnation),

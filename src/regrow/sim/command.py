@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import multiprocessing
+import signal
 import sys
 import time
 from collections import Counter
@@ -103,6 +104,11 @@ def _work(task: tuple[str, int, str | None]) -> Any:
         return seed, runner.run(profile, seed=seed)
 
 
+def _ignore_interrupts() -> None:
+    """Ctrl-C is for the parent, which ends its children."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
 def _many(profile: str, seeds: int, seed_first: int, plant: str | None, jobs: int) -> bool:
     names = list(PROFILES) if profile == "all" else [profile]
     tasks = [(names[index % len(names)], seed_first + index // len(names), plant) for index in range(seeds)]
@@ -138,7 +144,7 @@ def _run_all(tasks: list[tuple[str, int, str | None]], jobs: int, totals: _Total
         disable=not console.is_terminal,
     )
     bar = progress.add_task("schedules", total=len(tasks), rate="")
-    pool = multiprocessing.get_context("fork").Pool(jobs) if jobs > 1 else None
+    pool = multiprocessing.get_context("fork").Pool(jobs, _ignore_interrupts) if jobs > 1 else None
     shown = False
     try:
         results = pool.imap(_work, tasks, chunksize=4) if pool is not None else map(_work, tasks)

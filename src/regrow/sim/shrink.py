@@ -41,8 +41,10 @@ def shrink(tape: list[int], fails: Callable[[list[int]], bool], *, seconds_max: 
                 at += size
             size //= 2
         for at in range(len(best)):
-            while at < len(best) and best[at] > 1 and time.monotonic() < deadline:
-                if not better(best[:at] + [best[at] // 2] + best[at + 1 :]):
+            while at < len(best) and time.monotonic() < deadline:
+                value = best[at]
+                smaller = (best[:at] + [less] + best[at + 1 :] for less in (value // 2, value - 1) if 0 < less < value)
+                if not any(map(better, smaller)):
                     break
     return best
 
