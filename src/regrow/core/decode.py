@@ -20,7 +20,7 @@ import numpy as np
 from regrow import _core
 from regrow.core.coding import coefficient, inverse
 from regrow.core.effects import Send
-from regrow.core.groups import Groups
+from regrow.core.groups import Groups, by_table
 from regrow.core.link import Identity
 from regrow.core.messages import (
     Fault,
@@ -135,9 +135,10 @@ class Decoder:
             if member in batch.waiting or member in sweep.unknown:
                 continue
             factor = coefficient(sweep.q, member, sweep.r)
+            changes = by_table((counts, slots, deltas), self._floats)
             for table, part in self._parts(batch):
-                changed, values = self._table_part(counts, slots, deltas, table)
-                if changed.size:
+                if table in changes:
+                    changed, values = changes[table]
                     blocks = (changed // np.uint32(sweep.k)).astype(np.uint32)
                     _core.xor_matching(
                         batch.blocks[table], batch.parity_without[part], self._floats[table], blocks, values, factor
@@ -505,12 +506,6 @@ class Decoder:
             stop = start + blocks.size * self._floats[table]
             yield table, slice(start, stop)
             start = stop
-
-    def _table_part(self, counts: Any, slots: Any, deltas: Any, table: int) -> tuple[Any, Any]:
-        rows = int(counts[:table].sum())
-        start = int(counts[:table] @ np.array(self._floats[:table], np.int64)) if table else 0
-        count = int(counts[table])
-        return slots[rows : rows + count], deltas[start : start + count * self._floats[table]]
 
 
 def _bits(words: UInt64Array, count: int) -> Bools:

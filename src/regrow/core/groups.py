@@ -8,13 +8,13 @@ All here is arithmetic on server numbers; nothing knows who is alive but by argu
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
 from regrow.core.job import JobSpec
 from regrow.core.layout import Layout
-from regrow.core.messages import Int32Array, UInt32Array
+from regrow.core.messages import Float32Array, Int32Array, UInt32Array
 
 
 class Groups:
@@ -92,3 +92,18 @@ class Groups:
     def _is_hopeless(self, server: int, member: int, k: int, r: int, down: Collection[int]) -> bool:
         stripe = [self.step(server, m - member) for m in range(k + r)]
         return sum(s in down for s in stripe) > r
+
+
+def by_table(
+    part: tuple[Int32Array, UInt32Array, Float32Array], floats: Sequence[int]
+) -> dict[int, tuple[UInt32Array, Float32Array]]:
+    """The rows of each table that has some in (counts, slots, values), where a row of table t has floats[t] values."""
+    counts, slots, values = part
+    found: dict[int, tuple[UInt32Array, Float32Array]] = {}
+    row = start = 0
+    for table, count in enumerate(counts.tolist()):
+        if count:
+            stop = start + count * floats[table]
+            found[table] = (slots[row : row + count], values[start:stop])
+            row, start = row + count, stop
+    return found

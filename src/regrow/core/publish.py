@@ -18,7 +18,7 @@ import numpy as np
 
 from regrow import _core
 from regrow.core.effects import Send
-from regrow.core.groups import Groups
+from regrow.core.groups import Groups, by_table
 from regrow.core.job import FlushSpec
 from regrow.core.link import Identity
 from regrow.core.messages import (
@@ -117,6 +117,7 @@ class Publisher:
         self.flush_bytes = 0
         self.flush_rows = 0
         self.geometry = groups
+        self.floats = [store.record_floats(table) for table in range(len(groups.job.tables))]
         self._store = store
         self._spec = spec
         self._keeps_undo = keeps_undo
@@ -204,6 +205,8 @@ class Publisher:
         sends: list[Send] = []
         for g in range(len(self.groups) if self.protected else 0):
             sends += self.flush(g)
+        if self._spec.commit == "2pc":
+            sends += self._commit_flushes()
         self._settle()  # a group whose holders are all new is as durable as it gets
         return sends
 
@@ -271,6 +274,10 @@ class Publisher:
     def commit(self, mark: int, seq: int) -> list[Send]:
         """The worker has seen this push staged everywhere: flushes it covers may count (two-phase commit)."""
         self._committed[mark] = max(seq, self._committed[mark])
+        return self._commit_flushes()
+
+    def _commit_flushes(self) -> list[Send]:
+        """Commits what every push in it allows; what was loaded or assigned waits for no push."""
         sends: list[Send] = []
         for g, group in enumerate(self.groups):
             number = 0
@@ -298,16 +305,10 @@ class Publisher:
 
     def snapshot(self, holder: int, counts: Int32Array, slots: UInt32Array) -> Float32Array:
         """The values of these rows that `holder` has once all that was sent to it has arrived."""
-        sizes = np.array([self._store.record_floats(table) for table in range(counts.size)], np.int64)
-        out = np.empty(int(counts @ sizes), np.float32)
-        row = start = 0
-        for table, count in enumerate(counts.tolist()):
-            if count:
-                part = slots[row : row + count]
-                values = out[start : start + count * int(sizes[table])]
-                self._store.published(table, part, values)
-                self._without_staged(holder, table, part, values)
-                row, start = row + count, start + count * int(sizes[table])
+        out = np.empty(int(counts @ np.array(self.floats, np.int64)), np.float32)
+        for table, (part, values) in by_table((counts, slots, out), self.floats).items():
+            self._store.published(table, part, values)
+            self._without_staged(holder, table, part, values)
         return out
 
     def _without_staged(self, holder: int, table: int, slots: UInt32Array, values: Float32Array) -> None:
@@ -323,20 +324,13 @@ class Publisher:
 
     def _exclude(self, table: int, slots: UInt32Array, records: Float32Array, part: Part) -> None:
         floats = self._store.record_floats(table)
-        changed, deltas = self.table_part(part, table)
+        if table not in (changes := by_table(part, self.floats)):
+            return
+        changed, deltas = changes[table]
         order = np.argsort(slots, kind="stable")
         ordered = records.reshape(-1, floats)[order].reshape(-1)
         _core.xor_matching(slots[order], ordered, floats, changed, deltas, 1)
         records.reshape(-1, floats)[order] = ordered.reshape(-1, floats)
-
-    def table_part(self, part: Part, table: int) -> tuple[UInt32Array, Float32Array]:
-        """The rows of one table in a flush."""
-        counts, slots, deltas = part
-        floats = [self._store.record_floats(t) for t in range(counts.size)]
-        rows = int(counts[:table].sum())
-        start = sum(int(count) * size for count, size in zip(counts[:table], floats, strict=False))
-        count = int(counts[table])
-        return slots[rows : rows + count], deltas[start : start + count * floats[table]]
 
     # --- Holders that were replaced ---
 
@@ -415,10 +409,9 @@ class Publisher:
         counts = np.zeros_like(part[0])
         slots: list[Any] = []
         deltas: list[Any] = []
-        for table in range(counts.size):
-            if not part[0][table] or table > stream.table:
-                continue
-            changed, values = self.table_part(part, table)
+        for table, (changed, values) in by_table(part, self.floats).items():
+            if table > stream.table:
+                break
             known = np.ones(changed.size, bool)
             if table == stream.table:
                 known = changed // self.geometry.job.tables[table].k < stream.block

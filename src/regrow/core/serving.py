@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from regrow.core.effects import Refuse, Send
+from regrow.core.groups import by_table
 from regrow.core.job import JobSpec
 from regrow.core.link import Identity
 from regrow.core.messages import (
@@ -43,6 +44,8 @@ from regrow.core.publish import Part, Publisher, SourceStore
 from regrow.core.rebuild import Rebuild, RebuildStore
 
 Effect = Send | Refuse
+
+NO_ROWS: Part = (np.zeros(0, np.int32), np.zeros(0, np.uint32), np.zeros(0, np.float32))
 
 
 class Store(SourceStore, HolderStore, RebuildStore, Protocol):
@@ -213,19 +216,19 @@ class Serving:
 
     def _undo(self, pull: Pull, rows: Float32Array) -> None:
         """Takes the pulled step itself back out of rows that have it: whoever asks computes that step again."""
-        ahead = [g for g, marks in enumerate(self.publisher.applied) if marks[0] == pull.step]
-        row_start = float_start = 0
-        for table, count in enumerate(pull.counts.tolist()):
-            slots = pull.slots[row_start : row_start + count]
-            dim = int(self._dims[table])
-            weights = rows[float_start : float_start + count * dim].view(np.uint32).reshape(count, dim)
-            row_start, float_start = row_start + count, float_start + count * dim
-            for g in ahead if count else []:
-                last = self.publisher.groups[g].last
-                if last is None or not last[0][table]:
+        lasts = [
+            by_table(self.publisher.groups[g].last or NO_ROWS, self.publisher.floats)
+            for g, marks in enumerate(self.publisher.applied)
+            if marks[0] == pull.step
+        ]
+        pulled = by_table((pull.counts, pull.slots, rows), self._dims.tolist())
+        for table, (slots, values) in pulled.items():
+            weights = values.view(np.uint32).reshape(slots.size, -1)
+            for last in lasts:
+                if table not in last:
                     continue
-                changed, deltas = self.publisher.table_part(last, table)
-                bits = deltas.view(np.uint32).reshape(changed.size, -1)[:, :dim]
+                changed, deltas = last[table]
+                bits = deltas.view(np.uint32).reshape(changed.size, -1)[:, : weights.shape[1]]
                 order = np.argsort(changed)
                 found = np.searchsorted(changed, slots, sorter=order).clip(max=changed.size - 1)
                 hits = changed[order[found]] == slots

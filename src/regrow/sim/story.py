@@ -45,6 +45,7 @@ class Story:
     def __init__(self, table: int, row: int) -> None:
         self.key = table, row
         self.lines: list[str] = []
+        self.world: World | None = None
 
     def watch(self, world: World) -> None:
         if self.key not in world.reference.places.of_row:
@@ -57,9 +58,10 @@ class Story:
         self.value = ""
         holders = ", ".join(f"S{holder}" for holder in world.groups.holders(self.server, self.group))
         pushes = " ".join(f"W{w}.{step}" for w, step in world.reference.units[self.key])
-        self.lines.append(
+        self.lines.insert(
+            0,
             f"row {self.key[1]} of table {self.key[0]} (k = {spec.k}, r = {spec.r}): slot {self.slot} of "
-            f"S{self.server}, group {self.group}, parity at {holders}; pushes {pushes or 'none'}"
+            f"S{self.server}, group {self.group}, parity at {holders}; pushes {pushes or 'none'}",
         )
 
     def note(self, text: str, target: Identity | None, event: Any) -> None:
@@ -71,8 +73,8 @@ class Story:
 
     def _look(self) -> None:
         """Says when the row itself has changed."""
-        node = self.world.node("server", self.server)
-        if node is None or node.machine.store is None:
+        node = self.world.node("server", self.server) if self.world is not None else None
+        if self.world is None or node is None or node.machine.store is None:
             return
         store = node.machine.store
         record = np.empty(store.record_floats(self.key[0]), np.float32)
@@ -129,7 +131,7 @@ class Story:
     def _record(self, message: Any) -> str:
         """The row's own record in a message of records, in words."""
         index = self._index(message)
-        if index is None:
+        if index is None or self.world is None:
             return ""
         floats = [self.world.reference.initial[t, 0].size for t in range(len(self.world.job.tables))]
         offset = sum(int(c) * f for c, f in zip(message.counts[: self.key[0]], floats, strict=False))
