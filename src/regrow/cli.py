@@ -176,7 +176,7 @@ KNOBS: dict[str, tuple[Knob, ...]] = {
             name="sweep_bytes_per_s",
             type=Bytes(),
             default="0, no limit",
-            help="Of each server, for bringing lost rows back. Less disturbs training less, and takes longer.",
+            help="For bringing lost rows back, all servers together. Less disturbs training less, and takes longer.",
         ),
     ),
     "What goes wrong on purpose": (

@@ -220,8 +220,8 @@ class TrainConfig:
     # exactly-once: no push is lost or applied twice, whatever dies. 2pc: the same by two explicit phases per
     # push, as in the ECRec paper; slower. none: changes are sent and what a failure loses is lost.
     commit: str = "exactly-once"
-    # Bytes per second each server spends on bringing rows back that nobody has asked for. Too small: a second
-    # failure may come first. Too large: training slows down meanwhile. 0: as fast as it goes.
+    # Bytes of rows per second that come back to a lost server though nobody has asked for them, from all others
+    # together. Too small: a second failure may come first. Too large: training slows down meanwhile. 0: no limit.
     sweep_bytes_per_s: int = 0
 
     # -- what goes wrong on purpose ----------------------------------------------------------------------

@@ -204,7 +204,7 @@ def test_a_kill_by_hand(tmp_path: Path) -> None:
 
     try:
         wait_until(lambda: step() >= 3, seconds=60, what="training")
-        os.kill(server_pid(run.pid), signal.SIGKILL)
+        os.kill(pid_of("rg server 1", launcher=run.pid), signal.SIGKILL)
         output, _ = run.communicate(timeout=120)
     finally:
         run.kill()
@@ -214,31 +214,13 @@ def test_a_kill_by_hand(tmp_path: Path) -> None:
     assert summary["parity_wrong"] == 0
 
 
-def server_pid(launcher: int) -> int:
-    """A server among the launcher's children: one of those with a socket of a server in its name."""
-    for path in Path("/proc").glob("[0-9]*/stat"):
+def pid_of(name: str, *, launcher: int) -> int:
+    """The process of this name among the launcher's children."""
+    for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
-            parent = int(path.read_text().rpartition(")")[2].split()[1])
-            threads = len(list((path.parent / "task").iterdir()))
-            maps = (path.parent / "maps").read_text()
-        except (OSError, IndexError):
-            continue
-        if parent == launcher and "libtorch" not in maps and threads and listens(path.parent, "s"):
-            return int(path.parent.name)
-    raise AssertionError("no server found")
-
-
-def listens(process: Path, letter: str) -> bool:
-    inodes = set()
-    for fd in (process / "fd").iterdir():
-        try:
-            target = os.readlink(fd)
+            found, _, rest = stat.read_text().partition("(")[2].rpartition(")")
         except OSError:
             continue
-        if target.startswith("socket:["):
-            inodes.add(target[8:-1])
-    for line in Path("/proc/net/unix").read_text().splitlines()[1:]:
-        fields = line.split()
-        if len(fields) == 8 and fields[6] in inodes and Path(fields[7]).name.startswith(letter):
-            return True
-    return False
+        if found == name and int(rest.split()[1]) == launcher:
+            return int(stat.parent.name)
+    raise AssertionError(f"there is no {name}")

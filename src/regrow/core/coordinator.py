@@ -192,13 +192,11 @@ class Coordinator:
             return []
         effects: list[Effect] = []
         for server, at in list(self._closed.items()):
-            if now - at >= LOST_SECONDS and server not in self.dead:
-                effects += self._on_dead(_identity(self._members[server]), "its connection closed")
+            if now - at >= LOST_SECONDS:
+                effects += self._presume_dead(server, "its connection closed")
         for server, at in list(self._heard.items()):
-            if now - at < SILENT_SECONDS or server in self.dead or server not in self._up:
-                continue
-            if self._job is not None and Groups(self._job).tolerates({*self._down(), server}):
-                effects += self._on_dead(_identity(self._members[server]), f"silent for {now - at:.1f} s")
+            if now - at >= SILENT_SECONDS and server in self._up:
+                effects += self._presume_dead(server, f"silent for {now - at:.1f} s")
         if self.view is None and self._known is not None:
             effects += self._look_for_missing()
         return effects
@@ -210,10 +208,16 @@ class Coordinator:
         if self._now - self._learned_at < MISSING_SECONDS:
             return []
         effects: list[Effect] = []
-        for server in [s for s in self._members if s not in self._heard and s not in self.dead]:
-            if self._job is not None and Groups(self._job).tolerates({*self._down(), server}):
-                effects += self._on_dead(_identity(self._members[server]), "not heard of")
+        for server in [s for s in self._members if s not in self._heard]:
+            effects += self._presume_dead(server, "not heard of")
         return effects
+
+    def _presume_dead(self, server: int, reason: str) -> list[Effect]:
+        """Nobody saw it die: it counts as dead if that can be survived. Otherwise it may yet come back, and only
+        somebody who saw its process end (`Died`), or its successor, makes rows count as lost."""
+        if server in self.dead or self._job is None or not Groups(self._job).tolerates({*self._down(), server}):
+            return []
+        return self._on_dead(_identity(self._members[server]), reason)
 
     def _down(self) -> set[int]:
         return {*self.dead, *(m.id for m in self._members.values() if m.recovering)}

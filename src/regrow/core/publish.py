@@ -66,15 +66,12 @@ class Budget:
             self._left = min(self._left + (now - self._now) * self._rate, max(STREAM_BYTES, self._rate / 4))
         self._now = now
 
-    def take(self, count: int) -> bool:
-        """True: go on, and it is counted. What was begun may overdraw it once."""
-        if not self.has_some():
-            return False
-        self._left -= count
-        return True
-
     def has_some(self) -> bool:
+        """Go on. What is begun may overdraw it once."""
         return not self._rate or self._left > 0
+
+    def take(self, count: int) -> None:
+        self._left -= count
 
 
 @dataclasses.dataclass(slots=True)
@@ -292,7 +289,8 @@ class Publisher:
         return sends
 
     def numbers(self) -> list[int]:
-        return [group.number for group in self.groups]
+        """The flushes that have, or will have, all that was changed so far: one may be held back."""
+        return [group.number + bool(self._store.pending_rows(g)) for g, group in enumerate(self.groups)]
 
     def has_acked(self, numbers: list[int]) -> bool:
         """Whether every holder that counts has these flushes."""
@@ -368,8 +366,8 @@ class Publisher:
         sends: list[Send] = []
         for g, group in enumerate(self.groups):
             for holder, stream in list(group.streams.items()):
-                while not stream.ending and stream.underway < STREAMS_UNDERWAY_MAX and budget.take(STREAM_BYTES):
-                    sends += self._stream_rows(g, holder, stream)
+                while not stream.ending and stream.underway < STREAMS_UNDERWAY_MAX and budget.has_some():
+                    sends += self._stream_rows(g, holder, stream, budget)
                 sends += self._end_stream(g, holder)
         return sends
 
@@ -380,7 +378,7 @@ class Publisher:
         if stream is not None and stream.underway:
             stream.underway -= 1
 
-    def _stream_rows(self, g: int, holder: int, stream: StreamOut) -> list[Send]:
+    def _stream_rows(self, g: int, holder: int, stream: StreamOut, budget: Budget) -> list[Send]:
         tables = len(self.geometry.job.tables)
         while stream.table < tables:
             table = stream.table
@@ -398,6 +396,7 @@ class Publisher:
             counts = np.zeros(tables, np.int32)
             counts[table] = slots.size
             stream.underway += 1
+            budget.take(relatives.nbytes)
             message = Stream(group=g, counts=counts, slots=slots, deltas=relatives)
             return [Send(target=self._peers[holder], message=message)]
         stream.ending = True

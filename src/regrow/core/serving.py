@@ -45,6 +45,7 @@ from regrow.core.rebuild import Rebuild, RebuildStore
 
 Effect = Send | Refuse
 
+WAITING_MAX = 1 << 16  # Requests of all workers that wait for a replacement; a worker's own window is far smaller.
 NO_ROWS: Part = (np.zeros(0, np.int32), np.zeros(0, np.uint32), np.zeros(0, np.float32))
 
 
@@ -111,6 +112,8 @@ class Serving:
         if known is None or source.incarnation > known.incarnation:
             self._new_worker(source)
         if self.rebuild is not None and not self.rebuild.active:
+            if len(self._queued) >= WAITING_MAX:
+                return [Refuse(target=source, reason="too much for a server that is not back yet")]
             self._queued.append((source, message))
             return []
         return self._dispatch_safely(source, message)

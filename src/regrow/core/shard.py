@@ -398,12 +398,12 @@ class ShardServer:
     def _background(self) -> list[Effect]:
         """Streams and decodes a bit further."""
         effects: list[Effect] = []
-        whole = self.rebuild is None or (self.rebuild.active and not self._store().missing_rows())
-        if whole and any(group.streams for group in self.publisher.groups):
-            effects += self.publisher.stream(self._budget)
-        if self.holder.decoder.sweeping:
+        if self.holder.decoder.sweeping:  # rows before parities: somebody may wait for a row
             effects += self.holder.decoder.release_faults()
             effects += self.holder.decoder.sweep(self._budget)
+        if any(group.streams for group in self.publisher.groups):
+            whole = self.rebuild is None or (self.rebuild.active and not self._store().missing_rows())
+            effects += self.publisher.stream(self._budget) if whole else []
         return effects
 
 

@@ -14,7 +14,7 @@ import traceback
 
 from regrow import _core
 from regrow.errors import ConnectionLost, DataLoss, RegrowError
-from regrow.runtime.parent import Parent
+from regrow.runtime.parent import Parent, name_process
 
 
 def main() -> int:
@@ -22,6 +22,7 @@ def main() -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = Parent()
     role, index = parent.assignment["role"], parent.assignment["id"]
+    name_process(role, index)
     logging.basicConfig(
         stream=sys.stderr, level=logging.INFO, format=f"%(asctime)s {role[0].upper()}{index} %(message)s"
     )

@@ -7,6 +7,7 @@ line.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import queue
@@ -17,6 +18,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 EXIT_PARENT_GONE = 3
+PR_SET_NAME = 15
 
 
 class Parent:
@@ -76,6 +78,13 @@ class Parent:
                 else:
                     self._commands.put(command)
         os._exit(EXIT_PARENT_GONE)
+
+
+def name_process(role: str, id: int) -> None:
+    """What `ps` and `pgrep` show: "rg server 2". Linux only; elsewhere all processes have the interpreter's name."""
+    if sys.platform.startswith("linux"):
+        name = f"rg {role}" if role == "coordinator" else f"rg {role} {id}"
+        ctypes.CDLL(None).prctl(PR_SET_NAME, name.encode()[:15], 0, 0, 0)
 
 
 def _lines(fd: int) -> Iterator[bytes]:

@@ -28,7 +28,7 @@ from regrow.core.messages import Message, Ready
 from regrow.core.shard import ShardServer
 from regrow.errors import RegrowError
 from regrow.runtime.client import new_event_loop
-from regrow.runtime.parent import Parent
+from regrow.runtime.parent import Parent, name_process
 from regrow.runtime.transport import REPLACED, Endpoint
 from regrow.store.memory import MemoryStore
 
@@ -216,7 +216,9 @@ def standby(parent: Parent) -> None:
             return
         if command.get("do") == "become":
             parent.assignment = {name: value for name, value in command.items() if name != "do"}
-            who = f"{parent.assignment['role'][0].upper()}{parent.assignment['id']}"
+            role, index = parent.assignment["role"], parent.assignment["id"]
+            name_process(role, index)
+            who = f"{role[0].upper()}{index}"
             for handler in logging.getLogger().handlers:  # from here on its log is that of somebody
                 handler.setFormatter(logging.Formatter(f"%(asctime)s {who} %(message)s"))
             run(parent)

@@ -272,8 +272,6 @@ class Checker:
             known = machine.view.servers[event.source.id].incarnation
             if event.source.incarnation < known:
                 self._before = machines.fingerprint(machine)
-            elif event.source.incarnation > known:
-                self.world.probes.hit("late view")
             elif isinstance(message, Flush | Tail | StreamEnd | FlushCommit):
                 source = message.source if isinstance(message, Tail) else event.source.id
                 held = machines.held(machine, source, message.group)

@@ -154,6 +154,8 @@ def probe(probes: Probes, server: Any, event: Any, effects: list[Any]) -> None:
     message = event.message
     if name := PROBED.get(type(message)):
         probes.hit(name)
+    if server._early or server._ahead or (server.view is not None and server.holder._early):
+        probes.hit("late view")
     if not isinstance(message, Push | Pull) or server.view is None:
         return
     kind = "push" if isinstance(message, Push) else "pull"

@@ -23,7 +23,7 @@ PROBES = {
     "pause survived": "a server was silent for a while, but not for too long",
     "reset": "a connection between two living nodes breaks and resumes",
     "frames resent": "frames that were lost with a connection are sent again",
-    "late view": "a server gets messages of a newer incarnation than its view knows",
+    "late view": "a server gets messages of somebody who knows a newer view, and keeps them until it comes",
     "old frame": "a message of a replaced incarnation reaches a node that knows better",
     "flush": "parity is updated",
     "flush without rows": "a flush carries watermarks only",
