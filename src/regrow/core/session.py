@@ -200,6 +200,7 @@ class Session:
         self._opened: dict[int, Opened] = {}
         self._durable: list[int] = []
         self._pulls: dict[int, _OpenPull] = {}
+        self._newest: PullWanted | None = None  # of the pulls that commit (sync)
         self._held: list[PullWanted] = []  # sync: waiting until every server has staged the step before
         self._redo: dict[int, _OpenPush] = {}  # by seq, in order
         self._clocks: dict[int, list[int]] = {}  # request -> clock of each server when it read the rows
@@ -309,9 +310,21 @@ class Session:
         for pull in self._pulls.values():
             if not pull.answered[s]:
                 effects.append(self._pull(pull.wanted, s))
+        if self._is_unheard_commit(s):
+            assert self._newest is not None
+            effects.append(self._pull(self._newest, s))
         effects += [self._dump(dump) for dump in self._dumps.values() if dump.server == s]
         effects += [self._load(load) for load in self._loads.values() if load.server == s]
         return effects
+
+    def _is_unheard_commit(self, s: int) -> bool:
+        """Whether the newest pull, answered by the server before this one, is still news for it: in sync mode that
+        pull is the commit of the step before, and no later message may follow to say so."""
+        newest = self._newest
+        if newest is None or newest.step - 1 <= self._durable[s]:
+            return False
+        pull = self._pulls.get(newest.request)
+        return pull is None or pull.answered[s]
 
     def _on_opened(self, server: int, message: Opened) -> list[Effect]:
         if self._started:
@@ -392,6 +405,8 @@ class Session:
         effects: list[Effect] = []
         while self._held and self._may_pull(self._held[0]):
             wanted = self._held.pop(0)
+            if wanted.step and self.view is not None and self.view.job.mode == "sync":
+                self._newest = wanted
             self._pulls[wanted.request] = _OpenPull(wanted, servers=len(self._servers))
             self._clocks[wanted.request] = [0] * len(self._servers)
             if len(self._clocks) > CLOCKS_KEPT_MAX:
