@@ -52,7 +52,7 @@ WIRE = {
     45: "StreamEnd(group, number, marks, counts: <i4, slots: <u4, deltas: <f4)",
     46: "Undo(group, counts: <i4, slots: <u4, deltas: <f4)",
     47: "Have(group, number, marks, touched: <u8)",
-    48: "Restored(counts: <i4, slots: <u4, relatives: <f4)",
+    48: "Restored(request, counts: <i4, slots: <u4, relatives: <f4)",
     49: "Fault(counts: <i4, slots: <u4)",
     50: "SnapAsk(request, counts: <i4, slots: <u4)",
     51: "Snap(request, relatives: <f4)",
@@ -60,6 +60,7 @@ WIRE = {
     53: "TailEnd(source, incarnation, group, number)",
     54: "SyndromeAsk(request, k, q, unknown, incarnations, counts: <i4, blocks: <u4)",
     55: "Syndrome(request, numbers, relatives: <f4)",
+    56: "RestoredAck(request)",
 }
 
 

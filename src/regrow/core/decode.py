@@ -114,6 +114,7 @@ class Decoder:
         self._sent: dict[tuple[Identity, int, int], Bools] = {}  # by replacement, table and parity: blocks
         self._batches: dict[int, Batch] = {}
         self._request = 0
+        self._unacked: dict[tuple[Identity, int], None] = {}  # rows of the background on their way, by target
         self._faults: list[tuple[tuple[int, int, int], dict[int, Any]]] = []  # of sweeps that cannot begin yet
         self._floats = [store.record_floats(table) for table in range(len(groups.job.tables))]
 
@@ -122,6 +123,7 @@ class Decoder:
         self._peers = peers
         self._recovering = recovering
         self._sent = {key: value for key, value in self._sent.items() if key[0] in peers.values()}
+        self._unacked = {key: None for key in self._unacked if key[0] in peers.values()}
         self._plan_sweeps(changed)
 
     def adjust(self, source: int, g: int, counts: Any, slots: Any, deltas: Any) -> None:
@@ -202,7 +204,7 @@ class Decoder:
         for sweep in self._sweeps.values():
             if sweep.at == len(sweep.tables) or not self._agreed(sweep):
                 continue
-            while sum(batch.background for batch in self._batches.values()) < SWEEPS_UNDERWAY_MAX:
+            while self._underway() < SWEEPS_UNDERWAY_MAX:
                 if not budget.has_some():
                     return sends
                 blocks, size = self._next_blocks(sweep)
@@ -211,6 +213,13 @@ class Decoder:
                 budget.take(size)
                 sends += self._begin(sweep, blocks, background=True)
         return sends
+
+    def _underway(self) -> int:
+        """Background work that is not done: being decoded, or not yet in place at the replacement."""
+        return sum(batch.background for batch in self._batches.values()) + len(self._unacked)
+
+    def on_restored_ack(self, source: Identity, request: int) -> None:
+        self._unacked.pop((source, request), None)
 
     def _next_blocks(self, sweep: Sweep) -> tuple[dict[int, UInt32Array], int]:
         """The next stripes in order, of several tables where they are small, and their bytes."""
@@ -271,10 +280,30 @@ class Decoder:
         blocks = {table: part for table, part in blocks.items() if part.size}
         if not blocks:
             return []
+        sends: list[Send] = []
+        for piece in self._pieces(blocks):
+            for table, part in piece.items():
+                todo[table][part] = False
+                self.faults += part.size
+            sends += self._begin(sweep, piece, background=False)
+        return sends
+
+    def _pieces(self, blocks: dict[int, UInt32Array]) -> Iterator[dict[int, UInt32Array]]:
+        """Cuts stripes into batches of about SWEEP_BYTES: the first rows need not wait for the last."""
+        piece: dict[int, UInt32Array] = {}
+        left = SWEEP_BYTES
         for table, part in blocks.items():
-            todo[table][part] = False
-            self.faults += part.size
-        return self._begin(sweep, blocks, background=False)
+            size = 4 * self._floats[table]
+            start = 0
+            while start < part.size:
+                count = max(1, min(part.size - start, left // size))
+                piece[table] = part[start : start + count]
+                start, left = start + count, left - count * size
+                if left < size:
+                    yield piece
+                    piece, left = {}, SWEEP_BYTES
+        if piece:
+            yield piece
 
     def release_faults(self) -> list[Send]:
         """Faults that came before their sweep could begin."""
@@ -389,9 +418,9 @@ class Decoder:
             # A lost member is at work again and has flushed in between, to one of us only so far.
             return self._begin(sweep, batch.blocks, background=batch.background)
         equations = {sweep.q: own} | {q: values for q, (_, values) in batch.syndromes.items()}
-        return self._restore(batch, equations)
+        return self._restore(batch, equations, request)
 
-    def _restore(self, batch: Batch, equations: dict[int, Float32Array]) -> list[Send]:
+    def _restore(self, batch: Batch, equations: dict[int, Float32Array], request: int) -> list[Send]:
         """Solves for the lost members and sends each its rows."""
         sweep = batch.sweep
         rows = list(equations)[: len(sweep.unknown)]
@@ -405,10 +434,10 @@ class Decoder:
                 for factor, q in zip(factors, rows, strict=True):
                     if factor:
                         _core.gf_xor(relatives, equations[q], factor)
-            sends += self._send_rows(batch, j, relatives)
+            sends += self._send_rows(batch, j, relatives, request if batch.background else 0)
         return sends
 
-    def _send_rows(self, batch: Batch, member: int, relatives: Float32Array) -> list[Send]:
+    def _send_rows(self, batch: Batch, member: int, relatives: Float32Array, request: int) -> list[Send]:
         sweep = batch.sweep
         target = self._peers[self._member_server(sweep, member)]
         counts = np.zeros(len(self._floats), np.int32)
@@ -428,7 +457,10 @@ class Decoder:
         if not counts.any():
             return []
         self.rows_decoded += int(counts.sum())
+        if request:
+            self._unacked[target, request] = None
         restored = Restored(
+            request=request,
             counts=counts,
             slots=np.concatenate(slots),
             relatives=values[0] if len(values) == 1 else np.concatenate(values),

@@ -397,8 +397,9 @@ class Have(Message):
 
 @message(48)
 class Restored(Message):
-    """Decoder -> replacement: rows come back."""
+    """Decoder -> replacement: rows come back. In the background (`request` is not 0) it is acknowledged, for pace."""
 
+    request: U62
     counts: Int32Array
     slots: UInt32Array
     relatives: Float32Array
@@ -410,6 +411,13 @@ class Fault(Message):
 
     counts: Int32Array
     slots: UInt32Array
+
+
+@message(56)
+class RestoredAck(Message):
+    """Replacement -> decoder: these rows are in place."""
+
+    request: U62
 
 
 @message(50)

@@ -292,6 +292,16 @@ class Publisher:
         """The flushes that have, or will have, all that was changed so far: one may be held back."""
         return [group.number + bool(self._store.pending_rows(g)) for g, group in enumerate(self.groups)]
 
+    def _commit_staged(self, g: int, holders: list[int]) -> list[Send]:
+        """Commits what a stream waits for. It is in the new holder already, and to wait for its workers could mean to
+        wait for a push that is held back here (two-phase commit)."""
+        group = self.groups[g]
+        if not group.staged:
+            return []
+        commit = FlushCommit(group=g, number=group.staged[-1][0])
+        group.staged.clear()
+        return [Send(target=self._peers[holder], message=commit) for holder in holders]
+
     def has_acked(self, numbers: list[int]) -> bool:
         """Whether every holder that counts has these flushes."""
         return all(
@@ -434,7 +444,7 @@ class Publisher:
         if not others:
             sends += self.flush(g)  # all that was reported durable must be in it
         elif any(group.acked[h] < group.number for h in others):
-            return []
+            return self._commit_staged(g, others)
         counts, slots, deltas = group.last or _nothing(len(self.geometry.job.tables))
         end = StreamEnd(group=g, number=group.number, marks=group.flushed, counts=counts, slots=slots, deltas=deltas)
         del group.streams[holder]

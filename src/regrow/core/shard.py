@@ -33,6 +33,7 @@ from regrow.core.messages import (
     Recovered,
     Register,
     Restored,
+    RestoredAck,
     Snap,
     SnapAsk,
     Stream,
@@ -130,6 +131,10 @@ class ShardServer:
     @property
     def pulls(self) -> int:
         return self.serving.pulls if self.view is not None else 0
+
+    def is_peer(self, peer: Identity) -> bool:
+        """Whether this is a server of the view."""
+        return self._peers.get(peer.id) == peer
 
     def report(self) -> dict[str, Any]:
         """Counters for whoever watches."""
@@ -292,6 +297,9 @@ class ShardServer:
             return [*holder.decoder.on_syndrome(source, message)]
         if isinstance(message, Tail | TailEnd | SyndromeAsk):
             return [*holder.on_holder_message(source, message), *holder.decoder.release_faults()]
+        if isinstance(message, RestoredAck):
+            holder.decoder.on_restored_ack(source, message.request)
+            return []
         if isinstance(message, Fault):
             self.serving.check_slots(message.counts, message.slots)
             return [*holder.decoder.on_fault(source, message)]
@@ -313,13 +321,15 @@ class ShardServer:
 
     def _on_rebuild_message(self, source: Identity, message: Undo | Have | Restored) -> list[Effect]:
         rebuild = self.rebuild
+        effects: list[Effect] = []
+        if isinstance(message, Restored) and message.request:
+            effects.append(Send(target=source, message=RestoredAck(request=message.request)))
         if rebuild is None:
             # A row that was blank here, then changed and was flushed, is touched at its holder and may come again.
-            return []
+            return effects
         if isinstance(message, Undo):
             rebuild.on_undo(source, message)
             return []
-        effects: list[Effect] = []
         if isinstance(message, Have):
             rebuild.on_have(source, message)
             if not rebuild.active:

@@ -142,6 +142,10 @@ class Node:
         # Others may have heard of our successor first, but only the coordinator makes it one.
         if REPLACED in reason and (peer.role, peer.id) == (COORDINATOR.role, COORDINATOR.id):
             self._fenced(reason)
+        elif isinstance(self.machine, ShardServer) and self.machine.is_peer(peer) and REPLACED not in reason:
+            # What this server says is not understood by one it must talk to. Its successor starts from good parities;
+            # to stay would keep every worker waiting.
+            self._fenced(f"{peer} does not go on with this server: {reason}")
 
     def _fenced(self, reason: str) -> None:
         if self._stopped is None or self._stopped.done():

@@ -26,7 +26,7 @@ from regrow.core.framing import LIMITS_STRANGER, Frame, FrameReader, Limits, enc
 from regrow.core.framing import Stamp as FrameStamp
 from regrow.core.link import Acceptor, Identity, Initiator, Link
 from regrow.core.messages import Ack, Beat, Message, Refused
-from regrow.errors import ConnectionLost, ProtocolError, UserError
+from regrow.errors import ConnectionLost, LocalProtocolError, ProtocolError, UserError
 
 log = logging.getLogger("regrow.transport")
 
@@ -177,7 +177,15 @@ class Endpoint:
         return connection
 
     def send(self, peer: Identity, message: Message) -> None:
-        """Sends a message, or keeps it until there is a connection. For an incarnation that is over it is dropped."""
+        """Sends a message, or keeps it until there is a connection. For an incarnation that is over it is dropped.
+        One that nobody would accept raises here: sent, it would be sent again for ever."""
+        largest = max((getattr(message, name).nbytes for name in message.SECTION_FIELDS), default=0)
+        if largest > self.limits.section_bytes_max:
+            raise LocalProtocolError(
+                f"{type(message).__name__} for {peer} has a part of {largest} bytes, at most "
+                f"{self.limits.section_bytes_max} are allowed",
+                hint="Raise --frame-bytes-max, or lower --flush-bytes or --batch.",
+            )
         line = self.lines.get(peer)
         if line is None:
             if self._closed or self._fence_reason(peer) is not None:
