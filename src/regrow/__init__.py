@@ -9,7 +9,6 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from regrow.config import ErasureCode as ErasureCode
     from regrow.core.job import OptimizerSpec as OptimizerSpec
     from regrow.launch.cluster import LocalCluster as LocalCluster
     from regrow.nn.embedding import EmbeddingBagConfig as EmbeddingBagConfig
@@ -17,6 +16,7 @@ if TYPE_CHECKING:
     from regrow.nn.embedding import KeyedJaggedTensor as KeyedJaggedTensor
     from regrow.nn.embedding import KeyedTensor as KeyedTensor
     from regrow.nn.embedding import PoolingType as PoolingType
+    from regrow.protection import ErasureCode as ErasureCode
     from regrow.runtime.inprocess import InProcessCluster as InProcessCluster
 
 _HOMES = {

@@ -11,7 +11,6 @@ line in the option table of `cli.py` (a test compares the two).
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import json
 import os
 import re
@@ -22,9 +21,29 @@ import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from regrow.errors import ConfigError, UserError
+from regrow.protection import (
+    CODE_RANGES,
+    COMMITS,
+    DERIVED,
+    FLUSH_BYTES_DEFAULT,
+    GIB,
+    K_DEFAULT,
+    KIB,
+    MIB,
+    R_DEFAULT,
+    SERVERS_MAX,
+    SWEEP_BYTES_PER_S_DEFAULT,
+    ErasureCode,
+    Fault,
+    check_choice,
+    check_range,
+    flush_pushes_default,
+    nearest,
+    parse_fault,
+)
 
 if TYPE_CHECKING:
     from regrow.nn.presets import ModelConfig
@@ -34,7 +53,6 @@ OPTIMIZERS = ("rowwise_adagrad", "adagrad", "sgd", "momentum", "adam", "partial_
 DENSE_OPTIMIZERS = ("sgd", "momentum", "adagrad", "adam")
 TRANSPORTS = ("unix", "tcp")
 PROTECTIONS = ("none", "ec")
-COMMITS = ("exactly-once", "2pc", "none")
 ROLES = ("server", "worker", "coordinator")
 
 # Learning rates that train a DLRM on click data without tuning: `regrow bench accuracy` measures the first of each.
@@ -48,70 +66,14 @@ LEARNING_RATES = {
 }
 DENSE_LEARNING_RATES = {"adam": 0.0003, "adagrad": 0.01, "sgd": 0.1, "momentum": 0.01}
 
-K_DEFAULT, R_DEFAULT, R_MAX = 4, 1, 16
-FLUSH_PUSHES_DEFAULT = 16
-SERVERS_MAX = 1024
 WORKERS_MAX = 1024
 PREFETCH_MAX = 64
 BATCH_DEFAULT, BATCH_SMALL = 2048, 128
 STEPS_PER_EPOCH_WANTED = 400
 CRITEO_ROW_BYTES, CRITEO_GZ_ROW_BYTES = 241, 88  # mean of the public file
+FRAMES_PER_FLUSH = 2  # the push that fills a flush goes along with it
 STEPS_DEFAULT = 300  # of a synthetic run, which has no end of its own
 THREADS_PER_WORKER_DEFAULT_MAX = 8  # past this the small matrices of a DLRM do not get faster
-KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
-
-# A field that `__post_init__` fills in: never None for a reader, so its type does not say so.
-_DERIVED = cast(Any, None)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ErasureCode:
-    """Protection of rows by r parities for every k of them; see the fields of the same names below."""
-
-    k: int = K_DEFAULT
-    r: int = R_DEFAULT
-    groups: int = 1
-    flush_pushes: int = _DERIVED  # 16; with commit "2pc" always 1
-    flush_bytes: int = 32 * MIB
-    commit: str = "exactly-once"
-    sweep_bytes_per_s: int = 0
-
-    def __post_init__(self) -> None:
-        if cast(Any, self.flush_pushes) is None:
-            object.__setattr__(self, "flush_pushes", _flush_pushes_default(self.commit))
-        for name, low, high in _CODE_RANGES:
-            _check_range(self, name, low, high)
-        _check_choice(self, "commit", COMMITS)
-        if self.commit == "2pc" and self.flush_pushes != 1:
-            hint = "leave flush_pushes out, or set it to 1"
-            raise ConfigError("flush_pushes", self.flush_pushes, 'commit "2pc" stages every push', hint=hint)
-
-    def check(self, *, servers: int, mode: str) -> None:
-        """Raises ConfigError where this code does not fit the cluster, with the arithmetic."""
-        if servers % self.groups:
-            raise ConfigError("groups", self.groups, f"{servers} servers cannot be divided so")
-        if mode == "sync" and self.commit != "exactly-once":
-            raise ConfigError("commit", self.commit, 'mode "sync" always commits exactly once')
-        ring = servers // self.groups
-        if self.k + self.r <= ring:
-            return
-        groups = f"{self.groups} group{'s' if self.groups > 1 else ''}"
-        raise ConfigError(
-            "k",
-            self.k,
-            f"k + r = {self.k + self.r} members need as many servers in a group; {servers} servers in {groups}",
-            hint=f"k = {ring - self.r} fits" if ring > self.r else f"r = {self.r} needs more servers",
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
-    """Something that is done to a process when the furthest worker has made `step` steps."""
-
-    role: str
-    id: int
-    step: int
-    pause_seconds: float | None = None  # None: it is killed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,12 +118,12 @@ class TrainConfig:
     # Of the dense network, whose parameters live on the servers too.
     dense_optimizer: str = "adam"
     # Too small: the loss hardly falls. Too large: it jumps or becomes NaN. Default: by optimizer.
-    learning_rate: float = _DERIVED
-    dense_learning_rate: float = _DERIVED
+    learning_rate: float = DERIVED
+    dense_learning_rate: float = DERIVED
     # Samples per worker and step. Too small: messages cost more than arithmetic. Too large: fewer updates
     # for the same samples, larger messages, and asynchronous gradients that are older in samples. Default: 2048,
     # or less for a file too small to give every worker some hundreds of steps.
-    batch: int = _DERIVED
+    batch: int = DERIVED
     # Steps per worker, or passes over the training rows: one of the two, never both.
     # Default: one epoch of a file, 300 steps of synthetic data.
     steps: int | None = None
@@ -171,7 +133,7 @@ class TrainConfig:
     # Batches a worker pulls ahead (async). 0: it waits for every pull. Too large: rows are stale by as
     # many steps, and as many batches of rows are held in memory. In sync mode always 0: a pull is the
     # commit of the step before.
-    prefetch: int = _DERIVED
+    prefetch: int = DERIVED
 
     # -- where it runs -----------------------------------------------------------------------------------
 
@@ -185,12 +147,12 @@ class TrainConfig:
     device: str = "cpu"
     # Threads of torch in each worker. Too small: the dense network is slow. Too large: workers fight for
     # cores.
-    threads_per_worker: int = _DERIVED
+    threads_per_worker: int = DERIVED
     # Threads of the row kernels in each server. Too small: large batches wait. Too large: same fight,
     # with the workers.
     threads_per_server: int = 1
     # unix: sockets in a private directory. tcp: loopback ports, for systems without Unix sockets.
-    transport: str = _DERIVED
+    transport: str = DERIVED
     # Bytes of pushes a worker may have unacknowledged; one push is always allowed, however large. Too
     # small: the worker waits for every push. Too large: memory, and a long resend after a failure.
     redo_bytes_max: int = 64 * MIB
@@ -214,15 +176,15 @@ class TrainConfig:
     groups: int = 1
     # Changes leave for the parities after so many pushes. Too small: hot rows travel again and again (1 is one
     # message per push). Too large: workers keep more for a redo. Default: 16; with commit "2pc" always 1.
-    flush_pushes: int = _DERIVED
+    flush_pushes: int = DERIVED
     # ... or when so many bytes wait. Too small: as above. Too large: memory for the rows as they were before.
-    flush_bytes: int = 32 * MIB
+    flush_bytes: int = FLUSH_BYTES_DEFAULT
     # exactly-once: no push is lost or applied twice, whatever dies. 2pc: the same by two explicit phases per
     # push, as in the ECRec paper; slower. none: changes are sent and what a failure loses is lost.
     commit: str = "exactly-once"
     # Bytes of rows per second that come back to a lost server though nobody has asked for them, from all others
     # together. Too small: a second failure may come first. Too large: training slows down meanwhile. 0: no limit.
-    sweep_bytes_per_s: int = 0
+    sweep_bytes_per_s: int = SWEEP_BYTES_PER_S_DEFAULT
 
     # -- what goes wrong on purpose ----------------------------------------------------------------------
 
@@ -264,7 +226,7 @@ class TrainConfig:
         known = [field.name for field in dataclasses.fields(cls)]
         for name in options:
             if name not in known:
-                raise UserError(f"unknown option {name!r}", hint=_nearest(name, known))
+                raise UserError(f"unknown option {name!r}", hint=nearest(name, known))
         return cls(**options)
 
     @classmethod
@@ -343,24 +305,6 @@ class TrainConfig:
         return presets.load(self.model, rows_max=self.rows_max)
 
 
-def _flush_pushes_default(commit: str) -> int:
-    return 1 if commit == "2pc" else FLUSH_PUSHES_DEFAULT
-
-
-FAULT_FORMS = {"kill": "server:2@step:100", "pause": "server:1@step:80:5s"}
-
-
-def parse_fault(option: str, text: str) -> Fault:
-    """A fault from its form on the command line; the coordinator needs no number."""
-    length = r":(\d+(?:\.\d+)?)s" if option == "pause" else "()"
-    match = re.fullmatch(rf"(server|worker|coordinator)(?::(\d{{1,6}}))?@step:(\d{{1,15}}){length}", text)
-    if match is None or (match[2] is None and match[1] != "coordinator"):
-        hint = "for a server, a worker (with their numbers) or the coordinator (without)"
-        raise ConfigError(option, text, f"must be like {FAULT_FORMS[option]}", hint=hint)
-    pause_seconds = float(match[4]) if match[4] else None
-    return Fault(role=match[1], id=int(match[2] or 0), step=int(match[3]), pause_seconds=pause_seconds)
-
-
 def model_names() -> list[str]:
     """The presets `model` may name."""
     from regrow.nn.presets import MODELS
@@ -391,7 +335,7 @@ def _derived_values(config: TrainConfig) -> dict[str, Any]:
         endless = given["data"] == "synthetic" and given["train_rows"] is None
         derived |= {"steps": STEPS_DEFAULT} if endless else {"epochs": 1}
     if given["flush_pushes"] is None:
-        derived["flush_pushes"] = _flush_pushes_default(given["commit"])
+        derived["flush_pushes"] = flush_pushes_default(given["commit"])
     for name in ("kill", "pause"):
         if type(given[name]) is list:  # as JSON and TOML have it
             derived[name] = tuple(given[name])
@@ -442,27 +386,27 @@ _TYPE_NAMES = {int: "a whole number", float: "a number", str: "text", bool: "tru
 
 
 def _check(config: TrainConfig) -> None:
-    _check_choice(config, "mode", MODES)
-    _check_choice(config, "optimizer", OPTIMIZERS)
-    _check_choice(config, "dense_optimizer", DENSE_OPTIMIZERS)
-    _check_choice(config, "transport", TRANSPORTS)
-    _check_choice(config, "protection", PROTECTIONS)
+    check_choice(config, "mode", MODES)
+    check_choice(config, "optimizer", OPTIMIZERS)
+    check_choice(config, "dense_optimizer", DENSE_OPTIMIZERS)
+    check_choice(config, "transport", TRANSPORTS)
+    check_choice(config, "protection", PROTECTIONS)
     _check_data(config)
     _check_model(config)
-    _check_range(config, "servers", 1, SERVERS_MAX)
-    _check_range(config, "workers", 1, WORKERS_MAX)
-    _check_range(config, "batch", 1, 1 << 24)
-    _check_range(config, "steps", 1, 1 << 48)
-    _check_range(config, "epochs", 1, 1 << 20)
-    _check_range(config, "seed", 0, (1 << 63) - 1)
-    _check_range(config, "prefetch", 0, PREFETCH_MAX)
-    _check_range(config, "rows_max", 1, (1 << 32) - 1)
-    _check_range(config, "train_rows", 1, 1 << 48)
-    _check_range(config, "test_rows", 1, 1 << 40)
-    _check_range(config, "threads_per_worker", 1, 1024)
-    _check_range(config, "threads_per_server", 1, 1024)
-    _check_range(config, "redo_bytes_max", 64 * KIB, 64 * GIB)
-    _check_range(config, "frame_bytes_max", 64 * KIB, 4 * GIB - 1)
+    check_range(config, "servers", 1, SERVERS_MAX)
+    check_range(config, "workers", 1, WORKERS_MAX)
+    check_range(config, "batch", 1, 1 << 24)
+    check_range(config, "steps", 1, 1 << 48)
+    check_range(config, "epochs", 1, 1 << 20)
+    check_range(config, "seed", 0, (1 << 63) - 1)
+    check_range(config, "prefetch", 0, PREFETCH_MAX)
+    check_range(config, "rows_max", 1, (1 << 32) - 1)
+    check_range(config, "train_rows", 1, 1 << 48)
+    check_range(config, "test_rows", 1, 1 << 40)
+    check_range(config, "threads_per_worker", 1, 1024)
+    check_range(config, "threads_per_server", 1, 1024)
+    check_range(config, "redo_bytes_max", 64 * KIB, 64 * GIB)
+    check_range(config, "frame_bytes_max", 64 * KIB, 4 * GIB - 1)
     _check_protection(config)
     _check_faults(config)
     if not 0.0 <= config.skew <= 4.0:
@@ -483,24 +427,16 @@ def _check(config: TrainConfig) -> None:
         raise ConfigError("prefetch", config.prefetch, 'mode "sync" cannot pull ahead', hint=hint)
 
 
-# Name, least and most of the numbers of an erasure code.
-_CODE_RANGES = (
-    ("k", 1, SERVERS_MAX),
-    ("r", 1, R_MAX),
-    ("groups", 1, SERVERS_MAX),
-    ("flush_pushes", 1, 1 << 20),
-    ("flush_bytes", 4 * KIB, 64 * GIB),
-    ("sweep_bytes_per_s", 0, 1 << 40),
-)
-
-
 def _check_protection(config: TrainConfig) -> None:
     """Numbers must be sane even where nothing is protected; they must fit together only where something is."""
-    for name, low, high in _CODE_RANGES:
-        _check_range(config, name, low, high)
-    _check_choice(config, "commit", COMMITS)
+    for name, low, high in CODE_RANGES:
+        check_range(config, name, low, high)
+    check_choice(config, "commit", COMMITS)
     if config.code is not None:
         config.code.check(servers=config.servers, mode=config.mode)
+        if config.frame_bytes_max < FRAMES_PER_FLUSH * config.flush_bytes:
+            problem = f"a flush of up to flush_bytes = {config.flush_bytes} must fit into a message with room to spare"
+            raise ConfigError("frame_bytes_max", config.frame_bytes_max, problem, hint="lower flush_bytes, or raise it")
 
 
 def _check_faults(config: TrainConfig) -> None:
@@ -517,21 +453,6 @@ def _check_faults(config: TrainConfig) -> None:
         raise ConfigError("mtbf", config.mtbf, "must be between 0.1 and 10**9 seconds")
     if not set(config.mtbf_roles.split(",")) <= set(ROLES):
         raise ConfigError("mtbf_roles", config.mtbf_roles, f"must be some of {', '.join(ROLES)}, with commas")
-
-
-def _check_choice(config: Any, name: str, choices: tuple[str, ...]) -> None:
-    value = getattr(config, name)
-    if value not in choices:
-        known = ", ".join(choices)
-        raise ConfigError(name, value, f"must be one of: {known}", hint=_nearest(value, choices, quiet=True))
-
-
-def _check_range(config: Any, name: str, low: int, high: int) -> None:
-    value = getattr(config, name)
-    if value is None or low <= value <= high:
-        return
-    bound = f"at least {low}" if value < low else f"at most {high}"
-    raise ConfigError(name, value, f"must be {bound}")
 
 
 def _check_rate(config: TrainConfig, name: str) -> None:
@@ -565,17 +486,8 @@ def _check_model(config: TrainConfig) -> None:
         "model",
         config.model,
         f"must be one of {', '.join(names)}, or a FILE.toml",
-        hint=_nearest(config.model, names, quiet=True),
+        hint=nearest(config.model, names, quiet=True),
     )
-
-
-def _nearest(name: str, known: typing.Iterable[str], *, quiet: bool = False) -> str | None:
-    """A hint for a mistyped name; when nothing is near, all names, unless `quiet` (the caller lists them)."""
-    known = list(known)
-    matches = difflib.get_close_matches(name.replace("-", "_"), known, n=1)
-    if matches:
-        return f"did you mean {matches[0]!r}?"
-    return None if quiet else f"known are: {', '.join(known)}"
 
 
 def _read_toml(path: Path) -> dict[str, Any]:

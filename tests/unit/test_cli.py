@@ -64,7 +64,7 @@ def test_options_arrive(launcher: FakeLauncher) -> None:
         "--protect ec --k 2 --r 1 --groups 1 --flush-pushes 3 --flush-bytes 1M --commit exactly-once "
         "--sweep-bytes-per-s 2k --kill server:2@step:9 --kill coordinator@step:8 --pause server:1@step:7:5s "
         "--mtbf 20 --mtbf-roles server,worker --redo-bytes 1M "
-        "--frame-bytes-max 1048577 --out there --no-digest --overwrite --quiet"
+        "--frame-bytes-max 2097153 --out there --no-digest --overwrite --quiet"
     )
     assert cli.run(line.split()) == 0
     assert launcher.config == TrainConfig(
@@ -99,7 +99,7 @@ def test_options_arrive(launcher: FakeLauncher) -> None:
         mtbf=20.0,
         mtbf_roles="server,worker",
         redo_bytes_max=MIB,
-        frame_bytes_max=MIB + 1,
+        frame_bytes_max=2 * MIB + 1,
         out="there",
         digest=False,
     )

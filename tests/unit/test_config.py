@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from regrow import config as configuration
+from regrow import protection
 from regrow.config import LEARNING_RATES, OPTIMIZERS, ErasureCode, Fault, TrainConfig
 from regrow.errors import ConfigError, UserError
 
@@ -195,7 +196,7 @@ def test_protection() -> None:
     assert asked.flush_pushes == 1
     config = TrainConfig(protection="ec", servers=6, **dataclasses.asdict(asked))
     assert config.code == asked
-    assert TrainConfig(commit="none", protection="ec").flush_pushes == configuration.FLUSH_PUSHES_DEFAULT
+    assert TrainConfig(commit="none", protection="ec").flush_pushes == protection.FLUSH_PUSHES_DEFAULT
     with pytest.raises(ConfigError, match=r"k \+ r = 5 members need as many servers in a group; 4 servers"):
         ErasureCode().check(servers=4, mode="async")
     with pytest.raises(ConfigError, match="must be at least 1"):

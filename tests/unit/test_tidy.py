@@ -53,7 +53,8 @@ UNITS = {
 MAY_IMPORT = {
     "errors": set[str](),
     "presets": set(),
-    "config": {"presets"},
+    "protection": set(),
+    "config": {"presets", "protection"},
     "metrics": set(),
     "core": set(),
     "store": {"core"},
@@ -61,13 +62,13 @@ MAY_IMPORT = {
     "sim": {"core", "store"},
     "data": {"config", "presets"},
     "runtime": {"core", "store", "checkpoint"},
-    "nn": {"core", "runtime", "checkpoint", "data", "config", "metrics", "presets"},
+    "nn": {"core", "runtime", "checkpoint", "data", "config", "metrics", "presets", "protection"},
     "mains": {"runtime", "nn"},
-    "launch": {"core", "runtime", "store", "checkpoint", "data", "config", "metrics", "presets"},
+    "launch": {"core", "runtime", "store", "checkpoint", "data", "config", "metrics", "presets", "protection"},
     "bench": {"core", "runtime", "store", "checkpoint", "data", "nn", "launch"}
-    | {"config", "metrics", "presets"},
+    | {"config", "metrics", "presets", "protection"},
     "cli": {"launch", "bench", "sim", "config", "presets", "data"},
-    "regrow": {"core", "runtime", "nn", "launch", "config"},
+    "regrow": {"core", "runtime", "nn", "launch", "config", "protection"},
 }
 
 

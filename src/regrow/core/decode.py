@@ -25,6 +25,7 @@ from regrow.core.link import Identity
 from regrow.core.messages import (
     Fault,
     Float32Array,
+    Flush,
     Restored,
     Snap,
     SnapAsk,
@@ -92,6 +93,8 @@ class Batch:
     waiting: set[int]  # those who have not answered: members, and k + q for other parities
     syndromes: dict[int, tuple[tuple[int, ...], Float32Array]]
     background: bool
+    numbers: tuple[int, ...]  # of the lost members' flushes, when it began
+    changes: list[tuple[int, int, dict[int, Any]]]  # and since: (index of the member, flush, blocks by table)
     asked_by: Identity | None = None  # another holder wants the syndrome
     asked_request: int = 0
 
@@ -126,18 +129,23 @@ class Decoder:
         self._unacked = {key: None for key in self._unacked if key[0] in peers.values()}
         self._plan_sweeps(changed)
 
-    def adjust(self, source: int, g: int, counts: Any, slots: Any, deltas: Any) -> None:
-        """A member that has answered changes a row: what is taken out of the parity changes with it."""
+    def adjust(self, source: int, flush: Flush) -> None:
+        """A member that has answered changes a row: what is taken out of the parity changes with it. A lost one that is
+        at work again: what its flushes change is noted."""
+        distance, r = self._groups.list[flush.group]
         for batch in self._batches.values():
             sweep = batch.sweep
-            distance, r = self._groups.list[g]
             member = sweep.k - distance
             if r != sweep.r or member < 0 or self._member_server(sweep, member) != source:
                 continue
-            if member in batch.waiting or member in sweep.unknown:
+            if member in batch.waiting:
+                continue
+            changes = by_table((flush.counts, flush.slots, flush.deltas), self._floats)
+            if member in sweep.unknown:
+                blocks_changed = {table: part // np.uint32(sweep.k) for table, (part, _) in changes.items()}
+                batch.changes.append((sweep.unknown.index(member), flush.number, blocks_changed))
                 continue
             factor = coefficient(sweep.q, member, sweep.r)
-            changes = by_table((counts, slots, deltas), self._floats)
             for table, part in self._parts(batch):
                 if table in changes:
                     changed, values = changes[table]
@@ -334,6 +342,8 @@ class Decoder:
             waiting=set(),
             syndromes={},
             background=background,
+            numbers=self._numbers(sweep),
+            changes=[],
             asked_by=asked_by,
             asked_request=asked_request,
         )
@@ -402,7 +412,7 @@ class Decoder:
     def _finish(self, request: int) -> list[Send]:
         """Everybody has answered: what is left of the parity is the lost rows, or an equation of them."""
         batch = self._batches[request]
-        if batch.waiting:
+        if batch.waiting or self._is_behind(batch):
             return []
         del self._batches[request]
         sweep = batch.sweep
@@ -414,14 +424,48 @@ class Decoder:
         if batch.asked_by is not None:
             answer = Syndrome(request=batch.asked_request, numbers=numbers, relatives=own)
             return [Send(target=batch.asked_by, message=answer)]
-        if any(theirs != numbers for theirs, _ in batch.syndromes.values()):
-            # A lost member is at work again and has flushed in between, to one of us only so far.
-            return self._begin(sweep, batch.blocks, background=batch.background)
         equations = {sweep.q: own} | {q: values for q, (_, values) in batch.syndromes.items()}
-        return self._restore(batch, equations, request)
+        again = self._changed_between(batch)
+        sends = self._begin(sweep, again, background=batch.background) if again else []
+        return sends + self._restore(batch, equations, request, without=again)
 
-    def _restore(self, batch: Batch, equations: dict[int, Float32Array], request: int) -> list[Send]:
-        """Solves for the lost members and sends each its rows."""
+    def _is_behind(self, batch: Batch) -> bool:
+        """A lost member is at work again, and another holder has a flush of it that is still on its way here."""
+        here = self._numbers(batch.sweep)
+        return any(
+            theirs > mine for numbers, _ in batch.syndromes.values() for theirs, mine in zip(numbers, here, strict=True)
+        )
+
+    def _changed_between(self, batch: Batch) -> dict[int, UInt32Array]:
+        """The stripes whose equations do not fit together, because a lost member that is at work again has changed
+        them between a syndrome and now."""
+        changed: dict[int, set[int]] = {}
+        for numbers, _ in batch.syndromes.values():
+            if any(theirs < begun for theirs, begun in zip(numbers, batch.numbers, strict=True)):
+                return batch.blocks  # what it lacks was not noted here
+            for index, number, blocks in batch.changes:
+                if number > numbers[index]:
+                    for table, part in blocks.items():
+                        changed.setdefault(table, set()).update(part.tolist())
+        found = {
+            table: part[np.isin(part, sorted(changed[table]))]
+            for table, part in batch.blocks.items()
+            if table in changed
+        }
+        return {table: part for table, part in found.items() if part.size}
+
+    def resume(self) -> list[Send]:
+        """A flush has arrived: batches that waited for it go on."""
+        sends: list[Send] = []
+        for request, batch in list(self._batches.items()):
+            if not batch.waiting:
+                sends += self._finish(request)
+        return sends
+
+    def _restore(
+        self, batch: Batch, equations: dict[int, Float32Array], request: int, *, without: dict[int, UInt32Array]
+    ) -> list[Send]:
+        """Solves for the lost members and sends each its rows, but for stripes that must be decoded again."""
         sweep = batch.sweep
         rows = list(equations)[: len(sweep.unknown)]
         matrix = [[coefficient(q, j, sweep.r) for j in sweep.unknown] for q in rows]
@@ -434,10 +478,12 @@ class Decoder:
                 for factor, q in zip(factors, rows, strict=True):
                     if factor:
                         _core.gf_xor(relatives, equations[q], factor)
-            sends += self._send_rows(batch, j, relatives, request if batch.background else 0)
+            sends += self._send_rows(batch, j, relatives, request if batch.background else 0, without)
         return sends
 
-    def _send_rows(self, batch: Batch, member: int, relatives: Float32Array, request: int) -> list[Send]:
+    def _send_rows(
+        self, batch: Batch, member: int, relatives: Float32Array, request: int, without: dict[int, UInt32Array]
+    ) -> list[Send]:
         sweep = batch.sweep
         target = self._peers[self._member_server(sweep, member)]
         counts = np.zeros(len(self._floats), np.int32)
@@ -446,10 +492,12 @@ class Decoder:
         for table, part in self._parts(batch):
             blocks = batch.blocks[table]
             touched = _bits_at(self._store.parity_members(table, sweep.q, member), blocks)
+            if table in without:
+                touched &= ~np.isin(blocks, without[table])
             sent = self._sent.get((target, table, sweep.q))
             if sent is None:
                 sent = self._sent[target, table, sweep.q] = np.zeros(self._store.blocks(table), bool)
-            sent[blocks] = True
+            sent[blocks] = True  # or begun again
             counts[table] = np.count_nonzero(touched)
             slots.append((blocks[touched] * np.uint32(sweep.k) + np.uint32(member)).astype(np.uint32))
             records = relatives[part]

@@ -80,12 +80,14 @@ class Groups:
         lost = []
         for index, table in enumerate(self.job.tables):
             layout = Layout(servers=self.job.servers, k=table.k, r=table.r, groups=self.job.groups)
-            rows = 0
+            rows = hopeless_total = 0
             for server in down:
                 held = layout.rows_on(server, rows=table.rows, table=index)
                 hopeless = sum(self._is_hopeless(server, j, table.k, table.r, down) for j in range(table.k))
+                hopeless_total += hopeless
                 rows += -(-held * hopeless // table.k)
-            if rows:
+            # A table so small that these stripes are empty counts too: nobody is left to say where its groups stood.
+            if hopeless_total:
                 lost.append((table.name, rows))
         return lost
 

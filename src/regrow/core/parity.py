@@ -103,7 +103,7 @@ class ParityHolder:
         else:
             self._apply(source.id, state, flush)
         ack = FlushAck(group=flush.group, number=flush.number, staged=flush.staged)
-        return [Send(target=source, message=ack)]
+        return [Send(target=source, message=ack), *self.decoder.resume()]
 
     def on_commit(self, source: Identity, commit: FlushCommit) -> list[Send]:
         state = self._state(source.id, commit.group)
@@ -111,13 +111,14 @@ class ParityHolder:
             self._apply(source.id, state, state.staged.popleft())
         if not state.ended or state.number < commit.number:
             raise ValueError(f"commit of flush {commit.number} of group {commit.group}, which is not here")
-        return [Send(target=source, message=FlushAck(group=commit.group, number=commit.number, staged=False))]
+        ack = FlushAck(group=commit.group, number=commit.number, staged=False)
+        return [Send(target=source, message=ack), *self.decoder.resume()]
 
     def _apply(self, source: int, state: Held, flush: Flush) -> None:
         """All or nothing: the store checks everything before it changes anything."""
         self._store.parity_apply(source, flush.counts, flush.slots, flush.deltas)
         self.rows_applied += flush.slots.size
-        self.decoder.adjust(source, flush.group, flush.counts, flush.slots, flush.deltas)
+        self.decoder.adjust(source, flush)
         if self._keeps_last and state.marks != flush.marks:
             state.last = (flush.counts, flush.slots, flush.deltas)
         state.number = flush.number

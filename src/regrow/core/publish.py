@@ -38,6 +38,7 @@ STREAM_BYTES = 512 << 10  # Too small: messages cost more than rows. Too large: 
 # A flush leaves when no push has come for so long. Too short: slow pushes are flushed one by one. Too long: whoever
 # waits for the last push to be durable waits that long.
 IDLE_SECONDS = 0.3
+FLUSHES_UNACKED_MAX = 64  # per group. Too few: flushes wait for the slowest holder. Too many: memory for its sake.
 STREAMS_UNDERWAY_MAX = 2  # per holder and group; one is on the way while the other is applied
 
 
@@ -216,6 +217,8 @@ class Publisher:
             return []  # a stream ends once the other holders have acknowledged everything: let them
         if not group.active or (group.flushed == marks and not self._store.pending_rows(g)):
             return []
+        if group.number - self._stable(group) >= FLUSHES_UNACKED_MAX and len(group.streams) < len(group.acked):
+            return []  # a slow holder gets what comes together meanwhile as one flush
         part = self._store.take_flush(g)
         group.number += 1
         if self._keeps_undo and group.flushed != marks:  # what is loaded between two steps is not undone with one

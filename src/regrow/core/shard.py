@@ -49,7 +49,7 @@ from regrow.core.messages import (
 from regrow.core.parity import ParityHolder
 from regrow.core.publish import Budget, Publisher
 from regrow.core.rebuild import FILL_ROWS, Rebuild
-from regrow.core.serving import Serving, Store
+from regrow.core.serving import WAITING_MAX, Serving, Store
 
 Event = Joined | Delivered | Lost | Tick
 Effect = Send | Refuse | Log | Dial | Forget | Stop | Notice
@@ -110,8 +110,9 @@ class ShardServer:
         if self.view is None:
             # Only this one: it is small, and whoever sends more has not waited to be opened. A replacement is
             # sent everything at once, by workers that know its view before it does.
-            expected = isinstance(event.message, Open) or self.identity.incarnation > 0
-            if expected and len(self._early) < EARLY_OPENS_MAX:
+            replaces = self.identity.incarnation > 0
+            bound = WAITING_MAX if replaces else EARLY_OPENS_MAX
+            if (replaces or isinstance(event.message, Open)) and len(self._early) < bound:
                 self._early.append(event)
                 return []
             name = type(event.message).__name__

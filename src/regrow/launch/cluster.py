@@ -18,13 +18,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from regrow.config import GIB, MIB, ErasureCode
 from regrow.core.job import JobSpec
 from regrow.core.link import Identity
 from regrow.errors import ChildFailed, ConnectionLost, UserError
 from regrow.launch.crew import CHILD_COMMAND, Crew
 from regrow.launch.processes import Child, Children, Ended, Said
 from regrow.launch.rundir import SocketDir, log_name
+from regrow.protection import GIB, MIB, ErasureCode
 from regrow.runtime.client import Client, SocketClient
 
 START_SECONDS_MAX = 120.0

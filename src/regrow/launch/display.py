@@ -14,9 +14,9 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
-from regrow.config import GIB, KIB, MIB
 from regrow.launch.failures import Failure
 from regrow.launch.status import RunStatus
+from regrow.protection import GIB, KIB, MIB
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

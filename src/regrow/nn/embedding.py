@@ -16,11 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from regrow.config import ErasureCode
 from regrow.core.job import JobSpec, Mode, OptimizerSpec, TableSpec
 from regrow.errors import RegrowError
-from regrow.nn.protection import flush_spec, group_count, protect
+from regrow.nn.coded import flush_spec, group_count, protect
 from regrow.nn.routing import make_router
+from regrow.protection import ErasureCode
 from regrow.runtime.client import Client, Ticket
 
 READ_CHUNK_BYTES = 16 << 20

@@ -26,9 +26,9 @@ from regrow.core.job import JobSpec, OptimizerSpec, TableSpec
 from regrow.data.batch import Batch, Dataset, batches_after
 from regrow.errors import RegrowError
 from regrow.metrics import ScoreHistogram, auc, logloss
+from regrow.nn.coded import flush_spec, group_count, protect
 from regrow.nn.dense import DenseTable
 from regrow.nn.dlrm import DLRM
-from regrow.nn.protection import flush_spec, group_count, protect
 from regrow.nn.routing import make_router
 from regrow.runtime.client import Client, Ticket
 

@@ -59,7 +59,7 @@ def run(parent: Parent) -> None:
         trainer.connect(client)
         if trainer.done:
             log.info("goes on after step %d", trainer.done)
-        elif config.prefill:
+        elif config.prefill and assignment["incarnation"] == 0:  # a successor would undo what others have done
             prefill(client, worker=assignment["id"], tables=len(dataset.rows), seed=config.seed)
         started = time.monotonic()
         trainer.train(

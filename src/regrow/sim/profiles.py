@@ -76,7 +76,11 @@ class Scenario:
 
 
 # What may be slow, the more interesting more often.
-LANES = ["View", "View", "Recovered", "Open", "Opened", "Pull", "Rows", "Push", "Pushed", "Flush", "Flush", "Flush", "FlushAck", "Stream", "StreamEnd", "Have", "Have", "Undo", "Restored", "Restored", "Fault", "SnapAsk", "SnapAsk", "Snap", "Snap", "Snap", "Tail", "SyndromeAsk", "Syndrome"]
+LANES = (
+    *("View", "View", "Recovered", "Open", "Opened", "Pull", "Rows", "Push", "Pushed", "Have", "Have"),
+    *("Flush", "Flush", "Flush", "FlushAck", "Stream", "StreamEnd", "Undo", "Restored", "Restored", "RestoredAck"),
+    *("Fault", "SnapAsk", "SnapAsk", "Snap", "Snap", "Snap", "Tail", "SyndromeAsk", "Syndrome"),
+)
 
 
 def make_scenario(profile: Profile, choices: Choices) -> Scenario:
@@ -109,7 +113,7 @@ def make_scenario(profile: Profile, choices: Choices) -> Scenario:
         bytes=(1 << 20, 64, 400)[choices.pick(3, dull=0.5)],
         seconds=(0.05, 0.4)[choices.pick(2)],
         commit=profile.commit,
-        sweep_bytes_per_s=(0, 2000, 4)[choices.pick(3, dull=0.3)],  # 4: not before the workers are done
+        sweep_bytes_per_s=(0, 2000, 1)[choices.pick(3, dull=0.3)],  # 1: not before the workers are done
     )
     job = JobSpec(
         tables=tuple(tables), servers=ring * groups, workers=workers, mode=profile.mode, groups=groups, flush=flush

@@ -82,6 +82,7 @@ class World:
         self.checker = Checker(self)
         self._lanes = {(kind, server): delay for kind, server, delay in scenario.lanes}
         self._calm_since = 0.0
+        self._leaps = False
         self.launcher.start(COORDINATOR, 0)
         for index in range(self.job.servers):
             self.launcher.start("server", index)
@@ -204,11 +205,16 @@ class World:
         return True
 
     def _tick(self, _: Any) -> None:
-        # Nobody waits for the workers any more: what is left is slow on purpose, so time may run.
-        step = 0 if not self.calm else 3 * self.workers_done()
         if not self.calm:
-            step = self.choices.pick(4, dull=0.7)
-        self.now += (0.05, 0.01, 0.2, 0.4)[step]
+            seconds = (0.05, 0.01, 0.2, 0.4)[self.choices.pick(4, dull=0.7)]
+        elif not self.workers_done():
+            seconds = 0.05
+        else:
+            # Nobody waits for the workers any more: what is left is slow on purpose, so time may run. A coordinator
+            # takes every long step for a pause of its own, so only every other one is long.
+            self._leaps = not self._leaps
+            seconds = 8.0 if self._leaps else 0.4
+        self.now += seconds
         self.clock_due = self.network.order + CLOCK_EVENTS
         for node in list(self.nodes.values()):
             if node.alive and not node.paused and node.program is None:

@@ -3,8 +3,8 @@ dense parameters, which every worker reads in every step, are kept whole (k = 1)
 
 from __future__ import annotations
 
-from regrow.config import ErasureCode
 from regrow.core.job import FlushSpec, TableSpec
+from regrow.protection import ErasureCode
 
 
 def protect(table: TableSpec, code: ErasureCode | None, *, k: int | None = None) -> TableSpec:

@@ -1,0 +1,129 @@
+"""How rows are protected, and what is done to a run on purpose: two parts of a configuration with forms of their own.
+
+They check themselves when they are made, so that a script with a `LocalCluster` and the command line say the same about
+the same mistake. The checks of single values, which `config.py` uses too, are here as well.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import typing
+from dataclasses import dataclass
+from typing import Any, cast
+
+from regrow.errors import ConfigError
+
+COMMITS = ("exactly-once", "2pc", "none")
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+SERVERS_MAX = 1024
+K_DEFAULT, R_DEFAULT, R_MAX = 4, 1, 16
+FLUSH_PUSHES_DEFAULT = 16
+FLUSH_BYTES_DEFAULT = 32 * MIB
+SWEEP_BYTES_PER_S_DEFAULT = 48 * MIB  # measured on two cores: docs/benchmarks.md
+
+# A field that `__post_init__` fills in: never None for a reader, so its type does not say so.
+DERIVED = cast(Any, None)
+
+# Name, least and most of the numbers of an erasure code.
+CODE_RANGES = (
+    ("k", 1, SERVERS_MAX),
+    ("r", 1, R_MAX),
+    ("groups", 1, SERVERS_MAX),
+    ("flush_pushes", 1, 1 << 20),
+    ("flush_bytes", 4 * KIB, 64 * GIB),
+    ("sweep_bytes_per_s", 0, 1 << 40),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ErasureCode:
+    """Protection of rows by r parities for every k of them; see the fields of the same names in
+    `TrainConfig`."""
+
+    k: int = K_DEFAULT
+    r: int = R_DEFAULT
+    groups: int = 1
+    flush_pushes: int = DERIVED  # 16; with commit "2pc" always 1
+    flush_bytes: int = FLUSH_BYTES_DEFAULT
+    commit: str = "exactly-once"
+    sweep_bytes_per_s: int = SWEEP_BYTES_PER_S_DEFAULT
+
+    def __post_init__(self) -> None:
+        if cast(Any, self.flush_pushes) is None:
+            object.__setattr__(self, "flush_pushes", flush_pushes_default(self.commit))
+        for name, low, high in CODE_RANGES:
+            check_range(self, name, low, high)
+        check_choice(self, "commit", COMMITS)
+        if self.commit == "2pc" and self.flush_pushes != 1:
+            hint = "leave flush_pushes out, or set it to 1"
+            raise ConfigError("flush_pushes", self.flush_pushes, 'commit "2pc" stages every push', hint=hint)
+
+    def check(self, *, servers: int, mode: str) -> None:
+        """Raises ConfigError where this code does not fit the cluster, with the arithmetic."""
+        if servers % self.groups:
+            raise ConfigError("groups", self.groups, f"{servers} servers cannot be divided so")
+        if mode == "sync" and self.commit != "exactly-once":
+            raise ConfigError("commit", self.commit, 'mode "sync" always commits exactly once')
+        ring = servers // self.groups
+        if self.k + self.r <= ring:
+            return
+        groups = f"{self.groups} group{'s' if self.groups > 1 else ''}"
+        raise ConfigError(
+            "k",
+            self.k,
+            f"k + r = {self.k + self.r} members need as many servers in a group; {servers} servers in {groups}",
+            hint=f"k = {ring - self.r} fits" if ring > self.r else f"r = {self.r} needs more servers",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """Something that is done to a process when the furthest worker has made `step` steps."""
+
+    role: str
+    id: int
+    step: int
+    pause_seconds: float | None = None  # None: it is killed
+
+
+def flush_pushes_default(commit: str) -> int:
+    return 1 if commit == "2pc" else FLUSH_PUSHES_DEFAULT
+
+
+FAULT_FORMS = {"kill": "server:2@step:100", "pause": "server:1@step:80:5s"}
+
+
+def parse_fault(option: str, text: str) -> Fault:
+    """A fault from its form on the command line; the coordinator needs no number."""
+    length = r":(\d+(?:\.\d+)?)s" if option == "pause" else "()"
+    match = re.fullmatch(rf"(server|worker|coordinator)(?::(\d{{1,6}}))?@step:(\d{{1,15}}){length}", text)
+    if match is None or (match[2] is None and match[1] != "coordinator"):
+        hint = "for a server, a worker (with their numbers) or the coordinator (without)"
+        raise ConfigError(option, text, f"must be like {FAULT_FORMS[option]}", hint=hint)
+    pause_seconds = float(match[4]) if match[4] else None
+    return Fault(role=match[1], id=int(match[2] or 0), step=int(match[3]), pause_seconds=pause_seconds)
+
+
+def check_choice(config: Any, name: str, choices: tuple[str, ...]) -> None:
+    value = getattr(config, name)
+    if value not in choices:
+        known = ", ".join(choices)
+        raise ConfigError(name, value, f"must be one of: {known}", hint=nearest(value, choices, quiet=True))
+
+
+def check_range(config: Any, name: str, low: int, high: int) -> None:
+    value = getattr(config, name)
+    if value is None or low <= value <= high:
+        return
+    bound = f"at least {low}" if value < low else f"at most {high}"
+    raise ConfigError(name, value, f"must be {bound}")
+
+
+def nearest(name: str, known: typing.Iterable[str], *, quiet: bool = False) -> str | None:
+    """A hint for a mistyped name; when nothing is near, all names, unless `quiet` (the caller lists them)."""
+    known = list(known)
+    matches = difflib.get_close_matches(name.replace("-", "_"), known, n=1)
+    if matches:
+        return f"did you mean {matches[0]!r}?"
+    return None if quiet else f"known are: {', '.join(known)}"
