@@ -12,11 +12,11 @@ namespace {
 
 using namespace nb::literals;
 
-nb::tuple take_flush(Shard& shard, size_t group) {
+nb::tuple take_flush(Shard& shard, size_t group, bool keep) {
   Flush flush;
   {
     nb::gil_scoped_release release;
-    flush = shard.take_flush(group);
+    flush = shard.take_flush(group, keep);
   }
   return nb::make_tuple(owned(std::move(flush.counts)), owned(std::move(flush.slots)),
                         owned(std::move(flush.deltas)));
@@ -85,7 +85,7 @@ void bind_redundancy(nb::class_<Shard>& shard) {
       .def("blocks", &Shard::blocks, "table"_a)
       .def("pending_rows", &Shard::pending_rows, "group"_a)
       .def("pending_bytes", &Shard::pending_bytes)
-      .def("take_flush", &take_flush, "group"_a)
+      .def("take_flush", &take_flush, "group"_a, "keep"_a = false)
       .def("published", &published, "table"_a, "slots"_a, "out"_a)
       .def("next_touched", &next_touched, "table"_a, "group"_a, "block_first"_a, "rows_max"_a)
       .def("parity_apply", &parity_apply, "source"_a, "counts"_a, "slots"_a, "deltas"_a)

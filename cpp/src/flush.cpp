@@ -54,7 +54,7 @@ size_t Shard::pending_bytes() const {
   return bytes;
 }
 
-Flush Shard::take_flush(size_t group) {
+Flush Shard::take_flush(size_t group, bool keep) {
   Flush flush;
   flush.counts.assign(tables_.size(), 0);
   flush.slots = Buffer<uint32_t>(pending_rows(group));
@@ -70,7 +70,7 @@ Flush Shard::take_flush(size_t group) {
   float* deltas = flush.deltas.data();
   for (size_t t = 0; t < tables_.size(); ++t) {
     if (!flush.counts[t]) continue;
-    tables_[t].pending->take(*member_in(tables_[t], group), slots, deltas);
+    tables_[t].pending->take(*member_in(tables_[t], group), slots, deltas, keep);
     slots += flush.counts[t];
     deltas += static_cast<size_t>(flush.counts[t]) * tables_[t].records.stride;
   }

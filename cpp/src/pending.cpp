@@ -107,7 +107,7 @@ void PendingRows::save_piece(const uint32_t* slots, size_t count) {
   }
 }
 
-void PendingRows::take(uint32_t member, uint32_t* slots, float* deltas) {
+void PendingRows::take(uint32_t member, uint32_t* slots, float* deltas, bool keep) {
   List& list = lists_[member];
   const size_t rows = list.size.load(std::memory_order_relaxed);
   const size_t used = (rows + chunk_mask_) >> chunk_shift_;
@@ -127,9 +127,10 @@ void PendingRows::take(uint32_t member, uint32_t* slots, float* deltas) {
       kernel.xor_bytes(reinterpret_cast<uint8_t*>(deltas + row * stride),
                        reinterpret_cast<const uint8_t*>(record_at(list, row)),
                        reinterpret_cast<const uint8_t*>(records_.base + slot * stride), stride * sizeof(float));
-      __atomic_fetch_and(bits_ + slot / 64, ~(uint64_t{1} << (slot % 64)), __ATOMIC_RELAXED);
+      if (!keep) __atomic_fetch_and(bits_ + slot / 64, ~(uint64_t{1} << (slot % 64)), __ATOMIC_RELAXED);
     }
   });
+  if (keep) return;
   for (size_t chunk = 0; chunk < used; ++chunk) spare_.emplace_back(std::exchange(list.chunks[chunk], nullptr));
   list.size.store(0, std::memory_order_relaxed);
   list.places.clear();

@@ -135,10 +135,12 @@ class Shard:
     def pending_bytes(self) -> int:
         """Bytes of the records saved for all groups."""
 
-    def take_flush(self, group: int) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint32], npt.NDArray[np.float32]]:
+    def take_flush(
+        self, group: int, keep: bool = False
+    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint32], npt.NDArray[np.float32]]:
         """(counts, slots, deltas) of the pending rows: published ^ present value, which becomes published.
 
-        Within a table, rows are in no particular order.
+        Within a table, rows are in no particular order. With `keep` nothing changes.
         """
 
     def published(self, table: int, slots: _U32, out: _F32) -> None:

@@ -37,7 +37,8 @@ class PendingRows {
   // other thread changes meanwhile.
   void save(const uint32_t* slots, size_t count);
   // Empties a member's list into slots[rows] and deltas[rows * stride]: what each record was, XOR what it is. Alone.
-  void take(uint32_t member, uint32_t* slots, float* deltas);
+  // With `keep` the list stays as it is.
+  void take(uint32_t member, uint32_t* slots, float* deltas, bool keep);
   // saved() finds rows appended before the last index(). One thread at a time calls index().
   void index(uint32_t member);
   const float* saved(uint32_t slot) const;  // of a pending row

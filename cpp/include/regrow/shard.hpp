@@ -100,7 +100,8 @@ class Shard {
 
   size_t pending_rows(size_t group) const;
   size_t pending_bytes() const;
-  Flush take_flush(size_t group);  // in no particular order
+  // In no particular order. With `keep` it is only looked at: nothing becomes published.
+  Flush take_flush(size_t group, bool keep = false);
   // Published value ^ initial value, whole records.
   void published(size_t table, std::span<const uint32_t> slots, std::span<float> out) const;
   // Touched rows of a group from a block on, and the block to go on from: blocks(table) at the end.

@@ -46,7 +46,6 @@ from regrow.core.rebuild import Rebuild, RebuildStore
 Effect = Send | Refuse
 
 WAITING_MAX = 1 << 16  # Requests of all workers that wait for a replacement; a worker's own window is far smaller.
-NO_ROWS: Part = (np.zeros(0, np.int32), np.zeros(0, np.uint32), np.zeros(0, np.float32))
 
 
 class Store(SourceStore, HolderStore, RebuildStore, Protocol):
@@ -220,7 +219,7 @@ class Serving:
     def _undo(self, pull: Pull, rows: Float32Array) -> None:
         """Takes the pulled step itself back out of rows that have it: whoever asks computes that step again."""
         lasts = [
-            by_table(self.publisher.groups[g].last or NO_ROWS, self.publisher.floats)
+            by_table(self.publisher.last_step(g), self.publisher.floats)
             for g, marks in enumerate(self.publisher.applied)
             if marks[0] == pull.step
         ]

@@ -313,14 +313,15 @@ class CodedShardTwin(ShardTwin):
         coded = self.coded[table]
         return [] if member is None else [block * coded.k + member for block in range(coded.blocks)]
 
-    def take_flush(self, group: int) -> tuple[I32, U32, F32]:
+    def take_flush(self, group: int, keep: bool = False) -> tuple[I32, U32, F32]:
         """Rows of a table in the order of their slots; the kernel gives them in any order."""
         counts, slots, deltas = [], [], [np.zeros(0, np.float32)]
         for t, coded in enumerate(self.coded):
             pending = [slot for slot in self._in_group(t, group) if slot in coded.saved]
             counts.append(len(pending))
             slots += pending
-            deltas += [_xored(coded.saved.pop(slot), self.records[t][slot]) for slot in pending]
+            deltas += [_xored(coded.saved[slot], self.records[t][slot]) for slot in pending]
+            coded.saved = coded.saved if keep else {s: r for s, r in coded.saved.items() if s not in pending}
         return np.array(counts, np.int32), np.array(slots, np.uint32), np.concatenate(deltas)
 
     def published(self, table: int, slots: U32) -> F32:

@@ -1,6 +1,6 @@
 """Known bugs, put back into the real core on purpose: the simulator must find each of them.
 
-The first seventeen are the holes of the protocol's first draft (docs/protocol.md has the table). Each is a small patch
+They are the seventeen holes of the protocol's first draft (docs/protocol.md has the table). Each is a small patch
 of one method, in force inside `with plant(name)`, and says in which profiles it shows.
 """
 
@@ -235,17 +235,6 @@ def _silent_without_rows(original: Any) -> Any:
     return on_push_wanted
 
 
-def _no_gate(original: Any) -> Any:
-    def may_pull(self: Any, wanted: Any) -> bool:
-        durable, self._durable = self._durable, [1 << 40] * len(self._durable)
-        try:
-            return bool(original(self, wanted))
-        finally:
-            self._durable = durable
-
-    return may_pull
-
-
 def _no_undo(original: Any) -> Any:
     return lambda self, pull, rows: None
 
@@ -347,9 +336,5 @@ BUGS: dict[str, Bug] = {
     ),
     "one-epoch": Bug(
         "a new coordinator counts its epochs from the beginning", Coordinator, "__init__", _one_epoch, ("coordinator",)
-    ),
-    # One more of the same kind.
-    "no-gate": Bug(
-        "the next step begins before the one before the last is durable (sync)", Session, "_may_pull", _no_gate, SYNC
     ),
 }
