@@ -55,7 +55,7 @@ class Both:
                 each.update(counts, slots, values, step)
 
     def take_flush(self, group: int) -> tuple[Any, Any, Any]:
-        looked = [sorted_part.tobytes() for sorted_part in self.shard.take_flush(group, keep=True)]
+        looked = [part.tobytes() for part in self.shard.take_flush(group, keep=True)]
         counts, slots, deltas = self.shard.take_flush(group)
         assert looked == [part.tobytes() for part in (counts, slots, deltas)], "looking changes nothing"
         ordered, at, row = [np.zeros(0, np.float32)], 0, 0
