@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers import job, table
+from test_bench import _overhead_runs, _trace
 
 from regrow.bench import common, load, overhead, plots, recovery, soak
 from regrow.config import TrainConfig
@@ -21,36 +22,6 @@ from regrow.launch.failures import Failure
 from regrow.nn.check import check_parity
 from regrow.runtime.client import Client
 from regrow.runtime.inprocess import InProcessCluster
-
-
-def _overhead_runs() -> list[dict[str, Any]]:
-    rates = {"none": (100.0, 200.0), "k4": (98.0, 190.0), "k2": (90.0, 200.0), "k4_flush1": (50.0, None)}
-    flushed = {"none": 0.0, "k4": 1000.0, "k2": 900.0, "k4_flush1": 4000.0}
-    return [
-        {
-            "kind": "run",
-            "model": "kaggle",
-            "variant": name,
-            "round": turn,
-            "samples_per_second": rate,
-            "cpu_seconds_per_1000_samples": 2.0 if name == "none" else 2.1,
-            "table_bytes": 100 if name == "none" else 126,
-            "memory_overhead": 0.0 if name == "none" else 0.26,
-            "flush_bytes_per_push": flushed[name],
-            "redo_bytes_max": 7,
-        }
-        for name, both in rates.items()
-        for turn, rate in enumerate(both)
-        if rate is not None
-    ]
-
-
-def _trace(*workers: list[tuple[float, int]]) -> recovery.Trace:
-    trace = recovery.Trace()
-    for index, seen in enumerate(workers):
-        # The last report comes after the last push is durable and is left out.
-        trace.reports[index] = [*seen, (seen[-1][0] + 100.0, seen[-1][1])]
-    return trace
 
 
 def _plant_wrong_parity(client: Client, table: int, monkeypatch: pytest.MonkeyPatch, times: int = 1 << 30) -> None:
