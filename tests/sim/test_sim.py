@@ -24,8 +24,8 @@ from regrow.sim.probes import PROBES
 from regrow.sim.profiles import PROFILES, make_scenario
 from regrow.sim.runner import Result, parse_replay, run
 
-FIXED_SEEDS = 25  # of each profile; enough to reach every probe
-NEW_SECONDS = 4.0  # for seeds of this moment, per profile
+FIXED_SEEDS = 20  # of each profile; enough to reach every probe
+NEW_SECONDS = 3.0  # for seeds of this moment, per profile
 PAST = tomllib.loads((Path(__file__).parent / "seeds.toml").read_text())["failure"]
 
 

@@ -27,7 +27,7 @@ class Faults:
         self.left = world.scenario.faults_max
         self.crashes = {"server": 0, "worker": 0, COORDINATOR: 0}
         self.beyond = False  # more may be lost than can come back
-        self.certain = False  # and it is
+        self.certain = False  # and it is, unless something on its way is enough
 
     def rate(self) -> float:
         """How likely the next event is a fault."""
@@ -119,7 +119,8 @@ class Faults:
                 self.certain = not world.groups.tolerates(self._gone() | {node.identity.id})
             if world.node(COORDINATOR) is None:
                 world.probes.hit("server and coordinator down")
-            if any(world.node("worker", w) is None for w in range(world.job.workers)):
+            workers = [world.node("worker", w) for w in range(world.job.workers)]
+            if not all(worker is not None and worker.program and worker.program.opened for worker in workers):
                 world.probes.hit("server and worker down")
         effects = world.choices.pick(6)
         if effects and not self.certain:

@@ -15,7 +15,7 @@ PROBES = {
     "crash between effects": "a node dies with half of its messages sent",
     "two servers down": "two servers are not recovered at the same time",
     "server and coordinator down": "a server dies while there is no coordinator",
-    "server and worker down": "a server dies while a worker is away",
+    "server and worker down": "a server dies while a worker is away or not quite back",
     "zombie sends": "a replaced server still runs and sends",
     "zombie stops": "a replaced server learns of it and ends",
     "worker zombie": "an old incarnation of a worker still pushes after its successor opened",

@@ -115,7 +115,8 @@ class World:
         if self.lost:
             nodes = [self.node("worker", w) for w in range(self.job.workers)]
             return all(node is not None and node.program is not None and node.program.failed for node in nodes)
-        return not self.faults.certain and not self.unfinished(first=True)
+        # Even beyond tolerance what was on its way may have been enough; then everything must be right all the same.
+        return not self.unfinished(first=True)
 
     def unfinished(self, *, first: bool = False) -> list[str]:
         """What there is still to wait for."""
