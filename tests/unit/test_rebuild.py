@@ -22,6 +22,7 @@ from regrow.core.messages import (
     Dump,
     Fault,
     Flush,
+    FlushAck,
     Have,
     Load,
     Loaded,
@@ -361,8 +362,10 @@ def test_a_load_waits_for_its_rows_and_for_its_flush() -> None:
     assert tell(machine, W0, load) == [sent(S1, fault(1))]
     assert weights(machine) == {}
     effects = tell(machine, S1, restored({1: 3}))
-    assert [(effect[1], effect[2][0]) for effect in effects] == [("S1", "Flush")], "S2 is told of its row in a stream"
+    assert [(effect[1], effect[2][0]) for effect in effects] == [("S1", "Flush"), ("S2", "Flush")]
     assert weights(machine) == {1: 50, 2: 60}
+    assert tell(machine, S1, FlushAck(group=ODD, number=1)) == []
+    assert tell(machine, S2, FlushAck(group=EVEN, number=1)) == [sent(W0, Loaded(request=8))]
 
 
 # --- Being back ---
