@@ -1,7 +1,7 @@
 """Goal: everybody computes the same answer to who protects whom, and to what is lost when servers are down together.
 
-Method: all small rings, every row, every set of servers that are down, compared with the plain definition: a stripe is k
-rows that follow each other in the table, on consecutive servers, and its r parities are on the r servers after them.
+Method: all small rings, every row, every set of servers that are down, compared with the plain definition: a stripe is
+k rows that follow each other in the table, on consecutive servers, and its r parities are on the r servers after them.
 """
 
 from __future__ import annotations

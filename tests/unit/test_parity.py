@@ -1,8 +1,8 @@
-"""Goal: a parity holder's bytes change by whole flushes in order and by nothing else, and what it decodes is the lost row,
-bit for bit, whatever arrives in between.
+"""Goal: a parity holder's bytes change by whole flushes in order and by nothing else, and what it decodes is the lost
+row, bit for bit, whatever arrives in between.
 
-Method: real stores for every server of a small ring. What members changed and flushed is delivered to a real holder in every
-order that links allow: for two and three members all of them are enumerated. After everything that must be refused
+Method: real stores for every server of a small ring. What members changed and flushed is delivered to a real holder in
+every order that links allow: for two and three members all of them are enumerated. After everything that must be refused
 the parities are compared with those before.
 """
 
@@ -253,7 +253,7 @@ def orders(living: int) -> Iterator[tuple[str, ...]]:
 
 
 def lost_member(k: int, *, touched: bool) -> tuple[Bench, bytes]:
-    """A holder whose member 0 is lost, and the bytes of what it should decode. The other members may be untouched yet."""
+    """A holder whose member 0 is lost, and the bytes of what it should decode. Other members may be untouched yet."""
     bench = Bench(ring_job(k, 1))
     update(bench.stores[LOST], [block * k for block in ROWS], 3.0)
     bench.hear(bench.flush(LOST), LOST)
@@ -487,9 +487,11 @@ class Ring:
         for effect in effects:
             if isinstance(effect, Refuse):
                 self.refused.append(effect)
-            elif isinstance(effect, Send) and effect.target.role == "server":
-                if self.machines[effect.target.id].identity.incarnation <= effect.target.incarnation:
-                    self.links.setdefault((machine.identity, effect.target), deque()).append(effect.message)
+            elif isinstance(effect, Send) and effect.target.role == "server" and not self.is_over(effect.target):
+                self.links.setdefault((machine.identity, effect.target), deque()).append(effect.message)
+
+    def is_over(self, peer: Identity) -> bool:
+        return self.members[peer.id].incarnation > peer.incarnation
 
     def store(self, index: int) -> MemoryStore:
         store = self.machines[index].store

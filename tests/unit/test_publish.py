@@ -1,8 +1,9 @@
-"""Goal: what a server reports durable is at its holders; changes leave when they should; a new holder gets all it lacks.
+"""Goal: what a server reports durable is at its holders; changes leave when they should; a new holder gets all it
+lacks.
 
 Method: one publisher over a real store, told of pushes, acknowledgements, time and views by hand. Where the content of
-messages matters they are applied to the real parities of real holders and compared, byte for byte, with those of holders
-that were never replaced. Durability is compared with a model that remembers every flush.
+messages matters they are applied to the real parities of real holders and compared, byte for byte, with those of
+holders that were never replaced. Durability is compared with a model that remembers every flush.
 """
 
 from __future__ import annotations
@@ -96,7 +97,8 @@ def test_a_flush_leaves_after_so_many_pushes() -> None:
     sends = source.push(3, [5], slots_small=[0])
     assert brief(sends) == [("Flush", 1, 0, 4), ("Flush", 2, 1, 2)]
     first, second = of_type(sends, Flush)
-    assert (first.counts.tolist(), sorted(first.slots[:3].tolist()), first.slots[3:].tolist()) == ([3, 1], [1, 3, 5], [0])
+    assert (first.counts.tolist(), sorted(first.slots[:3].tolist())) == ([3, 1], [1, 3, 5])
+    assert first.slots[3:].tolist() == [0]
     assert (second.counts.tolist(), sorted(second.slots.tolist())) == ([2, 0], [0, 2])
     assert [(m.number, m.stable, m.marks, m.staged) for m in (first, second)] == [(1, 0, (3,), False)] * 2
     # A row that changed in two pushes travels once, as the difference of what was and what is.
@@ -448,7 +450,9 @@ def test_a_new_holder_ends_with_the_parity_of_one_that_was_never_replaced(
         for h in source.groups.holders(0, g):
             numbers[h, g] += 1
             counts, slots, deltas = part
-            message = Flush(group=g, number=numbers[h, g], stable=0, marks=(0,), counts=counts, slots=slots, deltas=deltas)
+            message = Flush(
+                group=g, number=numbers[h, g], stable=0, marks=(0,), counts=counts, slots=slots, deltas=deltas
+            )
             never[h].hear(message)
 
     def deliver(h: int) -> None:
@@ -458,7 +462,8 @@ def test_a_new_holder_ends_with_the_parity_of_one_that_was_never_replaced(
                 part = source.store.take_flush(g, keep=True)
                 before = source.publisher.groups[g].number
                 post(source.publisher.on_ack(h, answer))
-                assert source.publisher.groups[g].number == before or hear_directly(g, part) is None
+                if source.publisher.groups[g].number > before:
+                    hear_directly(g, part)
             else:
                 source.publisher.on_stream_ack(h, answer.group)
 

@@ -1,9 +1,9 @@
-"""Goal: a run that loses servers ends with the same model, bit for bit, as one that does not; beyond what its parities can
-bring back it ends with `DataLoss` that says what is lost.
+"""Goal: a run that loses servers ends with the same model, bit for bit, as one that does not; beyond what its parities
+can bring back it ends with `DataLoss` that says what is lost.
 
 Method: whole clusters in one process. Gradients are computed from the pulled rows, so one wrong bit anywhere spoils the
-digest at the end. Servers are killed at every point of a step, in turn, together, during a recovery, before the first and
-after the last push. Asynchronous runs have one worker: with several, the order of updates may change with a failure.
+digest at the end. Servers are killed at every point of a step, in turn, together, during a recovery, before the first
+and after the last push. Asynchronous runs have one worker: with several, the order of updates may change with a failure.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class Run:
 def trained(of: JobSpec, kills: tuple[Kill, ...] = (), *, steps: int = STEPS) -> str:
     run = Run(of)
 
-    def strike(phase: str) -> None:
+    def strike(number: int, phase: str) -> None:
         for kill in kills:
             if (kill.step, kill.phase) == (number, phase):
                 assert bool(run.clients[0].recovering) or not kill.during
@@ -125,11 +125,11 @@ def trained(of: JobSpec, kills: tuple[Kill, ...] = (), *, steps: int = STEPS) ->
                     run.cluster.settle()
 
     for number in range(1, steps + 1):
-        strike(PHASES[0])
+        strike(number, PHASES[0])
         pulled = run.pull()
-        strike(PHASES[1])
+        strike(number, PHASES[1])
         run.push(pulled)
-        strike(PHASES[2])
+        strike(number, PHASES[2])
     digest = run.finish()
     assert run.clients[0].recovering == ()
     return digest
@@ -342,8 +342,8 @@ def test_more_than_parities_can_bring_back_is_data_loss(name: str, mode: str, sl
         run.cluster.kill(second)
         run.cluster.tick()
         low, high = sorted((first, second))
-        says = rf"S{low}, S{high} are down together: up to \d+ rows are lost, in t0 \(\d+\), t1 \(\d+\), t2 .*t5 \(\d+\)"
-        for call in (lambda: run.push(pulled), run.pull, run.drain, run.clients[0].digest):
+        says = rf"S{low}, S{high} are down together: up to \d+ rows are lost, in t0 \(\d+\), t1 .*, t5 \(\d+\)"
+        for call in (functools.partial(run.push, pulled), run.pull, run.drain, run.clients[0].digest):
             with pytest.raises(DataLoss, match=says):
                 call()
         with pytest.raises(DataLoss, match=says):

@@ -69,7 +69,7 @@ class Size:
 
 # Twelve minutes: tables large enough to miss every cache, small enough to be made in a second or two.
 FULL = Size(
-    rounds=4,
+    rounds=3,
     rows_max={"kaggle": 2_000_000, "terabyte": 500_000},
     seconds=9.0,
     warmup_seconds=2.5,
