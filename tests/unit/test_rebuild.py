@@ -1,5 +1,5 @@
-"""Goal: a replacement serves exactly what its predecessor had: nothing before its groups know where they stand, each row
-as soon as it is there, and each push once, also where only some of its rows have it.
+"""Goal: a replacement serves exactly what its predecessor had: nothing before its groups know where they stand, each
+row as soon as it is there, and each push once, also where only some of its rows have it.
 
 Method: a real server with real rows, in the place of S0 of three, told by hand what its holders and workers say. With
 k = 2 and r = 1 its odd slots are group 0, held by S1, and its even ones group 1, held by S2. Updates are `w -= g`.

@@ -19,6 +19,7 @@ from regrow.core.link import Identity
 from regrow.core.messages import (
     Assign,
     Dump,
+    Durable,
     Load,
     Loaded,
     Member,
@@ -328,6 +329,76 @@ def test_dump_and_load() -> None:
     load = {"request": 4, "table": 0, **arrays(slots=[5], records=[1, 2, 3, 4])}
     assert told(session.receive(LoadWanted(server=0, **load))) == [sent(S0, Load(**load))]
     assert hear(session, S0, Loaded(request=4)) == [LoadAnswered(request=4)]
+
+
+# --- A server is replaced ---
+
+
+def replaced(of: JobSpec, *, index: int, epoch: int = 2) -> View:
+    members = tuple(
+        Member(id=m.id, incarnation=int(m.id == index), address=m.address, recovering=m.id == index)
+        for m in view(of).servers
+    )
+    return View(epoch=epoch, servers=members, job=of)
+
+
+def kinds(effects: list[Any]) -> list[tuple[str, str]]:
+    """(message, to whom) of what is sent."""
+    return [(effect[2][0], effect[1]) for effect in effects if isinstance(effect, tuple) and effect[0] == "send"]
+
+
+def test_what_an_old_incarnation_staged_does_not_count() -> None:
+    """Sync: the pull of step 2 says that step 1 is staged everywhere. A replacement has staged nothing yet."""
+    session = opened(job(table(k=1, r=1), servers=2, mode="sync"))
+    session.receive(push_wanted(1))
+    hear(session, S0, pushed(1))
+    hear(session, COORDINATOR, replaced(session.view.job, index=0))  # type: ignore[union-attr]
+    hear(session, S1, pushed(1))
+    assert told(session.receive(pull_wanted(2, step=2))) == [], "held"
+    newer = server(0, incarnation=1)
+    assert kinds(told(session.receive(Joined(peer=newer)))) == [("Push", "S0")]
+    assert hear(session, S0, pushed(1)) == [], "of the one that is over"
+    assert kinds(hear(session, newer, pushed(1))) == [("Pull", "S0"), ("Pull", "S1")]
+
+
+def test_a_replacement_is_sent_what_is_not_durable_in_order_and_only_when_it_is_there() -> None:
+    session = opened(job(table(k=1, r=1), servers=2))
+    session.receive(push_wanted(1))
+    session.receive(push_wanted(2))
+    hear(session, S0, pushed(2, durable=1))
+    session.receive(pull_wanted(5, step=3))
+    effects = hear(session, COORDINATOR, replaced(session.view.job, index=0))  # type: ignore[union-attr]
+    assert [type(effect).__name__ for effect in effects] == ["Forget", "Connect"]
+    # Its link is not open: what is wanted meanwhile goes to the others, and to it behind what came before.
+    assert kinds(told(session.receive(push_wanted(3)))) == [("Push", "S1")]
+    joined = told(session.receive(Joined(peer=server(0, incarnation=1))))
+    assert [(name, fields.get("seq")) for _, _, (name, fields) in joined] == [
+        ("Push", 2),
+        ("Push", 3),
+        ("Pull", None),
+    ]
+
+
+def test_the_last_commit_is_told_again() -> None:
+    """Sync: the pull after the last step was answered by all; a replacement that lacks the step must hear of it."""
+    session = opened(job(table(k=1, r=1), servers=2, mode="sync"))
+    session.receive(push_wanted(1))
+    hear(session, S0, pushed(1))
+    hear(session, S1, pushed(1))
+    session.receive(pull_wanted(2, step=2))
+    hear(session, S0, rows(2, [0, 0], durable=0))
+    hear(session, S1, rows(2, [0, 0, 0, 0], durable=1))
+    hear(session, COORDINATOR, replaced(session.view.job, index=0))  # type: ignore[union-attr]
+    joined = told(session.receive(Joined(peer=server(0, incarnation=1))))
+    assert kinds(joined) == [("Push", "S0"), ("Pull", "S0")]
+    assert hear(session, server(0, incarnation=1), rows(2, [9, 9], durable=1)) == [], "answered before"
+    assert hear(session, server(0, incarnation=1), Durable(durable=1)) == [PushDurable(seq=1)]
+
+
+def test_lost_rows_end_it() -> None:
+    session = opened(job(table(k=1, r=1), servers=2))
+    last = View(epoch=2, servers=view(TWO).servers, job=TWO, lost="S0, S1 are down together")
+    assert hear(session, COORDINATOR, last) == [Failed(reason="S0, S1 are down together", data_loss=True)]
 
 
 # --- What ends a session ---

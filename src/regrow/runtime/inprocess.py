@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from regrow.core.coordinator import Coordinator
-from regrow.core.effects import Delivered, Died, Joined, Refuse, Replace, Send, Tick
+from regrow.core.effects import Delivered, Died, Joined, Lost, Refuse, Replace, Send, Tick
 from regrow.core.job import JobSpec
 from regrow.core.link import Identity
 from regrow.core.messages import Declare, Message, View
@@ -64,7 +64,12 @@ class InProcessCluster:
     def kill(self, server: int) -> None:
         """Loses all that a server holds. Its successor comes back from the parities, as rows are needed or when
         somebody waits (`settle`); without parities every client fails."""
-        self._effects(COORDINATOR, self.coordinator.receive(Died(peer=self.servers[server].identity)))
+        old = self.servers[server].identity
+        self._effects(COORDINATOR, self.coordinator.receive(Died(peer=old)))
+        self._pump()
+        if self.servers[server].identity == old:  # nothing can replace it
+            for client in list(self._clients.values()):
+                client.deliver(Lost(peer=old, reason="it was killed"))
 
     def settle(self) -> None:
         """Lets time pass until everything is durable and every server has recovered."""
