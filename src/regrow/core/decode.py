@@ -351,8 +351,9 @@ class Decoder:
         counts, flat = self._flat(blocks)
         sends: list[Send] = []
         for j in range(sweep.k):
-            # A member of which no row was ever touched has answered: nothing is in the parity of it.
-            if j in sweep.unknown or not self._any_touched(sweep, j, blocks):
+            # In the background it pays to look: a member of which no row was ever touched has answered, nothing is in
+            # the parity of it. For a few rows of many tables, asking is cheaper than looking.
+            if j in sweep.unknown or (background and not self._any_touched(sweep, j, blocks)):
                 continue
             batch.waiting.add(j)
             slots = (flat * np.uint32(sweep.k) + np.uint32(j)).astype(np.uint32)
@@ -491,17 +492,20 @@ class Decoder:
         values: list[Any] = []
         for table, part in self._parts(batch):
             blocks = batch.blocks[table]
-            touched = _bits_at(self._store.parity_members(table, sweep.q, member), blocks)
-            if table in without:
-                touched &= ~np.isin(blocks, without[table])
             sent = self._sent.get((target, table, sweep.q))
             if sent is None:
                 sent = self._sent[target, table, sweep.q] = np.zeros(self._store.blocks(table), bool)
             sent[blocks] = True  # or begun again
-            counts[table] = np.count_nonzero(touched)
-            slots.append((blocks[touched] * np.uint32(sweep.k) + np.uint32(member)).astype(np.uint32))
             records = relatives[part]
-            values.append(records if touched.all() else records.reshape(blocks.size, -1)[touched].reshape(-1))
+            if len(sweep.unknown) > 1:  # a stripe may be decoded for the sake of another member
+                touched = _bits_at(self._store.parity_members(table, sweep.q, member), blocks)
+                if table in without:
+                    touched &= ~np.isin(blocks, without[table])
+                records = records.reshape(blocks.size, -1)[touched].reshape(-1)
+                blocks = blocks[touched]
+            counts[table] = blocks.size
+            slots.append(blocks * np.uint32(sweep.k) + np.uint32(member))
+            values.append(records)
         if not counts.any():
             return []
         self.rows_decoded += int(counts.sum())

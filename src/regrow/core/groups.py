@@ -31,6 +31,11 @@ class Groups:
             np.array([index[(t.k - j, t.r)] if t.r else -1 for j in range(t.k)], np.int64) for t in job.tables
         ]
 
+        # The same, table after table in one array, for lookups of many rows at once.
+        self._k = np.array([t.k for t in job.tables], np.int64)
+        self._first_member = np.concatenate([[0], np.cumsum(self._k)[:-1]]).astype(np.int64)
+        self._all_members = np.concatenate(self.of_member)
+
     def __len__(self) -> int:
         return len(self.list)
 
@@ -52,13 +57,11 @@ class Groups:
 
     def of_slots(self, counts: Int32Array, slots: UInt32Array) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
         """The group of each row."""
-        found = np.empty(slots.size, np.int64)
-        start = 0
-        for table, count in enumerate(counts.tolist()):
-            members = self.of_member[table]
-            found[start : start + count] = members[slots[start : start + count] % members.size]
-            start += count
-        return found
+        tables = np.repeat(np.arange(counts.size), counts)
+        members: np.ndarray[tuple[int], np.dtype[np.int64]] = self._all_members[
+            self._first_member[tables] + slots % self._k[tables]
+        ]
+        return members
 
     def step(self, server: int, by: int) -> int:
         """The server `by` places further round its ring."""

@@ -53,7 +53,9 @@ class Rebuild:
         self._early: list[Restored] = []  # rows of a holder that was ready before all others
         self._haves: dict[int, dict[int, Have]] = {g: {} for g in range(len(groups))}
         self._living = {g: [h for h in groups.holders(server, g) if h not in recovering] for g in range(len(groups))}
-        self._asked: dict[int, np.ndarray[Any, np.dtype[np.bool_]]] = {}  # by table: faults sent
+        sizes = [store.slots(table) for table in range(len(groups.job.tables))]
+        self._first_slot = np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.int64)
+        self._asked = np.zeros(sum(sizes), bool)  # faults sent: the slots of all tables, one after the other
         for group in publisher.groups:
             group.active = False
 
@@ -98,31 +100,20 @@ class Rebuild:
         counts, slots = self._store.prepare(counts, slots)
         if not slots.size:
             return None
-        new_counts = np.zeros_like(counts)
-        wanted: list[Any] = []
-        start = 0
-        for table, count in enumerate(counts.tolist()):
-            part = slots[start : start + count]
-            start += count
-            if not count:
-                continue
-            asked = self._asked.get(table)
-            if asked is None:
-                asked = self._asked[table] = np.zeros(self._store.slots(table), bool)
-            fresh = part[~asked[part]]
-            asked[fresh] = True
-            new_counts[table] = fresh.size
-            wanted.append(fresh)
-        return self._faults(new_counts, np.concatenate(wanted), peers)
+        tables = np.repeat(np.arange(counts.size), counts)
+        places = self._first_slot[tables] + slots
+        fresh = ~self._asked[places]
+        self._asked[places] = True
+        return self._faults(tables[fresh], slots[fresh], peers)
 
-    def _faults(self, counts: Int32Array, slots: UInt32Array, peers: dict[int, Identity]) -> list[Send]:
+    def _faults(self, tables: Any, slots: UInt32Array, peers: dict[int, Identity]) -> list[Send]:
         self.faults += slots.size
         sends: list[Send] = []
-        groups = self._groups.of_slots(counts, slots)
-        tables = np.repeat(np.arange(counts.size), counts)
+        count = len(self._groups.job.tables)
+        groups = self._groups.of_slots(np.bincount(tables, minlength=count).astype(np.int32), slots)
         for g in np.unique(groups).tolist():
             mine = groups == g
-            part_counts = np.bincount(tables[mine], minlength=counts.size).astype(np.int32)
+            part_counts = np.bincount(tables[mine], minlength=count).astype(np.int32)
             fault = Fault(counts=part_counts, slots=slots[mine])
             sends.append(Send(target=peers[self._living[g][0]], message=fault))
         return sends
