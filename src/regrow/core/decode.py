@@ -120,6 +120,8 @@ class Decoder:
         self._unacked: dict[tuple[Identity, int], None] = {}  # rows of the background on their way, by target
         self._faults: list[tuple[tuple[int, int, int], dict[int, Any]]] = []  # of sweeps that cannot begin yet
         self._floats = [store.record_floats(table) for table in range(len(groups.job.tables))]
+        self._ks = np.array([table.k for table in groups.job.tables], np.int64)
+        self._rs = np.array([table.r for table in groups.job.tables], np.int64)
 
     def know(self, *, peers: dict[int, Identity], recovering: frozenset[int], changed: set[int]) -> None:
         """A view: what is decoded for somebody who was replaced starts anew."""
@@ -260,21 +262,23 @@ class Decoder:
         if source.id not in self._recovering:
             return []
         wanted: dict[tuple[int, int, int], dict[int, Any]] = {}
-        start = 0
-        for table, count in enumerate(fault.counts.tolist()):
-            slots = fault.slots[start : start + count]
-            start += count
-            spec = self._groups.job.tables[table]
-            for q in range(spec.r if count else 0):
-                # Of all members, the one that is this source's in stripes with parity q here.
-                member = (source.id - self.server + spec.k + q) % self._groups.ring
-                blocks = np.unique(slots[slots % spec.k == member] // spec.k)
-                if blocks.size:
-                    wanted.setdefault((spec.k, spec.r, q), {})[table] = blocks
+        tables = np.repeat(np.arange(fault.counts.size), fault.counts)
+        slots = fault.slots.astype(np.int64)
+        blocks, members = np.divmod(slots, self._ks[tables])
+        for k, r, q in self._shapes():
+            # Of all members, the one that is this source's in stripes with parity q here.
+            member = (source.id - self.server + k + q) % self._groups.ring
+            mine = (self._ks[tables] == k) & (self._rs[tables] == r) & (members == member)
+            places = np.unique(tables[mine] << 32 | blocks[mine])
+            if places.size:
+                wanted[k, r, q] = _by_table(places >> 32, places & 0xFFFFFFFF)
         sends: list[Send] = []
         for key, blocks_wanted in wanted.items():
             sends += self._fault(key, blocks_wanted)
         return sends
+
+    def _shapes(self) -> list[tuple[int, int, int]]:
+        return sorted({(table.k, table.r, q) for table in self._groups.job.tables for q in range(table.r)})
 
     def _fault(self, key: tuple[int, int, int], wanted: dict[int, Any]) -> list[Send]:
         sweep = self._sweeps.get(key)
@@ -601,3 +605,10 @@ def _bits_at(words: UInt64Array, blocks: UInt32Array) -> Bools:
     """The bits of these blocks only."""
     bits: np.ndarray[Any, np.dtype[np.uint64]] = words[blocks >> 6] >> (blocks & 63).astype(np.uint64)
     return (bits & np.uint64(1)).astype(np.bool_)
+
+
+def _by_table(tables: Any, blocks: Any) -> dict[int, Any]:
+    """Blocks that are sorted by table, taken apart."""
+    starts = np.flatnonzero(np.diff(tables, prepend=-1))
+    parts = np.split(blocks, starts[1:])
+    return dict(zip(tables[starts].tolist(), parts, strict=True))
