@@ -67,9 +67,9 @@ class Size:
     explained: tuple[str, ...]  # models for which the variants that are not judged run too
 
 
-# Eleven minutes: tables large enough to miss every cache, small enough to be made in a second or two.
+# Eight minutes: tables large enough to miss every cache, small enough to be made in a second or two.
 FULL = Size(
-    rounds=3,
+    rounds=2,
     rows_max={"kaggle": 2_000_000, "terabyte": 500_000},
     seconds=9.0,
     warmup_seconds=2.5,
