@@ -85,7 +85,8 @@ class ShardServer:
         self._peers: dict[int, Identity] = {}  # the servers of the view
         self._early: list[Delivered] = []  # Opens that came before the first view
         self._ahead: list[Delivered] = []  # of servers that the next view will name
-        self._budget = Budget(0)
+        self._row_budget = self._parity_budget = Budget(0)
+        self._retry_due = False  # rows of the background have come; somebody may have waited for one of them
         self._beat_at = self._notice_at = 0.0
         self._rebuild_began: float | None = None
         self._now = 0.0
@@ -197,8 +198,9 @@ class ShardServer:
         job = view.job
         self.store = store = self._build_store(job, self.identity.id, recovering)
         groups = Groups(job)
-        # As many servers as there are groups help one that comes back.
-        self._budget = Budget(job.flush.sweep_bytes_per_s / max(1, len(groups)))
+        # As many servers as there are groups bring rows back to one that was lost, and as many its parities.
+        rate = job.flush.sweep_bytes_per_s / max(1, len(groups))
+        self._row_budget, self._parity_budget = Budget(rate), Budget(rate)
         sync = job.mode == "sync"
         marks = 1 if sync else job.workers
         server = self.identity.id
@@ -339,8 +341,16 @@ class ShardServer:
             effects += self.serving.activated()
         else:
             rebuild.on_restored(message)
-            effects += self.serving.retry() if rebuild.active else []
+            # Whoever waits has asked, and answers to that come with request 0. A row that was on its way in the
+            # background already may wait for the next tick: to look at every batch would cost more than it brings.
+            self._retry_due |= bool(message.request)
+            if rebuild.active and not message.request:
+                effects += self._retry()
         return effects + self._check_recovered()
+
+    def _retry(self) -> list[Effect]:
+        self._retry_due = False
+        return [*self.serving.retry()]
 
     def _check_recovered(self) -> list[Effect]:
         rebuild = self.rebuild
@@ -349,7 +359,10 @@ class ShardServer:
         if self._store().missing_rows() or not self.holder.whole:
             return []
         rebuild.reported = True
-        effects: list[Effect] = [Log(text=f"recovered: {rebuild.rows_back} rows, {rebuild.faults} on demand")]
+        effects: list[Effect] = [
+            *self._retry(),
+            Log(text=f"recovered: {rebuild.rows_back} rows, {rebuild.faults} on demand"),
+        ]
         if self._coordinator is not None:
             effects.append(Send(target=self._coordinator, message=Recovered()))
         return [*effects, self._notice("recovered")]
@@ -377,7 +390,8 @@ class ShardServer:
             effects.append(Send(target=self._coordinator, message=Beat()))
         if self.view is None or not self.publisher.protected:
             return effects
-        self._budget.refill(now)
+        self._row_budget.refill(now)
+        self._parity_budget.refill(now)
         effects += self.publisher.tick(now)
         effects += self.serving.grown()
         effects += self.serving.tell_durable()
@@ -393,14 +407,15 @@ class ShardServer:
             self._rebuild_began = now
         if not rebuild.active:
             return []
+        retried = self._retry() if self._retry_due else []
         filled = self._store().fill(FILL_ROWS)
         if rebuild.reported and not filled:
             self.rebuild = self.serving.rebuild = None  # a server like any other
-            return []
+            return retried
         if rebuild.reported or now < self._notice_at:
-            return []
+            return retried
         self._notice_at = now + NOTICE_SECONDS
-        return [self._notice("recovery")]
+        return [*retried, self._notice("recovery")]
 
     def _store(self) -> Store:
         assert self.store is not None
@@ -411,10 +426,10 @@ class ShardServer:
         effects: list[Effect] = []
         if self.holder.decoder.sweeping:  # rows before parities: somebody may wait for a row
             effects += self.holder.decoder.release_faults()
-            effects += self.holder.decoder.sweep(self._budget)
+            effects += self.holder.decoder.sweep(self._row_budget)
         if any(group.streams for group in self.publisher.groups):
             whole = self.rebuild is None or (self.rebuild.active and not self._store().missing_rows())
-            effects += self.publisher.stream(self._budget) if whole else []
+            effects += self.publisher.stream(self._parity_budget) if whole else []
         return effects
 
 
