@@ -20,7 +20,7 @@ SERVERS_MAX = 1024
 K_DEFAULT, R_DEFAULT, R_MAX = 4, 1, 16
 FLUSH_PUSHES_DEFAULT = 16
 FLUSH_BYTES_DEFAULT = 32 * MIB
-SWEEP_BYTES_PER_S_DEFAULT = 48 * MIB  # measured on two cores: docs/benchmarks.md
+SWEEP_BYTES_PER_S_DEFAULT = 16 * MIB  # measured on two cores: docs/benchmarks.md
 
 # A field that `__post_init__` fills in: never None for a reader, so its type does not say so.
 DERIVED = cast(Any, None)
