@@ -18,6 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from regrow import _core
+from regrow.core.bitmaps import Bools, bits, bits_at, split_sorted
 from regrow.core.coding import coefficient, inverse
 from regrow.core.effects import Send
 from regrow.core.groups import Groups, by_table
@@ -39,7 +40,6 @@ from regrow.core.publish import Budget
 SWEEP_BYTES = 1 << 20  # decoded at a time in the background; too large: whoever faults waits behind it
 SWEEPS_UNDERWAY_MAX = 2
 
-Bools = np.ndarray[Any, np.dtype[np.bool_]]
 _NO_BLOCKS = np.zeros(0, np.uint32)
 
 
@@ -204,7 +204,7 @@ class Decoder:
         return sweep.todo
 
     def _unsent(self, sweep: Sweep, table: int, member: int) -> Bools:
-        touched = _bits(self._store.parity_members(table, sweep.q, member), self._store.blocks(table))
+        touched = bits(self._store.parity_members(table, sweep.q, member), self._store.blocks(table))
         sent = self._sent.get((self._peers[self._member_server(sweep, member)], table, sweep.q))
         return touched if sent is None else touched & ~sent
 
@@ -271,7 +271,7 @@ class Decoder:
             mine = (self._ks[tables] == k) & (self._rs[tables] == r) & (members == member)
             places = np.unique(tables[mine] << 32 | blocks[mine])
             if places.size:
-                wanted[k, r, q] = _by_table(places >> 32, places & 0xFFFFFFFF)
+                wanted[k, r, q] = split_sorted(places >> 32, places & 0xFFFFFFFF)
         sends: list[Send] = []
         for key, blocks_wanted in wanted.items():
             sends += self._fault(key, blocks_wanted)
@@ -386,7 +386,7 @@ class Decoder:
 
     def _any_touched(self, sweep: Sweep, member: int, blocks: dict[int, UInt32Array]) -> bool:
         return any(
-            _bits_at(self._store.parity_members(table, sweep.q, member), part).any() for table, part in blocks.items()
+            bits_at(self._store.parity_members(table, sweep.q, member), part).any() for table, part in blocks.items()
         )
 
     def on_snap(self, source: Identity, snap: Snap) -> list[Send]:
@@ -502,7 +502,7 @@ class Decoder:
             sent[blocks] = True  # or begun again
             records = relatives[part]
             if len(sweep.unknown) > 1:  # a stripe may be decoded for the sake of another member
-                touched = _bits_at(self._store.parity_members(table, sweep.q, member), blocks)
+                touched = bits_at(self._store.parity_members(table, sweep.q, member), blocks)
                 if table in without:
                     touched &= ~np.isin(blocks, without[table])
                 records = records.reshape(blocks.size, -1)[touched].reshape(-1)
@@ -594,21 +594,3 @@ class Decoder:
             stop = start + blocks.size * self._floats[table]
             yield table, slice(start, stop)
             start = stop
-
-
-def _bits(words: UInt64Array, count: int) -> Bools:
-    """One bool per bit, the least significant first."""
-    return np.unpackbits(words.view(np.uint8), bitorder="little")[:count].view(np.bool_)
-
-
-def _bits_at(words: UInt64Array, blocks: UInt32Array) -> Bools:
-    """The bits of these blocks only."""
-    bits: np.ndarray[Any, np.dtype[np.uint64]] = words[blocks >> 6] >> (blocks & 63).astype(np.uint64)
-    return (bits & np.uint64(1)).astype(np.bool_)
-
-
-def _by_table(tables: Any, blocks: Any) -> dict[int, Any]:
-    """Blocks that are sorted by table, taken apart."""
-    starts = np.flatnonzero(np.diff(tables, prepend=-1))
-    parts = np.split(blocks, starts[1:])
-    return dict(zip(tables[starts].tolist(), parts, strict=True))

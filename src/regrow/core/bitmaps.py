@@ -1,0 +1,29 @@
+"""One bit per block, as the store keeps them and messages carry them: 64 to a word, the least significant first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from regrow.core.messages import UInt32Array, UInt64Array
+
+Bools = np.ndarray[Any, np.dtype[np.bool_]]
+
+
+def bits(words: UInt64Array, count: int) -> Bools:
+    """One bool per bit, the least significant first."""
+    return np.unpackbits(words.view(np.uint8), bitorder="little")[:count].view(np.bool_)
+
+
+def bits_at(words: UInt64Array, blocks: UInt32Array) -> Bools:
+    """The bits of these blocks only."""
+    bits: np.ndarray[Any, np.dtype[np.uint64]] = words[blocks >> 6] >> (blocks & 63).astype(np.uint64)
+    return (bits & np.uint64(1)).astype(np.bool_)
+
+
+def split_sorted(tables: Any, blocks: Any) -> dict[int, Any]:
+    """Blocks that are sorted by table, taken apart."""
+    starts = np.flatnonzero(np.diff(tables, prepend=-1))
+    parts = np.split(blocks, starts[1:])
+    return dict(zip(tables[starts].tolist(), parts, strict=True))
