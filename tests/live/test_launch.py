@@ -384,7 +384,7 @@ def test_silent_server_is_ended_and_replaced_once(world: World) -> None:
 def test_paused_server_comes_back_and_is_not_heard(world: World) -> None:
     manners = {"coordinator 0": "misses server 1", "server 1": "comes back"}
     world.plan(manners=manners, hold={"step": 2, "for": "came-back"})
-    summary = world.train(**EC, pause=("server:1@step:2:0.5s",))
+    summary = world.train(**EC, pause=("server:1@step:2:4s",))  # long enough to be seen stopped by a slow machine
     world.assert_nothing_left()
     failure = only_failure(summary)
     assert (failure["id"], failure["reason"]) == (1, "silent for 1.5 s")

@@ -380,7 +380,7 @@ def test_a_client_outlives_its_coordinator_but_not_a_refusal(run: Any, tmp_path:
             redo_bytes_max=1,
             section_bytes_max=1 << 20,
         )
-        await until(lambda: all(isinstance(side.heard[0][1], Open) for side in servers))
+        await until(lambda: all(side.heard and isinstance(side.heard[0][1], Open) for side in servers))
         assert [type(message) for _, message in first.heard] == [Declare]
         await first.endpoint.close()
         second = Side(C1)
@@ -389,7 +389,7 @@ def test_a_client_outlives_its_coordinator_but_not_a_refusal(run: Any, tmp_path:
         assert [type(message) for _, message in second.heard] == [Declare]
         ticket = client.pull(plan_of(of, [range(4)]), step=1)
         servers[0].cut()
-        await until(lambda: all(isinstance(side.heard[-1][1], Pull) for side in servers))
+        await until(lambda: all(side.heard and isinstance(side.heard[-1][1], Pull) for side in servers))
         servers[1].endpoint.refuse(W0, "no such row")
         with pytest.raises(ConnectionLost, match=r"lost S1: .*refused for good: no such row"):
             await asyncio.to_thread(ticket.wait, 20.0)
