@@ -311,3 +311,10 @@ def parity_messages() -> list[Message]:
         SyndromeAsk(request=1, k=4, q=1, unknown=(0, 2), incarnations=(1, 1), **arrays(counts=[2], blocks=[0, 9])),
         Syndrome(request=1, numbers=(4, 5), **arrays(relatives=range(8))),
     ]
+
+
+def counts_of(tables: int, table: int, rows: int) -> np.ndarray[Any, np.dtype[np.int32]]:
+    """The counts of a call that is about one table only."""
+    counts = np.zeros(tables, np.int32)
+    counts[table] = rows
+    return counts

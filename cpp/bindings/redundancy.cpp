@@ -22,11 +22,12 @@ nb::tuple take_flush(Shard& shard, size_t group, bool keep) {
                         owned(std::move(flush.deltas)));
 }
 
-void published(const Shard& shard, size_t table, const Input& slots, const Output& out) {
+void published(const Shard& shard, const Input& counts, const Input& slots, const Output& out) {
+  const auto counts_span = read<int32_t>(counts, "counts");
   const auto slots_span = read<uint32_t>(slots, "slots");
   const auto out_span = write<float>(out, "out");
   nb::gil_scoped_release release;
-  shard.published(table, slots_span, out_span);
+  shard.published(counts_span, slots_span, out_span);
 }
 
 nb::tuple next_touched(const Shard& shard, size_t table, size_t group, int64_t block_first, int64_t rows_max) {
@@ -46,11 +47,12 @@ void parity_apply(Shard& shard, int64_t source, const Input& counts, const Input
   shard.parity_apply(source, counts_span, slots_span, deltas_span);
 }
 
-void parity_read(const Shard& shard, size_t table, int64_t q, const Input& blocks, const Output& out) {
+void parity_read(const Shard& shard, int64_t q, const Input& counts, const Input& blocks, const Output& out) {
+  const auto counts_span = read<int32_t>(counts, "counts");
   const auto blocks_span = read<uint32_t>(blocks, "blocks");
   const auto out_span = write<float>(out, "out");
   nb::gil_scoped_release release;
-  shard.parity_read(table, q, blocks_span, out_span);
+  shard.parity_read(q, counts_span, blocks_span, out_span);
 }
 
 void know_touched(Shard& shard, size_t group, size_t table, const Input& words) {
@@ -86,16 +88,17 @@ void bind_redundancy(nb::class_<Shard>& shard) {
       .def("pending_rows", &Shard::pending_rows, "group"_a)
       .def("pending_bytes", &Shard::pending_bytes)
       .def("take_flush", &take_flush, "group"_a, "keep"_a = false)
-      .def("published", &published, "table"_a, "slots"_a, "out"_a)
+      .def("published", &published, "counts"_a, "slots"_a, "out"_a)
       .def("next_touched", &next_touched, "table"_a, "group"_a, "block_first"_a, "rows_max"_a)
       .def("parity_apply", &parity_apply, "source"_a, "counts"_a, "slots"_a, "deltas"_a)
-      .def("parity_read", &parity_read, "table"_a, "q"_a, "blocks"_a, "out"_a)
+      .def("parity_read", &parity_read, "q"_a, "counts"_a, "blocks"_a, "out"_a)
       .def(
           "parity_members",
           [](const Shard& self, size_t table, int64_t q, int64_t member) {
-            return copied(self.parity_members(table, q, member));
+            const auto words = self.parity_members(table, q, member);
+            return nb::ndarray<nb::numpy, const uint64_t>(words.data(), {words.size()});
           },
-          "table"_a, "q"_a, "member"_a)
+          "table"_a, "q"_a, "member"_a, nb::rv_policy::reference_internal)
       .def(
           "parity_touched",
           [](const Shard& self, int64_t source, size_t group, size_t table) {

@@ -85,43 +85,50 @@ void Shard::write_relative(const Table& table, uint32_t slot, const float* recor
   std::memcpy(out + dim, record + dim, (table.records.stride - dim) * sizeof(float));
 }
 
-void Shard::published(size_t table, std::span<const uint32_t> slots, std::span<float> out) const {
-  const Table& found = at(table);
-  check_slots(table, slots, found.slots, "slot");
-  const size_t stride = found.records.stride;
-  if (out.size() != slots.size() * stride)
-    throw std::invalid_argument("these records have " + std::to_string(slots.size() * stride) +
-                                " floats; the array has " + std::to_string(out.size()));
-  if (found.recovery)
-    for (const uint32_t slot : slots) {
-      const bool blank = (found.recovery->known[slot / 64] >> (slot % 64) & 1) && !found.touched(slot);
-      if (found.recovery->absent(slot) && !blank)
-        throw std::invalid_argument("slot " + std::to_string(slot) + " of table " + std::to_string(table) +
-                                    " was not recovered yet");
-    }
-  if (found.pending) {
+void Shard::published(std::span<const int32_t> counts, std::span<const uint32_t> slots,
+                      std::span<float> out) const {
+  check_call(counts, slots, out.size(), Width::record);
+  if (recovering_) check_known(counts, slots);
+  {
     std::lock_guard lock(index_mutex_);
-    for (uint32_t member = 0; member < found.k(); ++member) found.pending->index(member);
+    for (size_t t = 0; t < counts.size(); ++t)
+      if (counts[t] && tables_[t].pending)
+        for (uint32_t member = 0; member < tables_[t].k(); ++member) tables_[t].pending->index(member);
   }
-  const size_t tasks = (slots.size() + rows_per_task - 1) / rows_per_task;
-  ThreadPool::shared().parallel_for(tasks, [&](size_t task, size_t) {
-    const size_t end = std::min(slots.size(), (task + 1) * rows_per_task);
-    for (size_t i = task * rows_per_task; i < end; ++i) {
-      if (i + rows_ahead < end) {
-        const uint32_t later = slots[i + rows_ahead];
-        const auto* bytes = reinterpret_cast<const char*>(found.records.base + later * stride);
+  for_runs(counts, slots, Width::record, [&](const Run& run) {
+    const Table& table = run.table;
+    const size_t stride = table.records.stride;
+    for (size_t i = 0; i < run.count; ++i) {
+      if (i + rows_ahead < run.count) {
+        const uint32_t later = run.slots[i + rows_ahead];
+        const auto* bytes = reinterpret_cast<const char*>(table.records.base + later * stride);
         for (size_t at = 0; at < stride * sizeof(float); at += line_bytes) __builtin_prefetch(bytes + at);
-        __builtin_prefetch(found.records.touched + later / 64);
+        __builtin_prefetch(table.records.touched + later / 64);
       }
-      const uint32_t slot = slots[i];
-      const float* record = found.records.base + slot * stride;
-      if (found.pending && found.pending->pending(slot)) record = found.pending->saved(slot);
-      if (found.touched(slot))
-        write_relative(found, slot, record, out.data() + i * stride);
+      const uint32_t slot = run.slots[i];
+      const float* record = table.records.base + slot * stride;
+      if (table.pending && table.pending->pending(slot)) record = table.pending->saved(slot);
+      float* target = out.data() + run.float_begin + i * stride;
+      if (table.touched(slot))
+        write_relative(table, slot, record, target);
       else
-        std::memset(out.data() + i * stride, 0, stride * sizeof(float));
+        std::memset(target, 0, stride * sizeof(float));
     }
   });
+}
+
+// Of a row that was not recovered yet nothing was published that this server could tell, unless it is blank.
+void Shard::check_known(std::span<const int32_t> counts, std::span<const uint32_t> slots) const {
+  const uint32_t* slot = slots.data();
+  for (size_t t = 0; t < counts.size(); slot += counts[t], ++t) {
+    const Table& table = tables_[t];
+    for (int32_t i = 0; table.recovery && i < counts[t]; ++i) {
+      const bool blank = (table.recovery->known[slot[i] / 64] >> (slot[i] % 64) & 1) && !table.touched(slot[i]);
+      if (table.recovery->absent(slot[i]) && !blank)
+        throw std::invalid_argument("slot " + std::to_string(slot[i]) + " of table " + std::to_string(t) +
+                                    " was not recovered yet");
+    }
+  }
 }
 
 std::pair<std::vector<uint32_t>, uint32_t> Shard::next_touched(size_t table, size_t group, int64_t block_first,

@@ -122,18 +122,28 @@ void Shard::apply_part(const Table& table, std::span<const int32_t> parities, st
   }
 }
 
-void Shard::parity_read(size_t table, int64_t q, std::span<const uint32_t> blocks, std::span<float> out) const {
-  parity_members(table, q, 0);  // checks table and q
-  const Table& found = tables_[table];
-  check_slots(table, blocks, found.blocks, "block");
-  const size_t stride = found.records.stride;
-  if (out.size() != blocks.size() * stride)
-    throw std::invalid_argument("these records have " + std::to_string(blocks.size() * stride) +
-                                " floats; the array has " + std::to_string(out.size()));
-  for (size_t i = 0; i < blocks.size(); ++i)
-    std::memcpy(out.data() + i * stride,
-                found.parity->base + (size_t{blocks[i]} * found.r() + static_cast<size_t>(q)) * stride,
-                stride * sizeof(float));
+void Shard::parity_read(int64_t q, std::span<const int32_t> counts, std::span<const uint32_t> blocks,
+                        std::span<float> out) const {
+  check_counts(counts, blocks);
+  size_t begin = 0;
+  size_t floats = 0;
+  for (size_t t = 0; t < counts.size(); ++t) {
+    const auto count = static_cast<size_t>(counts[t]);
+    if (count) parity_members(t, q, 0);  // checks q
+    check_slots(t, blocks.subspan(begin, count), tables_[t].blocks, "block");
+    begin += count;
+    floats += count * tables_[t].records.stride;
+  }
+  if (out.size() != floats)
+    throw std::invalid_argument("these records have " + std::to_string(floats) + " floats; the array has " +
+                                std::to_string(out.size()));
+  for_runs(counts, blocks, Width::record, [&](const Run& run) {
+    const size_t stride = run.table.records.stride;
+    const size_t r = run.table.r();
+    const float* base = run.table.parity->base + static_cast<size_t>(q) * stride;
+    for (size_t i = 0; i < run.count; ++i)
+      std::memcpy(out.data() + run.float_begin + i * stride, base + run.slots[i] * r * stride, stride * sizeof(float));
+  });
 }
 
 std::span<const uint64_t> Shard::parity_members(size_t table, int64_t q, int64_t member) const {

@@ -150,7 +150,7 @@ void Shard::protect(Table& table) const {
   const size_t records = records_bytes(uint64_t{table.blocks} * table.r(), table.records.stride);
   Arena arena(parity_bytes(table.blocks, table.k(), table.r(), table.records.stride), pages());
   // A flush that takes thousands of huge pages for the first time would keep a server silent for seconds.
-  if (!settings_.recovering) arena.touch();
+  if (!settings_.recovering) arena.touch_new();
   auto* members = reinterpret_cast<uint64_t*>(arena.data() + records);
   const size_t words = bit_words(table.blocks);
   uint64_t* pending = members + words * table.k() * table.r();

@@ -185,7 +185,7 @@ void recover(Trio& trio, std::string& digest) {
     counts[t] = static_cast<int32_t>(slots.size());
     const RowNames missing = trio.heir.prepare(counts, slots);
     Exact<float> relatives(missing.slots.size() * trio.heir.record_floats(t));
-    trio.source.published(t, missing.slots, relatives.span());
+    trio.source.published(missing.counts, missing.slots, relatives.span());
     CHECK(trio.heir.put(missing.counts, missing.slots, relatives.span()) == missing.slots.size());
     CHECK(trio.heir.put(missing.counts, missing.slots, relatives.span()) == 0);
     for (uint32_t slot = 0; slot < trio.heir.slots(t); ++slot) {  // the three left out
@@ -193,7 +193,7 @@ void recover(Trio& trio, std::string& digest) {
       const RowNames last = trio.heir.prepare(counts, std::span(&slot, 1));
       if (last.slots.empty()) continue;
       Exact<float> relative(trio.heir.record_floats(t));
-      trio.source.published(t, last.slots, relative.span());
+      trio.source.published(last.counts, last.slots, relative.span());
       CHECK(trio.heir.put(last.counts, last.slots, relative.span()) == 1);
     }
     while (trio.heir.fill(1000)) {

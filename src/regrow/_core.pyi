@@ -143,7 +143,7 @@ class Shard:
         Within a table, rows are in no particular order. With `keep` nothing changes.
         """
 
-    def published(self, table: int, slots: _U32, out: _F32) -> None:
+    def published(self, counts: _I32, slots: _U32, out: _F32) -> None:
         """Relative published values: what parities stand for after the flushes taken so far."""
 
     def next_touched(
@@ -157,11 +157,14 @@ class Shard:
         This server must hold a parity of every one of them.
         """
 
-    def parity_read(self, table: int, q: int, blocks: _U32, out: _F32) -> None:
+    def parity_read(self, q: int, counts: _I32, blocks: _U32, out: _F32) -> None:
         """Copies raw parities."""
 
     def parity_members(self, table: int, q: int, member: int) -> npt.NDArray[np.uint64]:
-        """A bit per block: whether this data member, of the stripes whose parity q is here, was ever touched."""
+        """A bit per block: whether this data member, of the stripes whose parity q is here, was ever touched.
+
+        This is the memory itself, not to be written.
+        """
 
     def parity_touched(self, source: int, group: int, table: int) -> npt.NDArray[np.uint64]:
         """The same for the rows of a group of a server."""

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import COORDINATOR, arrays, job, server, table
+from helpers import COORDINATOR, arrays, counts_of, job, server, table
 
 from regrow.core import decode
 from regrow.core.decode import SWEEPS_UNDERWAY_MAX
@@ -61,7 +61,7 @@ def parities(store: MemoryStore, of: JobSpec) -> list[bytes]:
         blocks = np.arange(store.blocks(index), dtype=np.uint32)
         for q in range(spec.r):
             out = np.empty(blocks.size * store.record_floats(index), np.float32)
-            store.parity_read(index, q, blocks, out)
+            store.parity_read(q, counts_of(len(of.tables), index, blocks.size), blocks, out)
             found.append(out.tobytes())
             found += [store.parity_members(index, q, j).tobytes() for j in range(spec.k)]
     return found
@@ -119,13 +119,13 @@ class Bench:
 
     def snap(self, source: int, ask: SnapAsk) -> Snap:
         out = np.empty(ask.slots.size * self.stores[source].record_floats(0), np.float32)
-        self.stores[source].published(0, ask.slots, out)
+        self.stores[source].published(ask.counts, ask.slots, out)
         return Snap(request=ask.request, relatives=out)
 
     def published(self, source: int, slots: Iterable[int]) -> np.ndarray[Any, Any]:
         wanted = np.array(list(slots), np.uint32)
         out = np.empty((wanted.size, self.stores[source].record_floats(0)), np.float32)
-        self.stores[source].published(0, wanted, out)
+        self.stores[source].published(counts_of(1, 0, wanted.size), wanted, out)
         return out
 
     @property
@@ -496,7 +496,7 @@ class Ring:
                     bits = np.unpackbits(self.store(source).touched(0).view(np.uint8), bitorder="little")
                     slots = slots[bits[slots].astype(bool)]
                     values = np.empty(slots.size * fresh.record_floats(0), np.float32)
-                    self.store(source).published(0, slots, values)
+                    self.store(source).published(counts_of(1, 0, slots.size), slots, values)
                     fresh.parity_apply(source, np.array([slots.size], np.int32), slots, values)
             assert parities(self.store(index), self.job) == parities(fresh, self.job), index
 

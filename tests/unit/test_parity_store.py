@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers import counts_of
 from kernel_modes import MODES, Mode, running
 
 from regrow import _core
@@ -99,11 +100,12 @@ def whole(shard: _core.Shard) -> list[Any]:
         records = np.empty((slots, floats), np.float32)
         shard.read_records(t, 0, slots, records)
         relatives = np.empty((slots, floats), np.float32)
-        shard.published(t, np.arange(slots, dtype=np.uint32), relatives)
+        shard.published(counts_of(len(TABLES), t, slots), np.arange(slots, dtype=np.uint32), relatives)
         parts += [records.tobytes(), relatives.tobytes(), shard.touched(t).tobytes()]
         for q in range(table["r"]):
-            out = np.empty((shard.blocks(t), floats), np.float32)
-            shard.parity_read(t, q, np.arange(shard.blocks(t), dtype=np.uint32), out)
+            blocks = shard.blocks(t)
+            out = np.empty((blocks, floats), np.float32)
+            shard.parity_read(q, counts_of(len(TABLES), t, blocks), np.arange(blocks, dtype=np.uint32), out)
             parts.append(out.tobytes())
             parts += [shard.parity_members(t, q, member).tobytes() for member in range(table["k"])]
     return parts
@@ -165,7 +167,7 @@ def published_of(shard: _core.Shard) -> list[np.ndarray]:
     rows = []
     for t in range(len(TABLES)):
         out = np.empty((shard.slots(t), shard.record_floats(t)), np.float32)
-        shard.published(t, np.arange(len(out), dtype=np.uint32), out)
+        shard.published(counts_of(shard.table_count, t, len(out)), np.arange(len(out), dtype=np.uint32), out)
         rows.append(out)
     return rows
 
@@ -180,14 +182,15 @@ def decoded(cluster: Cluster, dead: list[int], lost: int, t: int, member: int, b
     parities = tuple(q for q in range(r) if home[k + q] not in dead)[: len(missing)]
     floats = cluster.all[0].shard.record_floats(t)
     value = np.zeros(floats, np.float32)
+    one = counts_of(len(TABLES), t, 1)
     row = decoding(k, r, missing, parities)[missing.index(member)]
     for q, factor in zip(parities, row, strict=True):
         remain = np.empty(floats, np.float32)
-        cluster.all[home[k + q]].shard.parity_read(t, q, np.array([block], np.uint32), remain)
+        cluster.all[home[k + q]].shard.parity_read(q, one, np.array([block], np.uint32), remain)
         for j in range(k):
             if j not in missing:
                 out = np.empty(floats, np.float32)
-                cluster.all[home[j]].shard.published(t, np.array([block * k + j], np.uint32), out)
+                cluster.all[home[j]].shard.published(one, np.array([block * k + j], np.uint32), out)
                 _core.gf_xor(remain, out, coefficient(q, j, r))
         _core.gf_xor(value, remain, factor)
     return value
@@ -237,7 +240,7 @@ def test_lost_servers_come_back(servers: int, groups: int, dead: list[int], mode
             for t in range(len(TABLES)):
                 present = np.flatnonzero(new.twin.coded[t].present).astype(np.uint32)
                 out = np.empty((len(present), new.shard.record_floats(t)), np.float32)
-                new.shard.published(t, present, out)
+                new.shard.published(counts_of(len(TABLES), t, len(present)), present, out)
                 assert out.tobytes() == expected[t][present].tobytes()
                 for slot in present[:20]:
                     record = np.empty(new.shard.record_floats(t), np.float32)
@@ -264,17 +267,17 @@ def test_a_new_holder_is_streamed_to() -> None:
                     assert (slots.tolist(), after) == cluster.all[source].twin.next_touched(t, group, block, 7)
                     block = after
                     out = np.empty((len(slots), shard.record_floats(t)), np.float32)
-                    shard.published(t, slots, out)
-                    counts = np.zeros(len(TABLES), np.int32)
-                    counts[t] = len(slots)
+                    counts = counts_of(len(TABLES), t, len(slots))
+                    shard.published(counts, slots, out)
                     new.parity_apply(source, counts, slots, out.ravel())
     old = cluster.all[3].shard
     for t, table in enumerate(TABLES):
         blocks = np.arange(old.blocks(t), dtype=np.uint32)
         for q in range(table["r"]):
             parities = [np.empty((len(blocks), old.record_floats(t)), np.float32) for _ in range(2)]
-            old.parity_read(t, q, blocks, parities[0])
-            new.shard.parity_read(t, q, blocks, parities[1])
+            counts = counts_of(len(TABLES), t, len(blocks))
+            old.parity_read(q, counts, blocks, parities[0])
+            new.shard.parity_read(q, counts, blocks, parities[1])
             assert parities[0].tobytes() == parities[1].tobytes()
             for member in range(table["k"]):
                 assert not (old.parity_members(t, q, member) & ~new.shard.parity_members(t, q, member)).any()
@@ -343,7 +346,7 @@ def test_many_rows_are_shared_by_threads() -> None:
                 slots = rng.permutation(every)[:20_000]
                 grads = rng.standard_normal((len(slots), 16)).astype(np.float32)
                 source.update(np.array([len(slots)], np.int32), slots, grads, step)
-                source.published(0, every, relatives)
+                source.published(np.array([len(every)], np.int32), every, relatives)
                 assert (relatives.view(np.uint32) == published ^ initial).all()
                 if step % 2:
                     continue
@@ -367,7 +370,7 @@ def test_many_rows_are_shared_by_threads() -> None:
                 holder.parity_apply(0, counts, twice, np.concatenate([records, records[:3000]]))
                 holder.parity_apply(0, np.array([3000], np.int32), slots[:3000], records[:3000])
             out = np.empty((holder.blocks(0), holder.record_floats(0)), np.float32)
-            holder.parity_read(0, 1, every[: len(out)], out)
+            holder.parity_read(1, np.array([len(out)], np.int32), every[: len(out)], out)
             expected = np.zeros_like(out)
             twins.gf_xor(expected, (published ^ initial)[1::2].view(np.float32), coefficient(1, 1, 2))
             assert out.tobytes() == expected.tobytes()
@@ -439,9 +442,9 @@ WRONG: list[tuple[str, tuple[Any, ...], type[Exception], str]] = [
     ("pending_rows", (4,), IndexError, "there is no coding group 4; this shard has 4"),
     ("take_flush", (4,), IndexError, "there is no coding group 4"),
     ("blocks", (4,), IndexError, "there is no table 4"),
-    ("published", (4, blocks, record), IndexError, "there is no table 4"),
-    ("published", (0, np.array([180], np.uint32), record), IndexError, "slot 180 of table 0 is out of range"),
-    ("published", (0, blocks, np.ones(19, np.float32)), ValueError, "these records have 20 floats; the array has 19"),
+    ("published", call([1, 0, 0], [0], 20), ValueError, "counts has 3 entries"),
+    ("published", call([1, 0, 0, 0], [180], 20), IndexError, "slot 180 of table 0 is out of range"),
+    ("published", call([1, 0, 0, 0], [0], 19), ValueError, "these rows have 20 floats; the array has 19"),
     ("next_touched", (0, 0, 0, 1), ValueError, "table 0 has no rows in coding group 0"),
     ("next_touched", (1, 0, 0, 1), ValueError, "table 1 has no rows in coding group 0"),
     ("next_touched", (0, 1, 61, 1), IndexError, "block 61 of table 0 is out of range; it has 60"),
@@ -457,10 +460,11 @@ WRONG: list[tuple[str, tuple[Any, ...], type[Exception], str]] = [
     ("parity_apply", (2, *call([1, 0, 0, 0], [0], 16)), ValueError, "these rows have 20 floats; the array has 16"),
     ("parity_apply", (2, *call([2, 0, 0, 0], [0], 20)), ValueError, "counts add up to 2 rows; there are 1 slots"),
     ("parity_apply", (2, *call([1, 0, 0], [0], 20)), ValueError, "counts has 3 entries"),
-    ("parity_read", (1, 0, blocks, record), ValueError, "table 1 has no parities"),
-    ("parity_read", (0, 2, blocks, record), IndexError, "there is no parity 2; table 0 has 2"),
-    ("parity_read", (0, 0, np.array([60], np.uint32), record), IndexError, "block 60 of table 0 is out of range"),
-    ("parity_read", (0, 0, blocks, np.ones(24, np.float32)), ValueError, "these records have 20 floats"),
+    ("parity_read", (0, *call([0, 1, 0, 0], [0], 20)), ValueError, "table 1 has no parities"),
+    ("parity_read", (2, *call([1, 0, 0, 0], [0], 20)), IndexError, "there is no parity 2; table 0 has 2"),
+    ("parity_read", (0, *call([1, 0, 0, 0], [60], 20)), IndexError, "block 60 of table 0 is out of range"),
+    ("parity_read", (0, *call([1, 0, 0, 0], [0], 24)), ValueError, "these records have 20 floats"),
+    ("parity_read", (0, *call([2, 0, 0, 0], [0], 40)), ValueError, "counts add up to 2 rows; there are 1 slots"),
     ("parity_members", (0, -1, 0), IndexError, "there is no parity -1"),
     ("parity_members", (0, 0, 3), IndexError, "there is no member 3; blocks of table 0 have 3"),
     ("parity_touched", (0, 1, 0), ValueError, "server 0 holds no parity of group 1 of server 0"),
@@ -513,7 +517,7 @@ def test_rows_not_recovered_are_refused(method: str) -> None:
     arguments: Any = {
         "read_records": (0, 0, 4, np.ones(80, np.float32)),
         "write_records": (0, 0, 4, np.ones(80, np.float32)),
-        "published": (0, slots, np.ones(40, np.float32)),
+        "published": (counts, slots, np.ones(40, np.float32)),
         "update": (counts, slots, np.ones(32, np.float32), 1),
     }.get(method, (counts, slots, np.ones(32, np.float32)))
     with pytest.raises(ValueError, match=r"slot [13] of table 0 was not recovered yet"):

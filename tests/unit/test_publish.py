@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import arrays, job, server, table
+from helpers import arrays, counts_of, job, server, table
 
 from regrow.core import publish
 from regrow.core.effects import Send
@@ -343,11 +343,12 @@ class Replica:
 
     def parities(self) -> list[bytes]:
         found = []
-        for index, spec in enumerate(self.machine._groups.job.tables):
+        tables = self.machine._groups.job.tables
+        for index, spec in enumerate(tables):
             blocks = np.arange(self.store.blocks(index), dtype=np.uint32)
             for q in range(spec.r):
                 out = np.empty(blocks.size * self.store.record_floats(index), np.float32)
-                self.store.parity_read(index, q, blocks, out)
+                self.store.parity_read(q, counts_of(len(tables), index, blocks.size), blocks, out)
                 found.append(out.tobytes())
                 found += [self.store.parity_members(index, q, j).tobytes() for j in range(spec.k)]
         return found
@@ -586,14 +587,14 @@ def test_a_stream_takes_what_is_staged_along_and_commits_it_elsewhere() -> None:
         for answer in replica[send.target.id].hear(send.message):
             if isinstance(answer, FlushAck):
                 ends += source.publisher.on_ack(send.target.id, answer)
-    (end,) = of_type(ends, StreamEnd)
-    (answer,) = replica[1].hear(end)
+    (answer,) = replica[1].hear(*of_type(ends, StreamEnd))
     source.publisher.on_ack(1, answer)
     assert source.durable == 1
     blocks = np.arange(source.store.blocks(0), dtype=np.uint32)
     expected = np.empty(blocks.size * source.store.record_floats(0), np.float32)
-    source.store.published(0, blocks, expected)  # k = 1, and the first coefficients are 1: the parity is the row
+    counts = counts_of(2, 0, blocks.size)
+    source.store.published(counts, blocks, expected)  # k = 1, first coefficients 1: the parity is the row
     for q, each in enumerate((replica[1], replica[2])):
         out = np.empty_like(expected)
-        each.store.parity_read(0, q, blocks, out)
+        each.store.parity_read(q, counts, blocks, out)
         assert out.tobytes() == expected.tobytes()

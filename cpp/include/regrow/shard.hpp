@@ -103,7 +103,7 @@ class Shard {
   // In no particular order. With `keep` it is only looked at: nothing becomes published.
   Flush take_flush(size_t group, bool keep = false);
   // Published value ^ initial value, whole records.
-  void published(size_t table, std::span<const uint32_t> slots, std::span<float> out) const;
+  void published(std::span<const int32_t> counts, std::span<const uint32_t> slots, std::span<float> out) const;
   // Touched rows of a group from a block on, and the block to go on from: blocks(table) at the end.
   std::pair<std::vector<uint32_t>, uint32_t> next_touched(size_t table, size_t group, int64_t block_first,
                                                           int64_t rows_max) const;
@@ -112,7 +112,8 @@ class Shard {
 
   void parity_apply(int64_t source, std::span<const int32_t> counts, std::span<const uint32_t> slots,
                     std::span<const float> deltas);
-  void parity_read(size_t table, int64_t q, std::span<const uint32_t> blocks, std::span<float> out) const;
+  void parity_read(int64_t q, std::span<const int32_t> counts, std::span<const uint32_t> blocks,
+                   std::span<float> out) const;
   // One bit per block: whether data member `member` of the block, whose parity q is here, was ever touched.
   std::span<const uint64_t> parity_members(size_t table, int64_t q, int64_t member) const;
   std::span<const uint64_t> parity_touched(int64_t source, size_t group, size_t table) const;
@@ -176,6 +177,7 @@ class Shard {
   void check_ranges(std::span<const int32_t> counts, std::span<const uint32_t> slots) const;
   void check_range(size_t table, int64_t first_slot, int64_t count, size_t floats) const;
   void check_present(std::span<const int32_t> counts, std::span<const uint32_t> slots) const;
+  void check_known(std::span<const int32_t> counts, std::span<const uint32_t> slots) const;
   void check_slots(size_t table, std::span<const uint32_t> slots, uint32_t end, const char* name) const;
   template <typename Body>
   void for_runs(std::span<const int32_t> counts, std::span<const uint32_t> slots, Width width,

@@ -21,9 +21,3 @@ def bits_at(words: UInt64Array, blocks: UInt32Array) -> Bools:
     bits: np.ndarray[Any, np.dtype[np.uint64]] = words[blocks >> 6] >> (blocks & 63).astype(np.uint64)
     return (bits & np.uint64(1)).astype(np.bool_)
 
-
-def split_sorted(tables: Any, blocks: Any) -> dict[int, Any]:
-    """Blocks that are sorted by table, taken apart."""
-    starts = np.flatnonzero(np.diff(tables, prepend=-1))
-    parts = np.split(blocks, starts[1:])
-    return dict(zip(tables[starts].tolist(), parts, strict=True))

@@ -12,13 +12,13 @@ background, as fast as its budget allows.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import numpy as np
 
 from regrow import _core
-from regrow.core.bitmaps import Bools, bits, bits_at, split_sorted
+from regrow.core.bitmaps import Bools, bits, bits_at
 from regrow.core.coding import coefficient, inverse
 from regrow.core.effects import Send
 from regrow.core.groups import Groups, by_table
@@ -27,6 +27,7 @@ from regrow.core.messages import (
     Fault,
     Float32Array,
     Flush,
+    Int32Array,
     Restored,
     Snap,
     SnapAsk,
@@ -39,15 +40,16 @@ from regrow.core.publish import Budget
 
 SWEEP_BYTES = 1 << 20  # decoded at a time in the background; too large: whoever faults waits behind it
 SWEEPS_UNDERWAY_MAX = 2
+PLACES_AHEAD = 1 << 16  # looked through at a time for the next rows
 
-_NO_BLOCKS = np.zeros(0, np.uint32)
+Places = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class DecoderStore(Protocol):
     """What a decoder needs of the parities."""
 
     def parity_members(self, table: int, q: int, member: int) -> UInt64Array: ...
-    def parity_read(self, table: int, q: int, blocks: UInt32Array, out: Float32Array) -> None: ...
+    def parity_read(self, q: int, counts: Int32Array, blocks: UInt32Array, out: Float32Array) -> None: ...
     def blocks(self, table: int) -> int: ...
     def record_floats(self, table: int) -> int: ...
 
@@ -73,14 +75,22 @@ class Sweep:
     tables: tuple[int, ...]
     unknown: tuple[int, ...]  # lost data members
     partners: tuple[int, ...]  # other parities whose syndromes are needed
-    # By table and block: touched in a lost member, and not begun. Known when the holders have agreed.
-    todo: dict[int, Bools] | None = None
-    at: int = 0  # in the background: this many tables are done,
-    cursor: int = 0  # and this many blocks of the next
+    # By place: touched in a lost member, and not begun. Known when the holders have agreed.
+    todo: Bools | None = None
+    cursor: int = 0  # in the background: places before it are done
 
     @property
     def key(self) -> tuple[int, int, int]:
         return self.k, self.r, self.q
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Stripes:
+    """Some blocks of several tables. A place is the number of a block, counted through all tables of the job."""
+
+    places: Places  # ascending
+    counts: Int32Array  # by table
+    blocks: UInt32Array
 
 
 @dataclasses.dataclass(slots=True)
@@ -88,13 +98,13 @@ class Batch:
     """Some stripes being decoded together."""
 
     sweep: Sweep
-    blocks: dict[int, UInt32Array]  # by table, ascending in both
+    stripes: Stripes
     parity_without: Float32Array  # the accumulator: answers, and later flushes of those who have answered
     waiting: set[int]  # those who have not answered: members, and k + q for other parities
     syndromes: dict[int, tuple[tuple[int, ...], Float32Array]]
     background: bool
     numbers: tuple[int, ...]  # of the lost members' flushes, when it began
-    changes: list[tuple[int, int, dict[int, Any]]]  # and since: (index of the member, flush, blocks by table)
+    changes: list[tuple[int, int, Places]]  # and since: (index of the member, flush, what it changed)
     asked_by: Identity | None = None  # another holder wants the syndrome
     asked_request: int = 0
 
@@ -114,12 +124,14 @@ class Decoder:
         self._peers: dict[int, Identity] = {}
         self._recovering: frozenset[int] = frozenset()
         self._sweeps: dict[tuple[int, int, int], Sweep] = {}
-        self._sent: dict[tuple[Identity, int, int], Bools] = {}  # by replacement, table and parity: blocks
+        self._sent: dict[tuple[Identity, tuple[int, int, int]], Bools] = {}  # by replacement and shape: places
         self._batches: dict[int, Batch] = {}
         self._request = 0
         self._unacked: dict[tuple[Identity, int], None] = {}  # rows of the background on their way, by target
-        self._faults: list[tuple[tuple[int, int, int], dict[int, Any]]] = []  # of sweeps that cannot begin yet
-        self._floats = [store.record_floats(table) for table in range(len(groups.job.tables))]
+        self._faults: list[tuple[tuple[int, int, int], Places]] = []  # of sweeps that cannot begin yet
+        tables = range(len(groups.job.tables))
+        self._first = np.concatenate([[0], np.cumsum([store.blocks(table) for table in tables])]).astype(np.int64)
+        self._floats = np.array([store.record_floats(table) for table in tables], np.int64)
         self._ks = np.array([table.k for table in groups.job.tables], np.int64)
         self._rs = np.array([table.r for table in groups.job.tables], np.int64)
 
@@ -142,19 +154,21 @@ class Decoder:
                 continue
             if member in batch.waiting:
                 continue
-            changes = by_table((flush.counts, flush.slots, flush.deltas), self._floats)
             if member in sweep.unknown:
-                blocks_changed = {table: part // np.uint32(sweep.k) for table, (part, _) in changes.items()}
-                batch.changes.append((sweep.unknown.index(member), flush.number, blocks_changed))
+                tables = np.repeat(np.arange(flush.counts.size), flush.counts)
+                places = self._first[tables] + flush.slots // self._ks[tables]
+                mine = (self._ks[tables] == sweep.k) & (self._rs[tables] == sweep.r)
+                batch.changes.append((sweep.unknown.index(member), flush.number, places[mine]))
                 continue
             factor = coefficient(sweep.q, member, sweep.r)
-            for table, part in self._parts(batch):
-                if table in changes:
-                    changed, values = changes[table]
-                    blocks = (changed // np.uint32(sweep.k)).astype(np.uint32)
-                    _core.xor_matching(
-                        batch.blocks[table], batch.parity_without[part], self._floats[table], blocks, values, factor
-                    )
+            floats = self._floats.tolist()
+            changes = by_table((flush.counts, flush.slots, flush.deltas), floats)
+            stripes = batch.stripes
+            parts = by_table((stripes.counts, stripes.blocks, batch.parity_without), floats)
+            for table in parts.keys() & changes.keys():
+                (mine_blocks, accumulator), (changed, deltas) = parts[table], changes[table]
+                blocks = (changed // np.uint32(sweep.k)).astype(np.uint32)
+                _core.xor_matching(mine_blocks, accumulator, floats[table], blocks, deltas, factor)
 
     # --- What there is to do ---
 
@@ -193,35 +207,32 @@ class Decoder:
         lost = {self._member_server(sweep, j) for j in range(sweep.k)} & self._recovering
         return lost == {self._member_server(sweep, j) for j in sweep.unknown} and not lost & changed
 
-    def _todo(self, sweep: Sweep) -> dict[int, Bools]:
+    def _todo(self, sweep: Sweep) -> Bools:
         if sweep.todo is None:
-            sweep.todo = {}
-            for table in sweep.tables:
-                todo = np.zeros(self._store.blocks(table), bool)
-                for j in sweep.unknown:
-                    todo |= self._unsent(sweep, table, j)
-                sweep.todo[table] = todo
+            sweep.todo = np.zeros(int(self._first[-1]), bool)
+            for j in sweep.unknown:
+                touched = np.zeros_like(sweep.todo)
+                for table in sweep.tables:
+                    first, end = self._first[table], self._first[table + 1]
+                    touched[first:end] = bits(self._store.parity_members(table, sweep.q, j), int(end - first))
+                sent = self._sent.get((self._peers[self._member_server(sweep, j)], sweep.key))
+                sweep.todo |= touched if sent is None else touched & ~sent
         return sweep.todo
-
-    def _unsent(self, sweep: Sweep, table: int, member: int) -> Bools:
-        touched = bits(self._store.parity_members(table, sweep.q, member), self._store.blocks(table))
-        sent = self._sent.get((self._peers[self._member_server(sweep, member)], table, sweep.q))
-        return touched if sent is None else touched & ~sent
 
     def sweep(self, budget: Budget) -> list[Send]:
         """Decodes the next rows in the background, as far as the budget goes."""
         sends: list[Send] = []
         for sweep in self._sweeps.values():
-            if sweep.at == len(sweep.tables) or not self._agreed(sweep):
+            if sweep.cursor == self._first[-1] or not self._agreed(sweep):
                 continue
             while self._underway() < SWEEPS_UNDERWAY_MAX:
                 if not budget.has_some():
                     return sends
-                blocks, size = self._next_blocks(sweep)
-                if not blocks:
+                places = self._next_places(sweep)
+                if not places.size:
                     break
-                budget.take(size)
-                sends += self._begin(sweep, blocks, background=True)
+                budget.take(self._bytes(places))
+                sends += self._begin(sweep, places, background=True)
         return sends
 
     def _underway(self) -> int:
@@ -231,29 +242,27 @@ class Decoder:
     def on_restored_ack(self, source: Identity, request: int) -> None:
         self._unacked.pop((source, request), None)
 
-    def _next_blocks(self, sweep: Sweep) -> tuple[dict[int, UInt32Array], int]:
-        """The next stripes in order, of several tables where they are small, and their bytes."""
+    def _next_places(self, sweep: Sweep) -> Places:
+        """The next stripes in order, about SWEEP_BYTES of them; none are left when there are none."""
         todo = self._todo(sweep)
-        found: dict[int, UInt32Array] = {}
+        rows_max = max(1, SWEEP_BYTES // (4 * int(self._floats[list(sweep.tables)].min())))
+        found: list[Any] = []
         left = SWEEP_BYTES
-        while sweep.at < len(sweep.tables) and left > 0:
-            table = sweep.tables[sweep.at]
-            rows = max(1, left // (4 * self._floats[table]))
-            window = todo[table][sweep.cursor : sweep.cursor + 64 * rows]
-            blocks = np.flatnonzero(window)[:rows]
-            if blocks.size:
-                found[table] = np.concatenate([found.get(table, _NO_BLOCKS), (blocks + sweep.cursor).astype(np.uint32)])
-                todo[table][found[table]] = False
-                left -= blocks.size * 4 * self._floats[table]
-            sweep.cursor += int(blocks[-1]) + 1 if blocks.size == rows else window.size
-            if sweep.cursor >= todo[table].size:
-                sweep.at, sweep.cursor = sweep.at + 1, 0
-        return found, SWEEP_BYTES - left
+        while sweep.cursor < todo.size and left > 0:
+            ahead = np.flatnonzero(todo[sweep.cursor : sweep.cursor + PLACES_AHEAD])[:rows_max] + sweep.cursor
+            rows = int(np.searchsorted(np.cumsum(4 * self._floats[self._tables(ahead)]), left)) + 1
+            places = ahead[:rows]
+            todo[places] = False
+            found.append(places)
+            left -= self._bytes(places)
+            window_done = places.size == ahead.size < rows_max
+            sweep.cursor = min(sweep.cursor + PLACES_AHEAD, todo.size) if window_done else int(places[-1]) + 1
+        return np.concatenate([np.zeros(0, np.int64), *found])
 
     @property
     def sweeping(self) -> bool:
         """Something is being decoded, or is left to be."""
-        return bool(self._batches) or any(sweep.at < len(sweep.tables) for sweep in self._sweeps.values())
+        return bool(self._batches) or any(sweep.cursor < self._first[-1] for sweep in self._sweeps.values())
 
     # --- What somebody waits for ---
 
@@ -261,26 +270,19 @@ class Decoder:
         """Somebody waits for these rows. What was sent, is under way, or is not lost needs nothing."""
         if source.id not in self._recovering:
             return []
-        wanted: dict[tuple[int, int, int], dict[int, Any]] = {}
         tables = np.repeat(np.arange(fault.counts.size), fault.counts)
-        slots = fault.slots.astype(np.int64)
-        blocks, members = np.divmod(slots, self._ks[tables])
-        for k, r, q in self._shapes():
+        blocks, members = np.divmod(fault.slots.astype(np.int64), self._ks[tables])
+        places = self._first[tables] + blocks
+        sends: list[Send] = []
+        for k, r, q in list(self._sweeps):
             # Of all members, the one that is this source's in stripes with parity q here.
             member = (source.id - self.server + k + q) % self._groups.ring
             mine = (self._ks[tables] == k) & (self._rs[tables] == r) & (members == member)
-            places = np.unique(tables[mine] << 32 | blocks[mine])
-            if places.size:
-                wanted[k, r, q] = split_sorted(places >> 32, places & 0xFFFFFFFF)
-        sends: list[Send] = []
-        for key, blocks_wanted in wanted.items():
-            sends += self._fault(key, blocks_wanted)
+            if mine.any():
+                sends += self._fault((k, r, q), np.unique(places[mine]))
         return sends
 
-    def _shapes(self) -> list[tuple[int, int, int]]:
-        return sorted({(table.k, table.r, q) for table in self._groups.job.tables for q in range(table.r)})
-
-    def _fault(self, key: tuple[int, int, int], wanted: dict[int, Any]) -> list[Send]:
+    def _fault(self, key: tuple[int, int, int], wanted: Places) -> list[Send]:
         sweep = self._sweeps.get(key)
         if sweep is None:
             return []
@@ -288,34 +290,17 @@ class Decoder:
             self._faults.append((key, wanted))
             return []
         todo = self._todo(sweep)
-        blocks = {table: part[todo[table][part]].astype(np.uint32) for table, part in wanted.items()}
-        blocks = {table: part for table, part in blocks.items() if part.size}
-        if not blocks:
+        places = wanted[todo[wanted]]
+        if not places.size:
             return []
+        todo[places] = False
+        self.faults += places.size
+        # In batches of about SWEEP_BYTES: the first rows need not wait for the last.
+        batch_of = np.cumsum(4 * self._floats[self._tables(places)]) // SWEEP_BYTES
         sends: list[Send] = []
-        for piece in self._pieces(blocks):
-            for table, part in piece.items():
-                todo[table][part] = False
-                self.faults += part.size
+        for piece in np.split(places, np.flatnonzero(np.diff(batch_of)) + 1):
             sends += self._begin(sweep, piece, background=False)
         return sends
-
-    def _pieces(self, blocks: dict[int, UInt32Array]) -> Iterator[dict[int, UInt32Array]]:
-        """Cuts stripes into batches of about SWEEP_BYTES: the first rows need not wait for the last."""
-        piece: dict[int, UInt32Array] = {}
-        left = SWEEP_BYTES
-        for table, part in blocks.items():
-            size = 4 * self._floats[table]
-            start = 0
-            while start < part.size:
-                count = max(1, min(part.size - start, left // size))
-                piece[table] = part[start : start + count]
-                start, left = start + count, left - count * size
-                if left < size:
-                    yield piece
-                    piece, left = {}, SWEEP_BYTES
-        if piece:
-            yield piece
 
     def release_faults(self) -> list[Send]:
         """Faults that came before their sweep could begin."""
@@ -330,7 +315,7 @@ class Decoder:
     def _begin(
         self,
         sweep: Sweep,
-        blocks: dict[int, UInt32Array],
+        places: Places,
         *,
         background: bool,
         asked_by: Identity | None = None,
@@ -338,11 +323,11 @@ class Decoder:
     ) -> list[Send]:
         """Asks the living members, and other holders where several members are lost."""
         self._request += 1
-        floats = sum(part.size * self._floats[table] for table, part in blocks.items())
+        stripes = self._stripes(places)
         batch = Batch(
             sweep=sweep,
-            blocks=blocks,
-            parity_without=np.zeros(floats, np.float32),
+            stripes=stripes,
+            parity_without=np.zeros(self._bytes(places) // 4, np.float32),
             waiting=set(),
             syndromes={},
             background=background,
@@ -352,16 +337,15 @@ class Decoder:
             asked_request=asked_request,
         )
         self._batches[self._request] = batch
-        counts, flat = self._flat(blocks)
         sends: list[Send] = []
         for j in range(sweep.k):
             # In the background it pays to look: a member of which no row was ever touched has answered, nothing is in
             # the parity of it. For a few rows of many tables, asking is cheaper than looking.
-            if j in sweep.unknown or (background and not self._any_touched(sweep, j, blocks)):
+            if j in sweep.unknown or (background and not self._touched(sweep, j, stripes).any()):
                 continue
             batch.waiting.add(j)
-            slots = (flat * np.uint32(sweep.k) + np.uint32(j)).astype(np.uint32)
-            ask = SnapAsk(request=self._request, counts=counts, slots=slots)
+            slots = stripes.blocks * np.uint32(sweep.k) + np.uint32(j)
+            ask = SnapAsk(request=self._request, counts=stripes.counts, slots=slots)
             sends.append(Send(target=self._peers[self._member_server(sweep, j)], message=ask))
         lost = [self._peers[self._member_server(sweep, j)].incarnation for j in sweep.unknown]
         for q in sweep.partners:
@@ -372,22 +356,22 @@ class Decoder:
                 q=q,
                 unknown=sweep.unknown,
                 incarnations=tuple(lost),
-                counts=counts,
-                blocks=flat,
+                counts=stripes.counts,
+                blocks=stripes.blocks,
             )
             sends.append(Send(target=self._peers[self._parity_server(sweep, q)], message=syndrome))
         return sends + self._finish(self._request)
 
-    def _flat(self, blocks: dict[int, UInt32Array]) -> tuple[Any, UInt32Array]:
-        counts = np.zeros(len(self._floats), np.int32)
-        for table, part in blocks.items():
-            counts[table] = part.size
-        return counts, np.concatenate(list(blocks.values()))
-
-    def _any_touched(self, sweep: Sweep, member: int, blocks: dict[int, UInt32Array]) -> bool:
-        return any(
-            bits_at(self._store.parity_members(table, sweep.q, member), part).any() for table, part in blocks.items()
-        )
+    def _touched(self, sweep: Sweep, member: int, stripes: Stripes) -> Bools:
+        """Of these stripes, those in which this member was ever touched."""
+        found = np.zeros(stripes.blocks.size, bool)
+        start = 0
+        for table in np.flatnonzero(stripes.counts).tolist():
+            end = start + int(stripes.counts[table])
+            words = self._store.parity_members(table, sweep.q, member)
+            found[start:end] = bits_at(words, stripes.blocks[start:end])
+            start = end
+        return found
 
     def on_snap(self, source: Identity, snap: Snap) -> list[Send]:
         batch = self._batches.get(snap.request)
@@ -422,8 +406,7 @@ class Decoder:
         del self._batches[request]
         sweep = batch.sweep
         own = np.empty_like(batch.parity_without)
-        for table, part in self._parts(batch):
-            self._store.parity_read(table, sweep.q, batch.blocks[table], own[part])
+        self._store.parity_read(sweep.q, batch.stripes.counts, batch.stripes.blocks, own)
         _core.gf_xor(own, batch.parity_without, 1)
         numbers = self._numbers(sweep)
         if batch.asked_by is not None:
@@ -431,7 +414,7 @@ class Decoder:
             return [Send(target=batch.asked_by, message=answer)]
         equations = {sweep.q: own} | {q: values for q, (_, values) in batch.syndromes.items()}
         again = self._changed_between(batch)
-        sends = self._begin(sweep, again, background=batch.background) if again else []
+        sends = self._begin(sweep, again, background=batch.background) if again.size else []
         return sends + self._restore(batch, equations, request, without=again)
 
     def _is_behind(self, batch: Batch) -> bool:
@@ -441,23 +424,15 @@ class Decoder:
             theirs > mine for numbers, _ in batch.syndromes.values() for theirs, mine in zip(numbers, here, strict=True)
         )
 
-    def _changed_between(self, batch: Batch) -> dict[int, UInt32Array]:
+    def _changed_between(self, batch: Batch) -> Places:
         """The stripes whose equations do not fit together, because a lost member that is at work again has changed
         them between a syndrome and now."""
-        changed: dict[int, set[int]] = {}
+        changed = [np.zeros(0, np.int64)]
         for numbers, _ in batch.syndromes.values():
             if any(theirs < begun for theirs, begun in zip(numbers, batch.numbers, strict=True)):
-                return batch.blocks  # what it lacks was not noted here
-            for index, number, blocks in batch.changes:
-                if number > numbers[index]:
-                    for table, part in blocks.items():
-                        changed.setdefault(table, set()).update(part.tolist())
-        found = {
-            table: part[np.isin(part, sorted(changed[table]))]
-            for table, part in batch.blocks.items()
-            if table in changed
-        }
-        return {table: part for table, part in found.items() if part.size}
+                return batch.stripes.places  # what it lacks was not noted here
+            changed += [places for index, number, places in batch.changes if number > numbers[index]]
+        return np.intersect1d(batch.stripes.places, np.concatenate(changed))
 
     def resume(self) -> list[Send]:
         """A flush has arrived: batches that waited for it go on."""
@@ -468,7 +443,7 @@ class Decoder:
         return sends
 
     def _restore(
-        self, batch: Batch, equations: dict[int, Float32Array], request: int, *, without: dict[int, UInt32Array]
+        self, batch: Batch, equations: dict[int, Float32Array], request: int, *, without: Places
     ) -> list[Send]:
         """Solves for the lost members and sends each its rows, but for stripes that must be decoded again."""
         sweep = batch.sweep
@@ -487,49 +462,35 @@ class Decoder:
         return sends
 
     def _send_rows(
-        self, batch: Batch, member: int, relatives: Float32Array, request: int, without: dict[int, UInt32Array]
+        self, batch: Batch, member: int, relatives: Float32Array, request: int, without: Places
     ) -> list[Send]:
-        sweep = batch.sweep
+        sweep, stripes = batch.sweep, batch.stripes
         target = self._peers[self._member_server(sweep, member)]
-        counts = np.zeros(len(self._floats), np.int32)
-        slots: list[Any] = []
-        values: list[Any] = []
-        for table, part in self._parts(batch):
-            blocks = batch.blocks[table]
-            sent = self._sent.get((target, table, sweep.q))
-            if sent is None:
-                sent = self._sent[target, table, sweep.q] = np.zeros(self._store.blocks(table), bool)
-            sent[blocks] = True  # or begun again
-            records = relatives[part]
-            if len(sweep.unknown) > 1:  # a stripe may be decoded for the sake of another member
-                touched = bits_at(self._store.parity_members(table, sweep.q, member), blocks)
-                if table in without:
-                    touched &= ~np.isin(blocks, without[table])
-                records = records.reshape(blocks.size, -1)[touched].reshape(-1)
-                blocks = blocks[touched]
-            counts[table] = blocks.size
-            slots.append(blocks * np.uint32(sweep.k) + np.uint32(member))
-            values.append(records)
-        if not counts.any():
+        sent = self._sent.get((target, sweep.key))
+        if sent is None:
+            sent = self._sent[target, sweep.key] = np.zeros(int(self._first[-1]), bool)
+        sent[stripes.places] = True  # or begun again
+        if len(sweep.unknown) > 1:  # a stripe may be decoded for the sake of another member
+            wanted = self._touched(sweep, member, stripes) & ~np.isin(stripes.places, without)
+            relatives = relatives[np.repeat(wanted, self._floats[self._tables(stripes.places)])]
+            stripes = self._stripes(stripes.places[wanted])
+        if not stripes.places.size:
             return []
-        self.rows_decoded += int(counts.sum())
+        self.rows_decoded += stripes.places.size
         if request:
             self._unacked[target, request] = None
-        restored = Restored(
-            request=request,
-            counts=counts,
-            slots=np.concatenate(slots),
-            relatives=values[0] if len(values) == 1 else np.concatenate(values),
-        )
+        slots = stripes.blocks * np.uint32(sweep.k) + np.uint32(member)
+        restored = Restored(request=request, counts=stripes.counts, slots=slots, relatives=relatives)
         return [Send(target=target, message=restored)]
 
     # --- What is asked of this holder by another ---
 
     def on_syndrome_ask(self, peer: Identity, ask: SyndromeAsk) -> list[Send] | None:
         """What remains of this parity without the living members; None: ask again when more is known here."""
-        blocks = self._asked_blocks(ask)
-        r = self._groups.job.tables[next(iter(blocks))].r
-        sweep = Sweep(k=ask.k, r=r, q=ask.q, tables=tuple(blocks), unknown=ask.unknown, partners=())
+        places = self._asked_places(ask)
+        tables = tuple(np.flatnonzero(ask.counts).tolist())
+        r = self._groups.job.tables[tables[0]].r
+        sweep = Sweep(k=ask.k, r=r, q=ask.q, tables=tables, unknown=ask.unknown, partners=())
         lost = [self._member_server(sweep, j) for j in ask.unknown]
         here = [self._peers[server].incarnation for server in lost]
         if any(mine > theirs for mine, theirs in zip(here, ask.incarnations, strict=True)):
@@ -539,30 +500,26 @@ class Decoder:
             return []  # somebody has recovered meanwhile, and whoever asked will know
         if newer or not self._agreed(sweep):
             return None
-        return self._begin(sweep, blocks, background=False, asked_by=peer, asked_request=ask.request)
+        return self._begin(sweep, places, background=False, asked_by=peer, asked_request=ask.request)
 
-    def _asked_blocks(self, ask: SyndromeAsk) -> dict[int, UInt32Array]:
-        """The blocks asked for, by table; ValueError unless all of it makes sense."""
+    def _asked_places(self, ask: SyndromeAsk) -> Places:
+        """The places asked for; ValueError unless all of it makes sense."""
         tables = self._groups.job.tables
         if ask.counts.size != len(tables) or (ask.counts < 0).any() or int(ask.counts.sum()) != ask.blocks.size:
             raise ValueError(f"counts do not describe {ask.blocks.size} blocks in {len(tables)} tables")
         if len(ask.unknown) != len(ask.incarnations) or not all(0 <= j < ask.k for j in ask.unknown):
             raise ValueError(f"members {ask.unknown} of {ask.k} with {len(ask.incarnations)} incarnations")
-        blocks: dict[int, UInt32Array] = {}
-        start = 0
-        for table, count in enumerate(ask.counts.tolist()):
-            part = ask.blocks[start : start + count]
-            start += count
-            if not count:
-                continue
+        asked = np.flatnonzero(ask.counts).tolist()
+        for table in asked:
             if tables[table].k != ask.k or ask.q >= tables[table].r:
                 raise ValueError(f"table {table} has no stripes of {ask.k} members with a parity {ask.q}")
-            if int(part.max()) >= self._store.blocks(table) or (part[1:] <= part[:-1]).any():
-                raise ValueError("blocks of a syndrome must exist, and ascend")
-            blocks[table] = part
-        if len({tables[table].r for table in blocks}) != 1:
+        if len({tables[table].r for table in asked}) != 1:
             raise ValueError("a syndrome is of tables of one shape")
-        return blocks
+        table_of = np.repeat(np.arange(len(tables)), ask.counts)
+        places = self._first[table_of] + ask.blocks
+        if (places >= self._first[table_of + 1]).any() or (np.diff(places) <= 0).any():
+            raise ValueError("blocks of a syndrome must exist, and ascend")
+        return places
 
     # --- Small things ---
 
@@ -587,10 +544,14 @@ class Decoder:
     def _parity_server(self, sweep: Sweep, q: int) -> int:
         return self._groups.step(self.server, q - sweep.q)
 
-    def _parts(self, batch: Batch) -> Iterator[tuple[int, slice]]:
-        """(table, its part of the batch's values)."""
-        start = 0
-        for table, blocks in batch.blocks.items():
-            stop = start + blocks.size * self._floats[table]
-            yield table, slice(start, stop)
-            start = stop
+    def _tables(self, places: Places) -> Any:
+        """The table of each place."""
+        return np.searchsorted(self._first, places, side="right") - 1
+
+    def _bytes(self, places: Places) -> int:
+        return 4 * int(self._floats[self._tables(places)].sum())
+
+    def _stripes(self, places: Places) -> Stripes:
+        tables = self._tables(places)
+        counts = np.bincount(tables, minlength=self._floats.size).astype(np.int32)
+        return Stripes(places=places, counts=counts, blocks=(places - self._first[tables]).astype(np.uint32))

@@ -48,7 +48,7 @@ class SourceStore(Protocol):
     def pending_rows(self, group: int) -> int: ...
     def pending_bytes(self) -> int: ...
     def take_flush(self, group: int, keep: bool = False) -> Part: ...
-    def published(self, table: int, slots: UInt32Array, out: Float32Array) -> None: ...
+    def published(self, counts: Int32Array, slots: UInt32Array, out: Float32Array) -> None: ...
     def next_touched(self, table: int, group: int, block_first: int, rows_max: int) -> tuple[UInt32Array, int]: ...
     def blocks(self, table: int) -> int: ...
     def record_floats(self, table: int) -> int: ...
@@ -324,15 +324,14 @@ class Publisher:
     def snapshot(self, holder: int, counts: Int32Array, slots: UInt32Array) -> Float32Array:
         """The values of these rows that `holder` has once all that was sent to it has arrived."""
         out = np.empty(int(counts @ np.array(self.floats, np.int64)), np.float32)
-        for table, (part, values) in by_table((counts, slots, out), self.floats).items():
-            self._store.published(table, part, values)
-            self._without_staged(holder, table, part, values)
+        self._store.published(counts, slots, out)
+        if any(group.staged for group in self.groups):
+            for table, (part, values) in by_table((counts, slots, out), self.floats).items():
+                self._without_staged(holder, table, part, values)
         return out
 
     def _without_staged(self, holder: int, table: int, slots: UInt32Array, values: Float32Array) -> None:
         """What was sent but not committed is not in the holder's parity yet (two-phase commit)."""
-        if not any(group.staged for group in self.groups):
-            return
         members = self.geometry.of_member[table]
         for g in np.unique(members[slots % members.size]).tolist():
             group = self.groups[g]
@@ -411,10 +410,10 @@ class Publisher:
             if slots.size == 0:
                 continue
             # What is staged goes along: it will be committed, and its commit does not reach this holder.
-            relatives = np.empty(slots.size * floats, np.float32)
-            self._store.published(table, slots, relatives)
             counts = np.zeros(tables, np.int32)
             counts[table] = slots.size
+            relatives = np.empty(slots.size * floats, np.float32)
+            self._store.published(counts, slots, relatives)
             stream.underway += 1
             budget.take(relatives.nbytes)
             message = Stream(group=g, counts=counts, slots=slots, deltas=relatives)

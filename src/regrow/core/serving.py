@@ -399,7 +399,9 @@ class Serving:
         for index in range(r):
             mine = np.flatnonzero(q == index)
             part = np.empty(mine.size * by_slot.shape[1], np.float32)
-            self.store.parity_read(dump.table, index, blocks[mine].astype(np.uint32), part)
+            counts = np.zeros(self._dims.size, np.int32)
+            counts[dump.table] = mine.size
+            self.store.parity_read(index, counts, blocks[mine].astype(np.uint32), part)
             by_slot[mine] = part.reshape(mine.size, -1)
 
     def _on_load(self, source: Identity, load: Load) -> list[Effect]:

@@ -89,7 +89,9 @@ def touched(server: Any, table: int, q: int, member: int) -> Any:
 def parity(server: Any, table: int, q: int, count: int) -> Any:
     """All parities q of a table at this server, as bytes by block."""
     out = np.empty(count * server.store.record_floats(table), np.float32)
-    server.store.parity_read(table, q, np.arange(count, dtype=np.uint32), out)
+    counts = np.zeros(len(server.view.job.tables), np.int32)
+    counts[table] = count
+    server.store.parity_read(q, counts, np.arange(count, dtype=np.uint32), out)
     return out.view(np.uint8).reshape(count, -1)
 
 
