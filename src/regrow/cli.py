@@ -175,7 +175,7 @@ KNOBS: dict[str, tuple[Knob, ...]] = {
         Knob(
             name="sweep_bytes_per_s",
             type=Bytes(),
-            default="16 MiB; 0: no limit",
+            default="8 MiB, or more to be done in 10 minutes; 0: no limit",
             help="For bringing lost rows back, all servers together. Less disturbs training less, and takes longer.",
         ),
     ),

@@ -35,7 +35,6 @@ from regrow.protection import (
     MIB,
     R_DEFAULT,
     SERVERS_MAX,
-    SWEEP_BYTES_PER_S_DEFAULT,
     ErasureCode,
     Fault,
     check_choice,
@@ -184,7 +183,8 @@ class TrainConfig:
     commit: str = "exactly-once"
     # Bytes of rows per second that come back to a lost server though nobody has asked for them, from all others
     # together. Too small: a second failure may come first. Too large: training slows down meanwhile. 0: no limit.
-    sweep_bytes_per_s: int = SWEEP_BYTES_PER_S_DEFAULT
+    # None: 8 MiB, or what brings a server back within ten minutes.
+    sweep_bytes_per_s: int | None = None
 
     # -- what goes wrong on purpose ----------------------------------------------------------------------
 

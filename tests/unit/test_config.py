@@ -186,7 +186,7 @@ def test_defaults_are_filled_in() -> None:
 def test_no_field_is_left_open() -> None:
     """What is None afterwards means something: no limit, or the other one of steps and epochs."""
     none = {name for name, value in TrainConfig().to_dict().items() if value is None}
-    assert none == {"rows_max", "train_rows", "test_rows", "epochs", "out", "mtbf"}
+    assert none == {"rows_max", "train_rows", "test_rows", "epochs", "out", "mtbf", "sweep_bytes_per_s"}
 
 
 def test_protection() -> None:

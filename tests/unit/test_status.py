@@ -213,6 +213,8 @@ def test_a_step_from_rows_pulled_ahead_is_no_resumption() -> None:
     run.receive("worker", 0, progress(104, 10400), 21.5)
     (failure,) = run.failures.all
     assert (failure.since(failure.resumed_at), round(failure.stall_seconds, 3)) == (1.4, 0.8)
+    run.receive("worker", 0, progress(105, 10500), 24.0)  # slow for some other reason: it was at work before
+    assert (failure.since(failure.resumed_at), round(failure.stall_seconds, 3)) == (1.4, 2.5)
 
 
 def test_successor_that_dies_too() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 BEFORE_SECONDS = 5.0  # throughput before a failure: shorter is noise, longer reaches back to the last one
 DURING_SECONDS_MIN = 1.0  # a recovery shorter than this is too short to measure a throughput in
+RESUME_SECONDS = 1.0  # a worker that has pulled ahead misses the dead a little later, not after so long
 SILENCE_SECONDS = 0.25  # a worker that says nothing for longer stands still; well above the time between reports
 RATE_SECONDS_MIN = 0.25  # a shorter span says nothing about speed
 HISTORY_SECONDS = 0.02  # reports closer than this are one
@@ -180,7 +181,8 @@ class Failures:
             if silent_since is None or silent_since > over_at or (own and failure.id != worker):
                 continue
             silence = now - max(silent_since, failure.at)
-            if failure.resumed_at is not None and silence > max(failure.stall_seconds, SILENCE_SECONDS):
+            in_time = failure.replaced_at is not None and silent_since < failure.replaced_at + RESUME_SECONDS
+            if failure.resumed_at is not None and in_time and silence > max(failure.stall_seconds, SILENCE_SECONDS):
                 # That step was made from rows pulled ahead; only then it missed the dead.
                 failure.resumed_at = now
             failure.stall_seconds = max(failure.stall_seconds, silence)

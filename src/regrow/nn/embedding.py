@@ -144,14 +144,15 @@ class EmbeddingCollection(nn.Module):
         code = protection or getattr(cluster, "protection", None)
         if code is not None:
             code.check(servers=cluster.server_count, mode=mode)
+        coded = tuple(protect(_table_spec(config, optimizer), code) for config in self._configs)
         self.job = JobSpec(
-            tables=tuple(protect(_table_spec(config, optimizer), code) for config in self._configs),
+            tables=coded,
             servers=cluster.server_count,
             workers=workers,
             mode=mode,
             seed=seed,
             groups=group_count(code),
-            flush=flush_spec(code),
+            flush=flush_spec(code, coded, servers=cluster.server_count),
         )
         if reason := self.job.invalid_reason():
             raise ValueError(reason)

@@ -75,14 +75,15 @@ def dlrm_job(config: TrainConfig, rows: list[int], dim: int, dense: TableSpec) -
         )
         for index, count in enumerate(rows)
     ]
+    coded = (*(protect(table, code) for table in tables), protect(dense, code, k=1))
     return JobSpec(
-        tables=(*(protect(table, code) for table in tables), protect(dense, code, k=1)),
+        tables=coded,
         servers=config.servers,
         workers=config.workers,
         mode=config.mode,  # type: ignore[arg-type]
         seed=config.seed,
         groups=group_count(code),
-        flush=flush_spec(code),
+        flush=flush_spec(code, coded, servers=config.servers),
     )
 
 
