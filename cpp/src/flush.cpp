@@ -103,7 +103,7 @@ void Shard::published(std::span<const int32_t> counts, std::span<const uint32_t>
         const uint32_t later = run.slots[i + rows_ahead];
         const auto* bytes = reinterpret_cast<const char*>(table.records.base + later * stride);
         for (size_t at = 0; at < stride * sizeof(float); at += line_bytes) __builtin_prefetch(bytes + at);
-        __builtin_prefetch(table.records.touched + later / 64);
+        __builtin_prefetch(table.records.changed + later / 64);
       }
       const uint32_t slot = run.slots[i];
       const float* record = table.records.base + slot * stride;
@@ -144,7 +144,7 @@ std::pair<std::vector<uint32_t>, uint32_t> Shard::next_touched(size_t table, siz
   uint64_t block = static_cast<uint64_t>(block_first);
   while (block < found.blocks && result.first.size() < static_cast<size_t>(rows_max)) {
     const uint64_t slot = block * k + member;
-    const uint64_t rest = __atomic_load_n(found.records.touched + slot / 64, __ATOMIC_RELAXED) >> (slot % 64);
+    const uint64_t rest = found.touched_word(slot / 64) >> (slot % 64);
     if (!rest) {  // on to the first block of the next word
       const uint64_t word_end = (slot / 64 + 1) * 64;
       block = (word_end - member + k - 1) / k;

@@ -243,10 +243,10 @@ REGROW_INLINE void update_row(float* record, const float* __restrict grad, size_
   }
 }
 
-// Threads may share a word of the bitmap. Most rows were touched before: looking first spares the atomic
+// Threads may share a word of the bitmap. Most rows were changed before: looking first spares the atomic
 // write.
-REGROW_INLINE void touch(uint64_t* touched, uint32_t slot) {
-  uint64_t* word = touched + slot / 64;
+REGROW_INLINE void mark(uint64_t* changed, uint32_t slot) {
+  uint64_t* word = changed + slot / 64;
   const uint64_t bit = uint64_t{1} << (slot % 64);
   if (!(__atomic_load_n(word, __ATOMIC_RELAXED) & bit)) __atomic_fetch_or(word, bit, __ATOMIC_RELAXED);
 }
@@ -264,7 +264,7 @@ void update_dim(const Records& records, const uint32_t* slots, size_t count, con
   float* decayed = decays ? static_cast<float*>(__builtin_alloca(dim * sizeof(float))) : nullptr;
   const auto prefetch = [&](uint32_t slot) __attribute__((always_inline)) {
     prefetch_write(records.base + slot * stride, stride);
-    REGROW_PREFETCH_WRITE(records.touched + slot / 64);
+    REGROW_PREFETCH_WRITE(records.changed + slot / 64);
   };
   for (size_t i = 0; i < count && i < ahead; ++i) prefetch(slots[i]);
   for (size_t i = 0; i < count; ++i) {
@@ -276,7 +276,7 @@ void update_dim(const Records& records, const uint32_t* slots, size_t count, con
       grad = decayed;
     }
     update_row<Rule, Dim>(record, grad, dim, n);
-    touch(records.touched, slots[i]);
+    mark(records.changed, slots[i]);
   }
 }
 

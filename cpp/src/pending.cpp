@@ -27,10 +27,22 @@ void prefetch(const float* record, size_t stride) {
 }  // namespace
 
 PendingRows::PendingRows(const Records& records, uint32_t k, uint32_t blocks, uint64_t* bits)
-    : records_(records), per_k_(k), bits_(bits), lists_(std::make_unique<List[]>(k)) {
-  const size_t record_bytes = records.stride * sizeof(float);
+    : records_(records), per_k_(k), list_count_(k), bits_(bits), lists_(std::make_unique<List[]>(k)) {
+  set_chunk_rows(blocks);
+}
+
+PendingRows::PendingRows(const Records& records, Ranges ranges, uint64_t* bits)
+    : records_(records), per_k_(1), by_range_(true), bits_(bits) {
+  while ((ranges.slots - 1) >> range_shift_ >= ranges_max) ++range_shift_;
+  list_count_ = ((ranges.slots - 1) >> range_shift_) + 1;
+  lists_ = std::make_unique<List[]>(list_count_);
+  set_chunk_rows(uint32_t{1} << range_shift_);
+}
+
+void PendingRows::set_chunk_rows(uint32_t rows_per_list) {
+  const size_t record_bytes = records_.stride * sizeof(float);
   const size_t rows_target = std::bit_floor(std::max<size_t>(1, chunk_bytes_target / record_bytes));
-  const size_t rows = std::min(rows_target, std::bit_ceil(size_t{blocks}));  // small tables have short lists
+  const size_t rows = std::min(rows_target, std::bit_ceil(size_t{rows_per_list}));  // small tables have short lists
   chunk_shift_ = std::countr_zero(rows);
   chunk_mask_ = rows - 1;
   chunk_records_bytes_ = rows * record_bytes;
@@ -38,17 +50,16 @@ PendingRows::PendingRows(const Records& records, uint32_t k, uint32_t blocks, ui
 }
 
 PendingRows::~PendingRows() {
-  for (uint32_t member = 0; member < per_k_.divisor(); ++member)
+  for (uint32_t member = 0; member < list_count_; ++member)
     for (std::byte* chunk : lists_[member].chunks) FreeChunk()(chunk);
 }
 
 void PendingRows::reserve(size_t rows) {
-  const uint32_t k = per_k_.divisor();
   // Rows may fall to the members in any way: each list may begin one chunk that it does not fill.
-  const size_t spare_due = (rows >> chunk_shift_) + k;
+  const size_t spare_due = (rows >> chunk_shift_) + list_count_;
   while (spare_.size() < spare_due)
     spare_.emplace_back(static_cast<std::byte*>(::operator new(chunk_bytes_, std::align_val_t{line_bytes})));
-  for (uint32_t member = 0; member < k; ++member) {
+  for (uint32_t member = 0; member < list_count_; ++member) {
     List& list = lists_[member];
     const size_t chunks_due = ((list.size.load(std::memory_order_relaxed) + rows) >> chunk_shift_) + 1;
     if (list.chunks.size() < chunks_due) list.chunks.resize(chunks_due, nullptr);
@@ -88,13 +99,12 @@ void PendingRows::save_piece(const uint32_t* slots, size_t count) {
     fresh[found++] = slots[i];
   }
   if (!found) return;
-  const uint32_t k = per_k_.divisor();
-  std::fill_n(rows_at, k, 0);
+  std::fill_n(rows_at, list_count_, 0);
   for (size_t i = 0; i < found; ++i) {
-    members[i] = fresh[i] - per_k_.quotient(fresh[i]) * k;
+    members[i] = list_of(fresh[i]);
     ++rows_at[members[i]];
   }
-  for (uint32_t member = 0; member < k; ++member)
+  for (uint32_t member = 0; member < list_count_; ++member)
     if (rows_at[member]) rows_at[member] = append(lists_[member], rows_at[member]);
   const size_t stride = records_.stride;
   for (size_t i = 0; i < found && i < rows_ahead; ++i) prefetch(records_.base + fresh[i] * stride, stride);
@@ -140,6 +150,14 @@ void PendingRows::take(uint32_t member, uint32_t* slots, float* deltas, bool kee
   if (spare_.size() > spare_max) spare_.resize(spare_max);
 }
 
+void PendingRows::clear(uint32_t member) {
+  List& list = lists_[member];
+  for (std::byte*& chunk : list.chunks) FreeChunk()(std::exchange(chunk, nullptr));
+  list.size.store(0, std::memory_order_relaxed);
+  list.places = {};
+  list.indexed = 0;
+}
+
 size_t PendingRows::place_of(const List& list, uint32_t slot) const {
   const size_t mask = list.places.size() - 1;
   size_t place = (slot * 0x9e3779b97f4a7c15u >> 32) & mask;
@@ -160,7 +178,7 @@ void PendingRows::index(uint32_t member) {
 }
 
 const float* PendingRows::saved(uint32_t slot) const {
-  const List& list = lists_[slot - per_k_.quotient(slot) * per_k_.divisor()];
+  const List& list = lists_[list_of(slot)];
   return record_at(list, list.places[place_of(list, slot)] - 1);
 }
 

@@ -37,15 +37,16 @@ void Shard::know_touched(size_t group, size_t table, std::span<const uint64_t> w
   for (uint32_t block = 0; block < found.blocks; ++block) {
     const uint32_t slot = block * found.k() + member;
     if (!recovery.absent(slot)) continue;
-    const bool was_blank = bit_at(recovery.known, slot) && !bit_at(found.records.touched, slot);
+    const bool was_blank = bit_at(recovery.known, slot) && !found.touched(slot);
     const bool is_blank = !bit_at(words.data(), block);
     recovery.blank += is_blank - was_blank;
     recovery.missing -= is_blank - was_blank;
-    recovery.known[slot / 64] |= uint64_t{1} << (slot % 64);
-    if (is_blank)
-      found.records.touched[slot / 64] &= ~(uint64_t{1} << (slot % 64));
-    else
-      found.records.touched[slot / 64] |= uint64_t{1} << (slot % 64);
+    const uint64_t bit = uint64_t{1} << (slot % 64);
+    recovery.known[slot / 64] |= bit;
+    // To tenants it has not changed before it is there.
+    uint64_t* touched = found.tracking ? found.tracking->settled.data() : found.records.changed;
+    found.records.changed[slot / 64] &= ~bit;
+    touched[slot / 64] = is_blank ? touched[slot / 64] & ~bit : touched[slot / 64] | bit;
   }
   recovery.fill_next = 0;
 }
@@ -89,6 +90,7 @@ size_t Shard::put(std::span<const int32_t> counts, std::span<const uint32_t> slo
       if (!bit_at(table.recovery->known, slot) || !table.touched(slot)) continue;
       if (bit_at(table.recovery->present, slot) || set_bit(table.recovery->present, slot)) continue;
       write_relative(table, slot, relatives.data() + run.float_begin + i * stride, table.records.base + slot * stride);
+      set_bit(table.records.changed, slot);  // it was absent, so it is in no capture
       ++written;
     }
     rows[static_cast<size_t>(&table - tables_.data())].fetch_add(written, std::memory_order_relaxed);
@@ -115,7 +117,7 @@ size_t Shard::fill(int64_t rows_max) {
     const size_t before = blank.slots.size();
     uint64_t slot = recovery.fill_next;
     while (slot < table.slots && blank.slots.size() < limit) {
-      const uint64_t word = recovery.known[slot / 64] & ~table.records.touched[slot / 64] &
+      const uint64_t word = recovery.known[slot / 64] & ~table.touched_word(slot / 64) &
                             ~recovery.present[slot / 64] & ~uint64_t{0} << (slot % 64);
       if (word) {
         slot = slot / 64 * 64 + static_cast<uint64_t>(std::countr_zero(word));

@@ -117,11 +117,13 @@ size_t Shard::add_table(const TableSettings& settings) {
               .records = {},
               .parity = {},
               .pending = {},
-              .recovery = {}};
+              .recovery = {},
+              .tracking = {},
+              .aside = {}};
   table.records.base = reinterpret_cast<float*>(table.arena.data());
   table.records.stride = stride;
   table.records.dim = static_cast<size_t>(settings.dim);
-  table.records.touched = reinterpret_cast<uint64_t*>(table.arena.data() + records_bytes(slots, stride));
+  table.records.changed = reinterpret_cast<uint64_t*>(table.arena.data() + records_bytes(slots, stride));
   if (settings.r > 0 && !settings_.coding.empty()) protect(table);
   if (settings_.recovering) {
     Arena bits(2 * bit_bytes(slots));
@@ -130,6 +132,7 @@ size_t Shard::add_table(const TableSettings& settings) {
   } else {
     fill_initial(table);
   }
+  if (tenants_) track(table, tenants_);
   tables_.push_back(std::move(table));
   return tables_.size() - 1;
 }
@@ -191,8 +194,10 @@ const Shard::Table& Shard::at(size_t table) const {
 
 size_t Shard::memory_bytes() const {
   size_t bytes = 0;
-  for (const Table& table : tables_)
+  for (const Table& table : tables_) {
     bytes += table.arena.bytes() + (table.recovery ? table.recovery->arena.bytes() : 0);
+    if (table.tracking) bytes += (4 + tenants_) * table.words() * sizeof(uint64_t);
+  }
   return bytes + redundancy_bytes();
 }
 
@@ -278,11 +283,14 @@ void Shard::update(std::span<const int32_t> counts, std::span<const uint32_t> sl
       throw std::invalid_argument("step must be at least 1, not " + text(step));
     numbers.push_back(numbers_at(table.settings.numbers, step));
   }
-  for (size_t t = 0; t < counts.size(); ++t)
+  for (size_t t = 0; t < counts.size(); ++t) {
     if (tables_[t].pending && counts[t]) tables_[t].pending->reserve(static_cast<size_t>(counts[t]));
+    if (tables_[t].aside && counts[t]) tables_[t].aside->reserve(static_cast<size_t>(counts[t]));
+  }
   const Kernels& kernel = kernels();
   for_runs(counts, slots, Width::weights, [&](const Run& run) {
     if (run.table.pending) run.table.pending->save(run.slots, run.count);
+    if (run.table.aside) run.table.aside->save(run.slots, run.count);
     const auto rule = static_cast<size_t>(run.table.settings.optimizer);
     const auto table = static_cast<size_t>(&run.table - tables_.data());
     kernel.update[rule](run.table.records, run.slots, run.count, grads.data() + run.float_begin,
@@ -301,12 +309,10 @@ void Shard::assign_untouched(std::span<const int32_t> counts, std::span<const ui
     PendingRows* pending = tables_[t].pending.get();
     if (pending) pending->reserve(static_cast<size_t>(counts[t]));
     for (int32_t i = 0; i < counts[t]; ++i, ++slot, source += records.dim) {
-      uint64_t& word = records.touched[*slot / 64];
-      const uint64_t bit = uint64_t{1} << (*slot % 64);
-      if (word & bit) continue;
+      if (tables_[t].touched(*slot)) continue;  // so it is in no capture, and nothing is kept aside
       if (pending) pending->save(slot, 1);
       std::memcpy(records.base + *slot * records.stride, source, records.dim * sizeof(float));
-      word |= bit;
+      records.changed[*slot / 64] |= uint64_t{1} << (*slot % 64);
     }
   }
 }
@@ -343,11 +349,14 @@ void Shard::read_records(size_t table, int64_t first_slot, int64_t count, std::s
 void Shard::write_records(size_t table, int64_t first_slot, int64_t count, std::span<const float> source) {
   check_range(table, first_slot, count, source.size());
   const Records& records = tables_[table].records;
-  if (PendingRows* pending = tables_[table].pending.get()) {
+  PendingRows* const savers[] = {tables_[table].pending.get(), tables_[table].aside.get()};
+  if (savers[0] || savers[1]) {
     std::vector<uint32_t> slots(static_cast<size_t>(count));
     std::iota(slots.begin(), slots.end(), static_cast<uint32_t>(first_slot));
-    pending->reserve(slots.size());
-    pending->save(slots.data(), slots.size());
+    for (PendingRows* saver : savers)
+      if (saver) saver->reserve(slots.size());
+    for (PendingRows* saver : savers)
+      if (saver) saver->save(slots.data(), slots.size());
   }
   float* target = records.base + static_cast<size_t>(first_slot) * records.stride;
   ThreadPool::shared().parallel_for(
@@ -358,12 +367,34 @@ void Shard::write_records(size_t table, int64_t first_slot, int64_t count, std::
       });
   // What was loaded is not an initial value any more.
   for (int64_t slot = first_slot; slot < first_slot + count; ++slot)
-    records.touched[slot / 64] |= uint64_t{1} << (slot % 64);
+    records.changed[slot / 64] |= uint64_t{1} << (slot % 64);
 }
 
-std::span<const uint64_t> Shard::touched(size_t table) const {
+void Shard::write_rows(std::span<const int32_t> counts, std::span<const uint32_t> slots,
+                       std::span<const float> source) {
+  check_call(counts, slots, source.size(), Width::record);
+  if (recovering_) check_present(counts, slots);
+  for (size_t t = 0; t < counts.size(); ++t)
+    for (PendingRows* saver : {tables_[t].pending.get(), tables_[t].aside.get()})
+      if (saver && counts[t]) saver->reserve(static_cast<size_t>(counts[t]));
+  for_runs(counts, slots, Width::record, [&](const Run& run) {
+    for (PendingRows* saver : {run.table.pending.get(), run.table.aside.get()})
+      if (saver) saver->save(run.slots, run.count);
+    const Records& records = run.table.records;
+    for (size_t i = 0; i < run.count; ++i) {
+      const uint32_t slot = run.slots[i];
+      std::memcpy(records.base + slot * records.stride, source.data() + run.float_begin + i * records.stride,
+                  records.stride * sizeof(float));
+      __atomic_fetch_or(records.changed + slot / 64, uint64_t{1} << (slot % 64), __ATOMIC_RELAXED);
+    }
+  });
+}
+
+std::vector<uint64_t> Shard::touched(size_t table) const {
   const Table& found = at(table);
-  return {found.records.touched, bit_words(found.slots)};
+  std::vector<uint64_t> words(found.words());
+  for (size_t word = 0; word < words.size(); ++word) words[word] = found.touched_word(word);
+  return words;
 }
 
 }  // namespace regrow

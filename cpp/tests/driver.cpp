@@ -252,6 +252,60 @@ std::string parity_digest(size_t dim) {
   return digest;
 }
 
+// Two tenants; rows change, are flushed and are taken while a capture is under way.
+std::string capture_digest(size_t dim) {
+  Trio trio(dim);
+  Shard& shard = trio.source;
+  std::string digest;
+  int64_t step = 0;
+  const auto update = [&] {
+    std::vector<int32_t> counts;
+    std::vector<uint32_t> all;
+    for (size_t t = 0; t < shard.table_count(); ++t) {
+      const std::vector<uint32_t> slots = random_slots(shard, t, shard.slots(t) / 2 + 1);
+      counts.push_back(static_cast<int32_t>(slots.size()));
+      all.insert(all.end(), slots.begin(), slots.end());
+    }
+    Exact<float> grads = random_floats(all.size() * dim);
+    shard.update(counts, all, grads.span(), ++step);
+  };
+  update();
+  for (size_t tenant = 0; tenant < 2; ++tenant) CHECK(shard.add_tenant() == tenant);
+  for (const size_t tenant : {0, 1, 0}) {
+    update();
+    std::vector<Exact<float>> before;
+    for (size_t t = 0; t < shard.table_count(); ++t) {
+      before.emplace_back(shard.slots(t) * shard.record_floats(t));
+      shard.read_records(t, 0, shard.slots(t), before.back().span());
+    }
+    const size_t dirty = shard.dirty_rows(tenant);
+    shard.begin_capture(tenant, false);
+    CHECK(shard.capture_left() == dirty && shard.dirty_rows(tenant) == 0);
+    CHECK(throws<std::invalid_argument>([&] { shard.begin_capture(tenant, true); }));
+    size_t taken = 0;
+    for (int64_t bytes_max = 1;; bytes_max = bytes_max * 7 + 100) {
+      const CapturedRows rows = shard.capture_next(bytes_max, bytes_max % 3 == 0);
+      if (!rows.slots.size()) break;
+      const float* record = rows.records.data();
+      const uint32_t* slot = rows.slots.data();
+      for (size_t t = 0; t < rows.counts.size(); ++t) {
+        const size_t floats = shard.record_floats(t);
+        for (int32_t i = 0; i < rows.counts[t]; ++i, record += floats, ++slot)
+          CHECK(std::equal(record, record + floats, before[t].data.get() + *slot * floats));
+      }
+      taken += rows.slots.size();
+      digest += std::to_string(taken) + " ";
+      update();
+      shard.take_flush(taken % 3);
+    }
+    CHECK(taken == dirty && shard.capture_side_bytes() == 0);
+    shard.end_capture(tenant == 0);
+    digest += std::to_string(shard.dirty_rows(0)) + " " + std::to_string(shard.dirty_rows(1)) + " ";
+  }
+  CHECK(throws<std::invalid_argument>([&] { shard.end_capture(true); }));
+  return digest;
+}
+
 std::string gf_digest() {
   std::string digest;
   for (const size_t floats : {0, 1, 3, 4, 7, 8, 12, 20, 33}) {
@@ -397,6 +451,7 @@ std::string all_digests() {
   std::string digest;
   for (const size_t dim : {1, 7, 8, 16, 33, 64, 128}) digest += shard_digest(dim);
   for (const size_t dim : {1, 16, 33}) digest += parity_digest(dim);
+  for (const size_t dim : {1, 16}) digest += capture_digest(dim);
   for (const bool bags : {false, true})
     for (const int64_t servers : {1, 3, 7})
       for (const int64_t batch : {0, 1, 200}) digest += router_digest(bags, servers, batch);

@@ -3,7 +3,7 @@
 Arrays are anything that offers DLPack or the buffer protocol (NumPy, torch on the CPU), C-contiguous and of
 exactly the dtype named here: nothing is converted or copied. A wrong dtype, shape or value raises ValueError,
 an id, slot or table that does not exist IndexError, both before anything has been changed. Every function has
-a slow twin in `regrow.core.twins`.
+a slow twin in `regrow.core.twins`; that of captures is in tests/unit/test_capture.py.
 """
 
 from collections.abc import Sequence
@@ -123,8 +123,48 @@ class Shard:
     def write_records(self, table: int, first_slot: int, count: int, src: _F32) -> None:
         """Overwrites whole records, and marks them touched."""
 
+    def write_rows(self, counts: _I32, slots: _U32, records: _F32) -> None:
+        """Replaces whole records, each slot at most once."""
+
     def touched(self, table: int) -> npt.NDArray[np.uint64]:
         """A copy of the bitmap: bit s % 64 of word s // 64 is set once slot s was touched."""
+
+    def add_tenant(self) -> int:
+        """Keeps track of changed rows for one more who captures them; every touched row is dirty to a new one.
+
+        At most 4; ValueError beyond. This and the next six methods count as changing rows: one thread calls them
+        and update.
+        """
+
+    def dirty_rows(self, tenant: int) -> int:
+        """Rows that changed since the tenant's last capture. Looks at every word of the bitmaps."""
+
+    def begin_capture(self, tenant: int, full: bool) -> None:
+        """Captures the tenant's dirty rows, or all touched ones if `full`, as they are now; they are then clean to it.
+
+        ValueError while another capture is under way or rows are missing.
+        """
+
+    def capture_next(
+        self, bytes_max: int, aside_first: bool = False
+    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint32], npt.NDArray[np.float32]]:
+        """(counts, slots, records) of captured rows not taken yet, as they were at begin_capture.
+
+        Records of at most `bytes_max` bytes, but at least one row; no rows once all were taken. By table and slot,
+        and so from call to call; with `aside_first` only within the call: rows that are kept aside go first.
+        """
+
+    def capture_left(self) -> int:
+        """Captured rows that were not taken yet; 0 without a capture."""
+
+    def capture_side_bytes(self) -> int:
+        """Bytes of the records kept aside, because they changed before they were taken.
+
+        They are given back when all that are aside in the same sixteenth (or so) of the table were taken.
+        """
+
+    def end_capture(self, durable: bool) -> None:
+        """Not durable: what was captured is dirty again. Durable: ValueError unless every row was taken."""
 
     def blocks(self, table: int) -> int:
         """Blocks of k slots; slot b * k + j is member j of block b."""

@@ -22,7 +22,7 @@ struct Records {
   float* base;
   size_t stride;
   size_t dim;
-  uint64_t* touched;  // one bit per slot
+  uint64_t* changed;  // one bit per slot, set by every change; see Shard::Table::touched
 };
 
 // A lookup in a plan: where its row starts in the rows of the batch (in floats), and whether it is the first

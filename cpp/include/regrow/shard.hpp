@@ -9,6 +9,7 @@
 // A value is published when parities stand for it: the record as it was at the last flush of its group.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -64,6 +65,16 @@ struct Flush {
   Buffer<float> deltas;  // whole records: published value ^ present value
 };
 
+// Checkpoints to different places, each with its own idea of which rows are new to it. Too small: a caller is refused;
+// too large: only the time a settle() takes, which visits the bits of each.
+inline constexpr size_t tenants_max = 4;
+
+struct CapturedRows {
+  std::vector<int32_t> counts;
+  Buffer<uint32_t> slots;
+  Buffer<float> records;
+};
+
 // What one table takes on one server, in bytes, parities included; the same on every server.
 size_t shard_bytes(int64_t rows, int64_t dim, int64_t k, int64_t r, int64_t groups, int64_t servers,
                    Optimizer optimizer);
@@ -94,7 +105,9 @@ class Shard {
 
   void read_records(size_t table, int64_t first_slot, int64_t count, std::span<float> out) const;
   void write_records(size_t table, int64_t first_slot, int64_t count, std::span<const float> source);
-  std::span<const uint64_t> touched(size_t table) const;
+  // Whole records, each slot at most once.
+  void write_rows(std::span<const int32_t> counts, std::span<const uint32_t> slots, std::span<const float> source);
+  std::vector<uint64_t> touched(size_t table) const;
 
   // ---- as the source of rows that others hold parities of (src/flush.cpp)
 
@@ -117,6 +130,22 @@ class Shard {
   // One bit per block: whether data member `member` of the block, whose parity q is here, was ever touched.
   std::span<const uint64_t> parity_members(size_t table, int64_t q, int64_t member) const;
   std::span<const uint64_t> parity_touched(int64_t source, size_t group, size_t table) const;
+
+  // ---- as the source of checkpoints (src/capture.cpp). All of these are calls that change rows: the caller keeps
+  // them apart from update and its like, and from each other.
+
+  // From now on it is known which rows changed since the tenant's last capture; all touched rows are dirty to it.
+  size_t add_tenant();
+  size_t dirty_rows(size_t tenant) const;
+  // At one instant: the tenant's dirty rows (all touched ones if `full`) are captured and no longer dirty to it.
+  void begin_capture(size_t tenant, bool full);
+  // Captured rows not taken yet, as they were at begin_capture: records of up to bytes_max bytes, at least one row,
+  // none at the end. By table and slot; with `aside_first`, those that are kept aside come in an earlier call.
+  CapturedRows capture_next(int64_t bytes_max, bool aside_first = false);
+  size_t capture_left() const;
+  size_t capture_side_bytes() const;  // of records kept aside, because they changed before they were taken
+  // Not durable: what was captured is dirty again. Durable: only when all rows were taken.
+  void end_capture(bool durable);
 
   // ---- as the replacement of a server that died (src/recovery.cpp)
 
@@ -145,6 +174,20 @@ class Shard {
     uint32_t fill_next;  // no slot before it is blank
     bool absent(uint32_t slot) const { return !(present[slot / 64] >> (slot % 64) & 1); }
   };
+  // Which rows changed, for captures. Every change sets one bit, in Records::changed; settle() moves what is set
+  // there to all that want to know. So a change costs the same for any number of tenants, and without any.
+  struct Tracking {
+    using Bits = std::vector<uint64_t>;
+    Bits settled;  // touched rows; those changed since the last settle() may be missing
+    std::array<Bits, tenants_max> dirty;
+    // Of the capture under way: the rows it is of, those not taken yet, and those it waits for no longer (taken, kept
+    // aside, or never captured).
+    Bits captured, left, kept;
+    size_t rows_left = 0;
+    size_t word_next = 0;  // no word of `left` before it has a bit
+    // Per list of rows kept aside: those taken, and the first that aside_first has not looked at yet.
+    std::array<size_t, PendingRows::ranges_max> taken{}, looked{};
+  };
   struct Table {
     TableSettings settings;
     Layout layout;
@@ -157,11 +200,17 @@ class Shard {
     std::optional<Parity> parity;          // if r > 0 and the shard codes
     std::unique_ptr<PendingRows> pending;  // likewise
     std::optional<Recovery> recovery;      // while rows are absent
+    std::unique_ptr<Tracking> tracking;    // once there are tenants
+    std::unique_ptr<PendingRows> aside;    // while a capture has rows to take
     uint32_t k() const { return per_k.divisor(); }
     uint32_t r() const { return static_cast<uint32_t>(settings.r); }
-    bool touched(uint32_t slot) const {
-      return __atomic_load_n(records.touched + slot / 64, __ATOMIC_RELAXED) >> (slot % 64) & 1;
+    size_t words() const { return (size_t{slots} + 63) / 64; }
+    uint64_t touched_word(size_t word) const {
+      // In this order: a bit that settle() moves meanwhile is seen in one of both places.
+      const uint64_t changed = __atomic_load_n(records.changed + word, __ATOMIC_ACQUIRE);
+      return tracking ? changed | __atomic_load_n(tracking->settled.data() + word, __ATOMIC_RELAXED) : changed;
     }
+    bool touched(uint32_t slot) const { return touched_word(slot / 64) >> (slot % 64) & 1; }
   };
   struct Run;                            // a piece of a call that lies within one table
   enum class Width { weights, record };  // how much of a row the floats of a call are
@@ -195,10 +244,19 @@ class Shard {
   void apply_part(const Table& table, std::span<const int32_t> parities, std::span<const uint32_t> slots,
                   const float* deltas, size_t part, size_t parts) const;
   void end_recovery();
+  void check_tenant(size_t tenant) const;
+  void track(Table& table, size_t tenants) const;
+  void settle(Table& table) const;
+  size_t aside_left(const Table& table) const;
+  void select(Table& table, size_t aside, size_t rest, uint32_t* slots) const;
+  void copy_aside(const Run& run, float* out) const;
+  void forget(Table& table, std::span<const uint32_t> slots) const;
 
   ShardSettings settings_;
   std::vector<Table> tables_;
   bool recovering_ = false;          // some table has rows that are absent
+  size_t tenants_ = 0;
+  std::optional<size_t> capturing_;  // the tenant of the capture under way
   mutable std::mutex index_mutex_;   // published() brings the index of pending rows up to date
 };
 

@@ -47,6 +47,7 @@ class MemoryStore:
         self.assign_untouched = self._shard.assign_untouched
         self.read_records = self._shard.read_records
         self.write_records = self._shard.write_records
+        self.write_rows = self._shard.write_rows
         self.record_floats = self._shard.record_floats
         self.slots = self._shard.slots
         self.touched = self._shard.touched
@@ -66,6 +67,13 @@ class MemoryStore:
         self.missing_rows = self._shard.missing_rows
         self.blank_rows = self._shard.blank_rows
         self.fill = self._shard.fill
+        self.add_tenant = self._shard.add_tenant
+        self.dirty_rows = self._shard.dirty_rows
+        self.begin_capture = self._shard.begin_capture
+        self.capture_next = self._shard.capture_next
+        self.capture_left = self._shard.capture_left
+        self.capture_side_bytes = self._shard.capture_side_bytes
+        self.end_capture = self._shard.end_capture
 
     def merge(self, parts: list[tuple[Any, Any, Any]]) -> tuple[Int32Array, UInt32Array, Float32Array]:
         """One push out of several: rows in common are summed in the order of the list."""

@@ -1,0 +1,35 @@
+// The Shard's methods for checkpoints.
+#include <utility>
+
+#include "arrays.hpp"
+#include "regrow/shard.hpp"
+
+namespace regrow::bindings {
+namespace {
+
+using namespace nb::literals;
+
+nb::tuple capture_next(Shard& shard, int64_t bytes_max, bool aside_first) {
+  CapturedRows captured;
+  {
+    nb::gil_scoped_release release;
+    captured = shard.capture_next(bytes_max, aside_first);
+  }
+  return nb::make_tuple(owned(std::move(captured.counts)), owned(std::move(captured.slots)),
+                        owned(std::move(captured.records)));
+}
+
+}  // namespace
+
+void bind_capture(nb::class_<Shard>& shard) {
+  using Released = nb::call_guard<nb::gil_scoped_release>;
+  shard.def("add_tenant", &Shard::add_tenant, Released())
+      .def("dirty_rows", &Shard::dirty_rows, "tenant"_a, Released())
+      .def("begin_capture", &Shard::begin_capture, "tenant"_a, "full"_a, Released())
+      .def("capture_next", &capture_next, "bytes_max"_a, "aside_first"_a = false)
+      .def("capture_left", &Shard::capture_left)
+      .def("capture_side_bytes", &Shard::capture_side_bytes)
+      .def("end_capture", &Shard::end_capture, "durable"_a, Released());
+}
+
+}  // namespace regrow::bindings
