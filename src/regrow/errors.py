@@ -76,6 +76,19 @@ class DataLoss(RegrowError):
         super().__init__(message, hint=hint or self.HINT)
 
 
+class CheckpointError(RegrowError):
+    """A checkpoint that cannot be made or used: damaged, incomplete, of another job. Names the piece or the file."""
+
+
+class StorageError(CheckpointError):
+    """Reading or writing storage failed. `missing` tells a file that is not there, which a reader may go around, from
+    storage that did not answer, about which nothing is known."""
+
+    def __init__(self, message: str, *, hint: str | None = None, missing: bool = False) -> None:
+        super().__init__(message, hint=hint)
+        self.missing = missing
+
+
 class ChildFailed(RegrowError):
     """A process of the run died or reported an error. `log` is where its own words are."""
 

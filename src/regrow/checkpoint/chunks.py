@@ -1,0 +1,336 @@
+"""Rows as files: one chunk is a safetensors file of a few tables' rows, maybe in fewer bits, maybe compressed.
+
+A chunk says nothing about itself that its manifest does not say too, and a reader believes neither alone: size and
+checksum of the stored bytes come first, then every tensor's name, type and shape, then that ids rise and exist. With
+bits 32, rows come back bit by bit, NaN included. With 8 or 4 bits (Check-N-Run, NSDI 2022, section 5.2: asymmetric, a
+scale and an offset per row) a value comes back within half a step of its row, and a row that is not finite is refused.
+The dense parameters (table "dense") are always stored whole: they are small, and a model does not survive less.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import struct
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import safetensors
+import safetensors.numpy
+
+from regrow import _core
+from regrow.checkpoint.manifest import ChunkInfo, Encoding, Manifest, TableInfo
+from regrow.errors import CheckpointError, UserError
+
+if TYPE_CHECKING:
+    from regrow.checkpoint.storage import Storage
+
+CHUNK_BYTES = 16 << 20  # Too small: requests cost more than bytes. Too large: memory, and a lost transfer is repeated.
+ZSTD_LEVEL = 1  # Floats hardly compress; higher levels take longer and gain a percent.
+HEADER_BYTES_MAX = 16 << 20  # of a chunk with very many tables; bounds what a compressed file may grow to
+DENSE = "dense"  # the table of dense parameters
+QUANTIZE_FLOATS = 1 << 16  # Rows are quantised in blocks that stay in the cache.
+
+_DTYPES = {np.dtype("<f4"): "F32", np.dtype("<u4"): "U32", np.dtype("u1"): "U8"}
+
+Floats = npt.NDArray[np.float32]
+Ids = npt.NDArray[np.uint32]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Rows:
+    """Rows of one table: ids that rise, the weights, and the optimizer's state by name. Arrays, not copies."""
+
+    ids: Ids
+    weight: Floats
+    states: dict[str, Floats]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def nbytes(self) -> int:
+        return self.ids.nbytes + self.weight.nbytes + sum(state.nbytes for state in self.states.values())
+
+    def part(self, start: int, stop: int) -> Rows:
+        """A view of some of the rows."""
+        states = {name: state[start:stop] for name, state in self.states.items()}
+        return Rows(self.ids[start:stop], self.weight[start:stop], states)
+
+    def parts(self) -> Iterator[tuple[str, Floats]]:
+        """Everything but the ids, by the name of its tensor."""
+        yield "weight", self.weight
+        yield from self.states.items()
+
+
+Chunk = dict[str, Rows]  # by table
+
+
+def concatenate(rows: list[Rows]) -> Rows:
+    """One after the other; ids must go on rising."""
+    if len(rows) == 1:
+        return rows[0]
+    states = {name: np.concatenate([part.states[name] for part in rows]) for name in rows[0].states}
+    return Rows(np.concatenate([part.ids for part in rows]), np.concatenate([part.weight for part in rows]), states)
+
+
+def split(parts: Iterable[Chunk], chunk_bytes: int = CHUNK_BYTES) -> Iterator[Chunk]:
+    """Cuts rows into chunks of at most `chunk_bytes` (or of one row) and fills up small ones with the next tables.
+
+    Parts of a table may follow each other; where ids do not rise from one to the next, a new chunk begins. Rows are
+    copied only where parts are joined.
+    """
+    assert chunk_bytes > 0
+    waiting: dict[str, list[Rows]] = {}
+    waiting_bytes = 0
+    for part in parts:
+        for table, rows in part.items():
+            start = 0
+            while start < len(rows):
+                row_bytes = rows.nbytes // len(rows)
+                room = (chunk_bytes - waiting_bytes) // row_bytes
+                falls = table in waiting and waiting[table][-1].ids[-1] >= rows.ids[start]
+                if waiting and (room < 1 or falls):
+                    yield {name: concatenate(found) for name, found in waiting.items()}
+                    waiting, waiting_bytes = {}, 0
+                    continue
+                taken = rows.part(start, start + max(room, 1))
+                waiting.setdefault(table, []).append(taken)
+                waiting_bytes += taken.nbytes
+                start += len(taken)
+    if waiting:
+        yield {name: concatenate(found) for name, found in waiting.items()}
+
+
+def write_chunk(
+    storage: Storage,
+    piece: str,
+    name: str,
+    chunk: Chunk,
+    *,
+    encoding: Encoding = "raw",
+    bits: int = 32,
+    shard: str,
+) -> ChunkInfo:
+    """Encodes and stores a chunk; once this returns it survives a crash."""
+    data = encode_chunk(chunk, encoding=encoding, bits=bits)
+    info = describe(data, name, chunk, shard=shard)
+    storage.write(f"{piece}/{name}", data)
+    return info
+
+
+def read_chunk(storage: Storage, manifest: Manifest, info: ChunkInfo) -> Chunk:
+    return decode_chunk(storage.read(f"{manifest.name}/{info.name}"), manifest, info)
+
+
+def describe(data: bytes, name: str, chunk: Chunk, *, shard: str) -> ChunkInfo:
+    """What the manifest will say about an encoded chunk."""
+    rows = {table: len(part) for table, part in chunk.items()}
+    return ChunkInfo(name=name, bytes=len(data), crc32c=_core.crc32c(data), rows=rows, shard=shard)
+
+
+def encode_chunk(chunk: Chunk, *, encoding: Encoding = "raw", bits: int = 32) -> bytes:
+    """The bytes of the file: one copy of the rows, two if compressed."""
+    assert bits in (32, 8, 4), bits
+    tensors: dict[str, npt.NDArray[Any]] = {}
+    for table, rows in chunk.items():
+        assert rows.ids.dtype == np.uint32 and rows.ids.ndim == 1, f"{table}: ids are {rows.ids.dtype}"
+        assert _rising(rows.ids), f"{table}: ids do not rise"
+        tensors[f"{table}/ids"] = np.ascontiguousarray(rows.ids)
+        for part, values in rows.parts():
+            assert values.dtype == np.float32 and values.ndim == 2, f"{table}/{part}: {values.dtype} {values.shape}"
+            assert len(values) == len(rows), f"{table}/{part}: {len(values)} rows for {len(rows)} ids"
+            if table == DENSE or not _quantized(values.shape[1], bits):
+                tensors[f"{table}/{part}"] = np.ascontiguousarray(values)
+                continue
+            if strange := _strange_rows(values):
+                raise CheckpointError(
+                    f"{table}/{part}: row {rows.ids[strange[0]]} is not finite and cannot be stored in {bits} bits",
+                    hint="store rows with 32 bits, which keeps such values as they are; and look at the training",
+                )
+            tensors[f"{table}/{part}"], tensors[f"{table}/{part}.range"] = quantize(values, bits)
+    data = _file(tensors)
+    return _zstd().ZstdCompressor(level=ZSTD_LEVEL).compress(data) if encoding == "zstd" else data
+
+
+def decode_chunk(data: bytes, tables: Manifest | Iterable[TableInfo], info: ChunkInfo) -> Chunk:
+    """The rows in a file, or CheckpointError naming it. With a manifest, its bits must be those of the file too."""
+    where = f"{tables.name}/{info.name}" if isinstance(tables, Manifest) else info.name
+    bits: list[int] = [tables.bits] if isinstance(tables, Manifest) else [32, 8, 4]
+    infos = {table.name: table for table in (tables.tables if isinstance(tables, Manifest) else tables)}
+    try:
+        if len(data) != info.bytes:
+            raise _Refused(f"{len(data)} bytes, the manifest says {info.bytes}")
+        if _core.crc32c(data) != info.crc32c:
+            raise _Refused("damaged (checksum)")
+        if info.name.endswith(".zst"):
+            data = _decompressed(data, infos, info)
+        tensors = _tensors(data)
+        chunk = {name: _rows(tensors, infos[name], count, bits) for name, count in info.rows.items()}
+        if tensors:
+            raise _Refused(f"it also has {sorted(tensors)[0]!r}, about which the manifest says nothing")
+    except _Refused as error:
+        raise CheckpointError(f"{where}: {error}", hint="this piece cannot be used") from None
+    return chunk
+
+
+def quantize(values: Floats, bits: int) -> tuple[npt.NDArray[np.uint8], Floats]:
+    """Codes of 8 bits, or pairs of 4 (the even column is the low half), and (scale, offset) of each row.
+
+    A value comes back within scale / 2 and a rounding or two of 32-bit floats. Rows of one value come back exactly.
+    All values must be finite.
+    """
+    levels = (1 << bits) - 1
+    rows, width = values.shape
+    codes = np.empty((rows, width), np.uint8)
+    ranges = np.empty((rows, 2), np.float32)
+    step = max(QUANTIZE_FLOATS // width, 1)
+    for start in range(0, rows, step):
+        block = values[start : start + step]
+        low, high = block.min(axis=1), block.max(axis=1)
+        scale = ((high.astype(np.float64) - low) / levels).astype(np.float32)
+        with np.errstate(over="ignore", divide="ignore"):
+            inverse = np.where(scale > 0, 1 / scale.astype(np.float64), 0)
+            extreme = not np.isfinite(inverse.astype(np.float32)).all() or not np.isfinite(high - low).all()
+        wide: Any = np.float64 if extreme else np.float32  # 64 bits only where 32 would overflow on the way
+        scaled = (block.astype(wide, copy=False) - low[:, None]) * inverse.astype(wide)[:, None]
+        codes[start : start + step] = np.clip(np.rint(scaled, out=scaled), 0, levels, out=scaled)
+        ranges[start : start + step, 0] = scale
+        ranges[start : start + step, 1] = low
+    if bits == 8:
+        return codes, ranges
+    packed = codes[:, 0::2].copy()
+    packed[:, : width // 2] |= codes[:, 1::2] << 4
+    return packed, ranges
+
+
+def dequantize(codes: npt.NDArray[np.uint8], ranges: Floats, bits: int, width: int) -> Floats:
+    """The values that `quantize` made these codes of, nearly."""
+    if bits == 4:
+        unpacked = np.empty((len(codes), width), np.uint8)
+        unpacked[:, 0::2] = codes & 15
+        unpacked[:, 1::2] = codes[:, : width // 2] >> 4
+        codes = unpacked
+    scale, low = ranges[:, :1], ranges[:, 1:]
+    with np.errstate(over="ignore"):
+        extreme = not np.isfinite(scale * np.float32((1 << bits) - 1) + np.abs(low)).all()
+    if not extreme:
+        values: Floats = codes.astype(np.float32)
+        values *= scale
+        values += low
+        return values
+    most = float(np.finfo(np.float32).max)
+    values = np.clip(codes * scale.astype(np.float64) + low, -most, most).astype(np.float32)
+    return values
+
+
+class _Refused(Exception):
+    pass
+
+
+def _quantized(width: int, bits: int) -> bool:
+    """Whether a part of this width is stored in fewer bits: not where scale and offset would take more than it saves,
+    as for a state of one float per row."""
+    return bits < 32 and -(-width * bits // 8) + 8 < width * 4
+
+
+def _strange_rows(values: Floats) -> list[int]:
+    """Rows with a NaN or an infinity."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        suspects = np.flatnonzero(~np.isfinite(np.add.reduce(values, axis=1)))  # a sum may also overflow
+    return [int(row) for row in suspects if not np.isfinite(values[row]).all()]
+
+
+def _rising(ids: Ids) -> bool:
+    return bool((ids[1:] > ids[:-1]).all())
+
+
+def _file(tensors: dict[str, npt.NDArray[Any]]) -> bytes:
+    """A safetensors file: the length of a header, the header in JSON, then the tensors, widest types first so that
+    all are aligned. The library's own `save` copies twice, into fresh memory each time (0.3 to 0.6 GB/s where this
+    makes 5 to 9); it reads what is written here, and a test compares the two."""
+    ordered = sorted(tensors.items(), key=lambda item: (-item[1].itemsize, item[0]))
+    header: dict[str, Any] = {}
+    end = 0
+    for name, tensor in ordered:
+        start, end = end, end + tensor.nbytes
+        header[name] = {"dtype": _DTYPES[tensor.dtype], "shape": tensor.shape, "data_offsets": (start, end)}
+    text = msgspec.json.encode(header)
+    text += b" " * (-len(text) % 8)
+    buffers = [tensor.data.cast("B") for _, tensor in ordered if tensor.size]  # an empty array has no bytes to cast
+    return b"".join([struct.pack("<Q", len(text)), text, *buffers])
+
+
+def _tensors(data: bytes) -> dict[str, npt.NDArray[Any]]:
+    try:
+        return safetensors.numpy.load(data)
+    except (safetensors.SafetensorError, KeyError, ValueError) as error:
+        raise _Refused(f"not a safetensors file: {error}") from None
+
+
+def _rows(tensors: dict[str, npt.NDArray[Any]], table: TableInfo, count: int, bits: list[int]) -> Rows:
+    """Takes a table's tensors out of `tensors` and checks everything there is to check."""
+    ids = _take(tensors, f"{table.name}/ids", np.uint32, [(count,)])
+    if count and not _rising(ids):
+        raise _Refused(f"{table.name}/ids do not rise")
+    if count and ids[-1] >= table.rows:
+        raise _Refused(f"{table.name}/ids has {ids[-1]}, the table has {table.rows} rows")
+    bits = [32] if table.name == DENSE else bits
+    weight = _part(tensors, f"{table.name}/weight", (count, table.dim), bits)
+    states = {name: _part(tensors, f"{table.name}/{name}", (count, width), bits) for name, width in table.states}
+    return Rows(ids, weight, states)
+
+
+def _part(tensors: dict[str, npt.NDArray[Any]], name: str, shape: tuple[int, int], bits: list[int]) -> Floats:
+    count, width = shape
+    narrow = {-(-width * few // 8): few for few in bits if _quantized(width, few)}  # by bytes of a row's codes
+    stored = tensors.get(name)
+    if not narrow or (32 in bits and stored is not None and stored.dtype == np.float32):
+        return _take(tensors, name, np.float32, [shape])
+    codes = _take(tensors, name, np.uint8, [(count, width_bytes) for width_bytes in narrow])
+    ranges = _take(tensors, f"{name}.range", np.float32, [(count, 2)])
+    if not np.isfinite(ranges).all() or (ranges[:, 0] < 0).any():
+        raise _Refused(f"{name}.range has a scale or an offset that cannot be")
+    return dequantize(codes, ranges, narrow[codes.shape[1]], width)
+
+
+def _take(
+    tensors: dict[str, npt.NDArray[Any]], name: str, dtype: type[np.generic], shapes: list[tuple[int, ...]]
+) -> npt.NDArray[Any]:
+    tensor = tensors.pop(name, None)
+    if tensor is None:
+        raise _Refused(f"{name!r} is not in it")
+    if tensor.dtype != dtype or tensor.shape not in shapes:
+        expected = " or ".join(str(list(shape)) for shape in shapes)
+        raise _Refused(
+            f"{name!r} is {tensor.dtype} {list(tensor.shape)}, it should be {np.dtype(dtype)} {expected}",
+        )
+    return tensor
+
+
+def _zstd() -> Any:
+    try:
+        import zstandard
+    except ImportError:
+        raise UserError(
+            "chunks compressed with zstd need the zstandard library, which is not installed",
+            hint="pip install 'regrow[zstd]'",
+        ) from None
+    return zstandard
+
+
+def _decompressed(data: bytes, tables: dict[str, TableInfo], info: ChunkInfo) -> bytes:
+    zstandard = _zstd()
+    most = HEADER_BYTES_MAX
+    for name, count in info.rows.items():
+        widths = [tables[name].dim, *(width for _, width in tables[name].states)]
+        most += count * (4 + sum(4 * width + 8 for width in widths))
+    try:
+        size = zstandard.frame_content_size(data)
+        if not 0 <= size <= most:
+            raise _Refused(f"would be {size} bytes uncompressed, its rows take at most {most}")
+        return zstandard.ZstdDecompressor().decompress(data)  # type: ignore[no-any-return]
+    except zstandard.ZstdError as error:
+        raise _Refused(f"not a zstd file: {error}") from None

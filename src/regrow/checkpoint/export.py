@@ -1,0 +1,274 @@
+"""A cut as an ordinary state_dict, for those who serve the model and have no Regrow: safetensors, or torch's own
+distributed checkpoint (DCP).
+
+The rule: memory does not grow with the tables. Every tensor has its place in one file of known size, which is mapped;
+rows that nobody touched are computed, the rest is written over them piece by piece, as a restore does. The file gets
+its name when it is complete. Weights only: whoever wants to train on restores the cut instead.
+
+Names are TorchRec's. Tables that Regrow's servers trained become `embedding_bags.<table>.weight`; a torch model's
+parameters and buffers keep their names. `prefix` goes in front of each.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import secrets
+import shutil
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from regrow import _core
+from regrow.checkpoint import load
+from regrow.checkpoint.chunks import DENSE, Chunk
+from regrow.checkpoint.lineage import Graph, Plan
+from regrow.checkpoint.manifest import Manifest, TableInfo
+from regrow.checkpoint.storage import Storage
+from regrow.errors import CheckpointError, UserError
+
+Format = Literal["safetensors", "dcp"]
+
+# Initial values are made by a server's arena that holds every n-th row, n so large that an arena takes about this much.
+INITIAL_BYTES = 16 << 20
+INITIAL_ARENAS_MAX = 4096
+DTYPES = {  # torch's names, safetensors' names, bytes
+    "float64": ("F64", 8),
+    "int64": ("I64", 8),
+    "float32": ("F32", 4),
+    "int32": ("I32", 4),
+    "float16": ("F16", 2),
+    "bfloat16": ("BF16", 2),
+    "int16": ("I16", 2),
+    "int8": ("I8", 1),
+    "uint8": ("U8", 1),
+    "bool": ("BOOL", 1),
+}
+DENSE_ALIGNMENT_FLOATS = 16  # as in regrow.nn.dense: where each parameter begins
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Exported:
+    """What was written: the tensors' names and shapes, and the restore it took."""
+
+    path: Path
+    tensors: dict[str, tuple[int, ...]]
+    bytes: int
+    report: load.LoadReport
+
+
+def export(
+    storage: Storage,
+    cut: Plan | str | None,
+    target: str | os.PathLike[str],
+    *,
+    format: Format = "safetensors",
+    prefix: str = "",
+    dense_shapes: Mapping[str, Sequence[int]] | None = None,
+) -> Exported:
+    """Writes a cut (a plan, an id, a step; None: the newest) to a local file (safetensors) or directory (dcp).
+
+    `dense_shapes` names the dense parameters of a model that Regrow's servers trained, in the order of its
+    `named_parameters()`; without it they are exported as they are stored, as rows of a table.
+    """
+    if format not in ("safetensors", "dcp"):
+        raise UserError(f"format = {format!r}: it must be 'safetensors' or 'dcp'")
+    path = Path(target)
+    if path.exists() and (format == "safetensors" or path.is_file() or any(path.iterdir())):
+        raise UserError(f"{path} is there already", hint="choose another name, or remove it first")
+    plan = cut if isinstance(cut, Plan) else Graph(storage.manifests()[0]).restore_plan(cut)[0]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.parent / f".{path.name}.tmp-{secrets.token_hex(4)}"
+    try:
+        work = _Export(plan, scratch, prefix=prefix, dense_shapes=dense_shapes)
+        report = load.restore(storage, plan, work.apply)
+        tensors = work.finish()
+        if format == "dcp":
+            _save_dcp(tensors, path)
+        else:
+            os.replace(scratch, path)
+            _sync_directory(path.parent)
+    finally:
+        scratch.unlink(missing_ok=True)
+    return Exported(path=path, tensors=work.shapes, bytes=work.bytes, report=report)
+
+
+class _Export:
+    """The file in the making: tables are filled in as rows come, the dense part of a torch model at the end."""
+
+    def __init__(
+        self, plan: Plan, scratch: Path, *, prefix: str, dense_shapes: Mapping[str, Sequence[int]] | None
+    ) -> None:
+        last = plan.pieces[-1]
+        self._prefix = prefix
+        self._of_torch = last.target.job.get("framework") == "torch"
+        self._tables = {table.name: table for table in last.tables}
+        self._dense_shapes = None if dense_shapes is None else {k: tuple(v) for k, v in dense_shapes.items()}
+        # Rows that are no tensor of the result by themselves are gathered beside it.
+        self._dense: npt.NDArray[np.float32] | None = None
+        if DENSE in self._tables and (self._of_torch or dense_shapes is not None):
+            self._dense = np.zeros((self._tables[DENSE].rows, self._tables[DENSE].dim), np.float32)
+        self._file = _File(scratch, self._layout(last))
+        self.shapes = {name: tuple(shape) for name, (_, shape) in self._layout(last).items()}
+        self.bytes = self._file.bytes
+        for table in self._row_tables():
+            if table.init_bound is None:
+                _check_whole(plan.pieces[0], table)
+            elif table.init_bound:
+                _fill_initial(self._file.tensors[self._name(table.name)].numpy(), table, seed=last.seed)
+
+    def apply(self, _: Manifest, chunk: Chunk) -> None:
+        import torch
+
+        for name, rows in chunk.items():
+            if name == DENSE and self._dense is not None:
+                self._dense[rows.ids] = rows.weight
+            else:
+                target = self._file.tensors[self._name(name)]
+                target[torch.from_numpy(rows.ids.astype(np.int64))] = torch.from_numpy(rows.weight).to(target.dtype)
+
+    def finish(self) -> dict[str, Any]:
+        """The tensors, mapped; they are on the disk when this returns."""
+        if self._dense is not None:
+            for name, values in self._dense_values(self._dense):
+                self._file.tensors[name].copy_(values)
+        self._file.flush()
+        return self._file.tensors
+
+    def _row_tables(self) -> list[TableInfo]:
+        return [table for table in self._tables.values() if table.name != DENSE or self._dense is None]
+
+    def _name(self, table: str) -> str:
+        if self._of_torch or table == DENSE:
+            return self._prefix + table
+        return f"{self._prefix}embedding_bags.{table}.weight"
+
+    def _layout(self, last: Manifest) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """Name -> (dtype, shape) of everything there will be."""
+        said = last.target.job.get("tables", {}) if self._of_torch else {}
+        found: dict[str, tuple[str, tuple[int, ...]]] = {
+            self._name(table.name): (said.get(table.name, {}).get("dtype", "float32"), (table.rows, table.dim))
+            for table in self._row_tables()
+        }
+        if self._of_torch:
+            for name, text in last.target.job["dense"]["tensors"].items():
+                dtype, _, shape = text.partition(" ")
+                found[self._prefix + name] = dtype, tuple(msgspec.json.decode(shape, type=list[int]))
+        for name, shape in (self._dense_shapes or {}).items():
+            found[self._prefix + name] = "float32", shape
+        return found
+
+    def _dense_values(self, rows: npt.NDArray[np.float32]) -> Iterator[tuple[str, Any]]:
+        import torch
+
+        if self._of_torch:
+            from regrow.checkpoint import dense
+
+            tensors, _ = dense.unpack(dense.file_of(rows))
+            for name, tensor in tensors.items():
+                if name.startswith("model/"):
+                    yield self._prefix + name.removeprefix("model/"), tensor
+            return
+        flat, start = rows.reshape(-1), 0
+        for name, shape in (self._dense_shapes or {}).items():
+            count = int(np.prod(shape, dtype=np.int64))
+            if start + count > flat.size:
+                raise UserError(f"dense_shapes: {name!r} does not fit; {flat.size} floats are stored in all")
+            yield self._prefix + name, torch.from_numpy(flat[start : start + count]).reshape(shape)
+            start += -(-count // DENSE_ALIGNMENT_FLOATS) * DENSE_ALIGNMENT_FLOATS
+
+
+class _File:
+    """A safetensors file of known size, mapped: its tensors are views of it."""
+
+    def __init__(self, path: Path, layout: Mapping[str, tuple[str, tuple[int, ...]]]) -> None:
+        import torch
+
+        header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+        places: dict[str, tuple[Any, tuple[int, ...], int, int]] = {}
+        end = 0
+        # Widest types first: then all are aligned.
+        for name, (dtype_name, shape) in sorted(layout.items(), key=lambda item: (-_dtype(*item)[1], item[0])):
+            code, size = _dtype(name, (dtype_name, shape))
+            start, end = end, end + size * int(np.prod(shape, dtype=np.int64))
+            header[name] = {"dtype": code, "shape": shape, "data_offsets": (start, end)}
+            places[name] = getattr(torch, dtype_name), shape, start, end
+        text = msgspec.json.encode(header)
+        text += b" " * (-len(text) % 8)
+        self.bytes = 8 + len(text) + end
+        with path.open("wb") as file:
+            file.write(struct.pack("<Q", len(text)) + text)
+            file.truncate(self.bytes)
+        self._path = path
+        self._map = np.memmap(path, np.uint8, "r+")
+        body = self._map[8 + len(text) :]
+        self.tensors = {
+            name: torch.frombuffer(body[start:end], dtype=dtype).reshape(shape) if end > start else torch.empty(shape)
+            for name, (dtype, shape, start, end) in places.items()
+        }
+
+    def flush(self) -> None:
+        self._map.flush()
+        with self._path.open("rb+") as file:
+            os.fsync(file.fileno())
+
+
+def _dtype(name: str, described: tuple[str, tuple[int, ...]]) -> tuple[str, int]:
+    if described[0] not in DTYPES:
+        raise CheckpointError(f"{name!r} is {described[0]}, which safetensors has no word for")
+    return DTYPES[described[0]]
+
+
+def _fill_initial(values: npt.NDArray[np.float32], table: TableInfo, *, seed: int) -> None:
+    """What rows were before anybody touched them. A server's arena computes its own, and is the fastest to ask."""
+    assert table.init_bound is not None
+    arenas = min(INITIAL_ARENAS_MAX, max(1, -(-values.nbytes // INITIAL_BYTES)))
+    for arena in range(arenas):
+        shard = _core.Shard(arenas, arena)
+        shard.add_table(
+            rows=table.rows,
+            dim=table.dim,
+            optimizer="sgd",
+            learning_rate=0.0,
+            seed=seed,
+            init_bound=table.init_bound,
+            table=table.index,
+        )
+        # Rows go round the servers, a table's first one to the server of its number (core/layout.py, k = 1).
+        own = values[(arena - table.index) % arenas :: arenas]
+        records = np.empty((len(own), shard.record_floats(0)), np.float32)  # wider than a row where that aligns it
+        if len(own):
+            shard.read_records(0, 0, len(own), records)
+            own[...] = records[:, : table.dim]
+
+
+def _check_whole(full: Manifest, table: TableInfo) -> None:
+    """Rows without an initial value must all be stored. They are: but zeros in a model would go unnoticed."""
+    stored = sum(info.rows.get(table.name, 0) for info in full.chunks)
+    if stored != table.rows:
+        raise CheckpointError(
+            f"{full.name} has {stored} of the {table.rows} rows of {table.name!r}, and no seed for more"
+        )
+
+
+def _save_dcp(tensors: Mapping[str, Any], path: Path) -> None:
+    from torch.distributed import checkpoint
+
+    try:
+        checkpoint.save(dict(tensors), checkpoint_id=path, no_dist=True)
+    except BaseException:
+        shutil.rmtree(path, ignore_errors=True)
+        raise
+
+
+def _sync_directory(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,267 @@
+"""What a piece is: the cuts it leads between, its tables, and its chunks with their checksums.
+
+A piece exists when its manifest does, so the manifest is written last and must be believed or refused as a whole. The
+file is one JSON object with the checksum of its inside in front; every byte outside of that is fixed, and one that
+differs anywhere is refused. What the checksum cannot know (a newer format, a chunk name that leaves the directory) is
+checked after it. Nothing here touches storage.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from typing import Any, Literal
+
+import msgspec
+
+from regrow import _core
+from regrow.core.job import DIM_MAX, ROWS_PER_TABLE_MAX, TABLES_MAX
+from regrow.errors import CheckpointError
+
+FORMAT = 1
+FULL = "full"  # stands for the source of a piece that has none
+MANIFEST = "manifest.json"
+STEP_MAX = 10**10 - 1  # Ten digits, so that names sort as steps do.
+
+Encoding = Literal["raw", "zstd"]
+SUFFIXES: dict[str, str] = {"raw": ".safetensors", "zstd": ".safetensors.zst"}
+
+_PREFIX = re.compile(rb'\A\{"crc32c":"([0-9a-f]{8})","manifest":')
+_SUFFIX = b"}\n"
+_CUT = r"\d{10}-[0-9a-f]{6}"
+_CUT_ID = re.compile(_CUT, re.ASCII)
+_PIECE_NAME = re.compile(rf"({_CUT})\.({_CUT}|{FULL})", re.ASCII)
+_SHARD = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_CHUNK_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}-\d{5,9}(\.safetensors(?:\.zst)?)", re.ASCII)
+
+
+class TableInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """A table as its rows are stored. Untouched rows are computed: from the seed, `index` and `init_bound`."""
+
+    name: str
+    rows: int
+    dim: int
+    states: tuple[tuple[str, int], ...]
+    init_bound: float | None
+    index: int
+
+
+class ChunkInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """One file of a piece: its size and CRC-32C as stored, and how many rows of which table are in it."""
+
+    name: str
+    bytes: int
+    crc32c: int
+    rows: dict[str, int]
+    shard: str
+
+
+class Cut(msgspec.Struct, frozen=True, kw_only=True):
+    """A state of training at one consistent instant. `marks` are the last pushes applied, per worker."""
+
+    id: str
+    step: int
+    marks: tuple[int, ...]
+    created: float
+    job: dict[str, Any]
+    extra: dict[str, Any]
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """The rows that lead from the cut `source` (None: from nothing) to `target`. `folded`: pieces it was made of."""
+
+    format: int = FORMAT
+    source: str | None
+    target: Cut
+    tables: tuple[TableInfo, ...]
+    seed: int
+    chunks: tuple[ChunkInfo, ...]
+    encoding: Encoding = "raw"
+    bits: Literal[32, 8, 4] = 32
+    folded: tuple[str, ...] = ()
+    made_by: str
+
+    @property
+    def name(self) -> str:
+        return piece_name(self.source, self.target.id)
+
+    @property
+    def bytes(self) -> int:
+        return sum(chunk.bytes for chunk in self.chunks)
+
+    @property
+    def rows(self) -> int:
+        return sum(sum(chunk.rows.values()) for chunk in self.chunks)
+
+    @property
+    def exact(self) -> bool:
+        """Whether rows come back bit by bit. Not if they were stored in fewer bits."""
+        return self.bits == 32
+
+    def invalid_reason(self) -> str | None:
+        """Says what is wrong, or None."""
+        return _manifest_invalid_reason(self)
+
+
+def cut_id(step: int, salt: str | int) -> str:
+    """The salt tells apart cuts of the same step: other branches, other attempts. Same salt, same id."""
+    if not 0 <= step <= STEP_MAX:
+        raise CheckpointError(f"step {step} cannot be part of a name; steps are 0 to {STEP_MAX}")
+    return f"{step:010d}-{hashlib.sha256(f'{step}/{salt}'.encode()).hexdigest()[:6]}"
+
+
+def piece_name(source: str | None, target: str) -> str:
+    return f"{target}.{source or FULL}"
+
+
+def parse_piece_name(name: str) -> tuple[str | None, str]:
+    """(source, target) of a piece, or CheckpointError."""
+    match = _PIECE_NAME.fullmatch(name)
+    if match is None:
+        raise CheckpointError(f"{name!r} is not the name of a piece")
+    return None if match[2] == FULL else match[2], match[1]
+
+
+def is_piece_name(name: str) -> bool:
+    return _PIECE_NAME.fullmatch(name) is not None
+
+
+def chunk_name(shard: str, number: int, encoding: Encoding = "raw") -> str:
+    return f"{shard}-{number:05d}{SUFFIXES[encoding]}"
+
+
+def encode(manifest: Manifest) -> bytes:
+    """The file. A manifest that `decode` would refuse is refused here already."""
+    if reason := manifest.invalid_reason() or _json_invalid_reason([manifest.target.job, manifest.target.extra]):
+        raise CheckpointError(f"this cannot be a manifest: {reason}")
+    body = msgspec.json.encode(manifest)
+    return b'{"crc32c":"%08x","manifest":' % _core.crc32c(body) + body + _SUFFIX
+
+
+def decode(data: bytes, where: str) -> Manifest:
+    """The manifest in a file, or CheckpointError naming `where` it came from."""
+    try:
+        manifest = _DECODER.decode(_checked_body(data))
+        reason = manifest.invalid_reason()
+    except _Refused as error:
+        reason = str(error)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        reason = f"cannot be read: {error}"
+    if reason is not None:
+        raise CheckpointError(
+            f"{where}: {reason}", hint="this piece cannot be used; another that leads to the same cut can"
+        ) from None
+    return manifest
+
+
+class _Refused(Exception):
+    pass
+
+
+class _Format(msgspec.Struct):
+    format: int
+
+
+_DECODER = msgspec.json.Decoder(Manifest)
+_FORMAT_DECODER = msgspec.json.Decoder(_Format)
+
+
+def _checked_body(data: bytes) -> memoryview:
+    """The inside, once its checksum and format were looked at: a newer manifest may have any fields."""
+    prefix = _PREFIX.match(data)
+    if prefix is None or len(data) < prefix.end() + len(_SUFFIX) or not data.endswith(_SUFFIX):
+        raise _Refused("damaged or not a manifest (its ends are not there)" if data else "empty")
+    body = memoryview(data)[prefix.end() : -len(_SUFFIX)]
+    if b"%08x" % _core.crc32c(body) != prefix[1]:
+        raise _Refused("damaged (checksum)")
+    number = _FORMAT_DECODER.decode(body).format
+    if number != FORMAT:
+        raise _Refused(f"format {number} is not known; this Regrow reads format {FORMAT}")
+    return body
+
+
+def _manifest_invalid_reason(manifest: Manifest) -> str | None:
+    if manifest.format != FORMAT:
+        return f"format {manifest.format} is not known; this Regrow writes format {FORMAT}"
+    if reason := _cut_invalid_reason(manifest.target):
+        return reason
+    if manifest.source is not None and _CUT_ID.fullmatch(manifest.source) is None:
+        return f"source {manifest.source!r} is not a cut"
+    if manifest.source == manifest.target.id:
+        return "it leads from a cut to itself"
+    for name in manifest.folded:
+        if not is_piece_name(name):
+            return f"it was folded from {name!r}, which is not a piece"
+    if len(manifest.tables) > TABLES_MAX:
+        return f"{len(manifest.tables)} tables are more than {TABLES_MAX}"
+    tables = {table.name: table for table in manifest.tables}
+    if len(tables) != len(manifest.tables) or len({table.index for table in manifest.tables}) != len(tables):
+        return "two tables have the same name or index"
+    for table in manifest.tables:
+        if reason := _table_invalid_reason(table):
+            return f"table {table.name!r}: {reason}"
+    if len({chunk.name for chunk in manifest.chunks}) != len(manifest.chunks):
+        return "two chunks have the same name"
+    for chunk in manifest.chunks:
+        if reason := _chunk_invalid_reason(chunk, tables, SUFFIXES[manifest.encoding]):
+            return f"chunk {chunk.name!r}: {reason}"
+    return None
+
+
+def _cut_invalid_reason(cut: Cut) -> str | None:
+    if _CUT_ID.fullmatch(cut.id) is None:
+        return f"{cut.id!r} is not the id of a cut"
+    if int(cut.id[:10]) != cut.step:
+        return f"cut {cut.id} says it is of step {cut.step}"
+    if not math.isfinite(cut.created):
+        return f"cut {cut.id} was created at {cut.created}"
+    if any(mark < 0 for mark in cut.marks):
+        return f"cut {cut.id} has a negative mark"
+    return None
+
+
+def _table_invalid_reason(table: TableInfo) -> str | None:
+    if not 1 <= table.rows < ROWS_PER_TABLE_MAX or not 1 <= table.dim <= DIM_MAX or table.index < 0:
+        return f"{table.rows} rows of {table.dim} floats, index {table.index}, cannot be"
+    if table.init_bound is not None and not math.isfinite(table.init_bound):
+        return f"init_bound is {table.init_bound}"
+    names = [name for name, _ in table.states]
+    if len(set(names)) != len(names) or {"ids", "weight"} & set(names):
+        return "two of its parts have the same name"
+    for name, width in table.states:
+        if not name or "/" in name or "." in name or not 1 <= width <= DIM_MAX:
+            return f"state {name!r} of {width} floats cannot be"
+    return None
+
+
+def _chunk_invalid_reason(chunk: ChunkInfo, tables: dict[str, TableInfo], suffix: str) -> str | None:
+    # Names become paths: nothing may lead out of the piece's directory, nor to its manifest.
+    match = _CHUNK_NAME.fullmatch(chunk.name)
+    if match is None or match[1] != suffix:
+        return f"it is not named <shard>-<number>{suffix}"
+    if _SHARD.fullmatch(chunk.shard) is None:
+        return f"shard {chunk.shard!r} cannot be"
+    if chunk.bytes < 0 or not 0 <= chunk.crc32c < 2**32:
+        return f"{chunk.bytes} bytes with checksum {chunk.crc32c} cannot be"
+    for name, rows in chunk.rows.items():
+        if name not in tables:
+            return f"it has rows of {name!r}, which is not one of the tables"
+        if not 0 <= rows <= tables[name].rows:
+            return f"it has {rows} rows of {name!r}, which has {tables[name].rows}"
+    return None
+
+
+def _json_invalid_reason(value: Any) -> str | None:
+    """`job` and `extra` must come back as they went in: JSON would turn a NaN into null without a word."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return f"{value} has no JSON form"
+    if value is None or isinstance(value, str | int | float):
+        return None
+    if isinstance(value, list | tuple):
+        return next(filter(None, map(_json_invalid_reason, value)), None)
+    if isinstance(value, dict):
+        if strange := [key for key in value if not isinstance(key, str)]:
+            return f"{strange[0]!r} cannot be the name of a value"
+        return next(filter(None, map(_json_invalid_reason, value.values())), None)
+    return f"{type(value).__name__} has no JSON form"

@@ -1,0 +1,115 @@
+"""Which pieces stay. Pure: a graph, rules and a time in; names to delete and a reason for every piece out.
+
+Two wishes: to go on training (the newest `keep_last` cuts, each by its cheapest path) and to go back behind bad data
+(fulls at wide intervals, thinner with age). A piece stays if one of the kept cuts needs it, so only cuts that are not
+kept can become unreachable. When to delete what is not needed is not decided here: merge.py waits until readers that
+began before are done.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable
+
+from regrow.checkpoint.lineage import Graph
+from regrow.checkpoint.manifest import Manifest
+from regrow.errors import ConfigError
+
+FULLS_BEFORE_THINNING = 8
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Rules:
+    # Cuts that can be restored from the newest back. Too small: a restore that began before a newer cut came may lose
+    # its pieces after the grace period. Too large: deltas that were merged long ago stay on storage.
+    keep_last: int = 3
+    # One full per interval stays for going back; after 8 intervals one of two, after 16 one of four, and so on.
+    # Too small: storage fills with fulls. Too large: going back loses more training. 0: none is kept for that.
+    keep_full_every_seconds: float = 86400.0
+    # Cuts that always stay restorable: the one a run was started from, a release.
+    pinned: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        if self.keep_last < 1:
+            raise ConfigError("keep_last", self.keep_last, "at least the newest cut has to stay")
+        if not 0.0 <= self.keep_full_every_seconds < math.inf:
+            raise ConfigError("keep_full_every_seconds", self.keep_full_every_seconds, "must be a time, or 0 for none")
+
+
+def prune_plan(graph: Graph, rules: Rules, *, now: float) -> tuple[list[str], dict[str, str]]:
+    """(pieces to delete, deltas before fulls and newest first; why each piece of the graph stays or goes)."""
+    why: dict[str, str] = {}
+    for cut, reason in _kept_cuts(graph, rules):
+        for piece in graph.path(cut) or ():
+            why.setdefault(piece.name, f"kept: {reason} needs it")
+    for piece, reason in kept_fulls(graph, rules, now=now):
+        why.setdefault(piece.name, f"kept: {reason}")
+    reachable = {cut.id for cut in graph.restorable()}
+    doomed = []
+    for piece in graph.pieces.values():
+        if piece.name in why:
+            continue
+        if not reachable:
+            # Nothing can be restored: perhaps the storage lists only a part of itself just now. Nothing is deleted.
+            why[piece.name] = "kept: no cut can be restored just now, so nothing is deleted"
+            continue
+        doomed.append(piece)
+        if piece.target.id not in reachable:
+            why[piece.name] = "deleted: its cut cannot be restored"
+        elif piece.source is None:
+            why[piece.name] = "deleted: a newer full and the interval rule make this one unneeded"
+        else:
+            why[piece.name] = "deleted: no kept cut needs it"
+    waiting = _may_be_completed(graph, {piece.name for piece in doomed})
+    for piece in [piece for piece in doomed if piece.name in waiting]:
+        doomed.remove(piece)
+        why[piece.name] = "kept: newer than every restorable cut; a piece before it may still arrive"
+    # Whatever order a killed prune stops in, kept cuts need none of these. Deltas go first so that a half-deleted
+    # chain keeps its full for as long as it may be of use to somebody.
+    doomed.sort(key=lambda piece: (piece.source is None, -piece.target.step, piece.name))
+    return [piece.name for piece in doomed], why
+
+
+def _kept_cuts(graph: Graph, rules: Rules) -> list[tuple[str, str]]:
+    newest_first = list(reversed(graph.restorable()))
+    kept = [
+        (cut.id, f"{cut.id}, {'the newest cut,' if not index else f'number {index + 1} of the newest cuts,'}")
+        for index, cut in enumerate(newest_first[: rules.keep_last])
+    ]
+    return kept + [(cut, f"{cut}, which is pinned,") for cut in sorted(rules.pinned)]
+
+
+def kept_fulls(graph: Graph, rules: Rules, *, now: float) -> list[tuple[Manifest, str]]:
+    """The oldest full of each interval. Intervals are counted from time zero and double as they merge, so that a full
+    that was passed over once is never wanted again, and one that is kept stays the choice until its interval grows."""
+    if not rules.keep_full_every_seconds:
+        return []
+    oldest: dict[tuple[int, int], Manifest] = {}
+    for piece in _oldest_first(piece for piece in graph.pieces.values() if piece.source is None):
+        age = max(0.0, now - piece.target.created) / rules.keep_full_every_seconds
+        thinning = max(0, math.floor(math.log2(max(1.0, age / FULLS_BEFORE_THINNING)) + (age >= FULLS_BEFORE_THINNING)))
+        seconds = rules.keep_full_every_seconds * 2**thinning
+        oldest.setdefault((thinning, math.floor(piece.target.created / seconds)), piece)
+    return [
+        (piece, f"the full to go back to for {_span_text(rules.keep_full_every_seconds * 2**thinning)}")
+        for (thinning, _), piece in oldest.items()
+    ]
+
+
+def _may_be_completed(graph: Graph, doomed: set[str]) -> set[str]:
+    """Unreachable pieces newer than the newest restorable cut: uploads may finish out of order."""
+    newest, order = graph.newest(), list(graph.cuts)
+    newer = set(order[order.index(newest.id) + 1 :]) if newest is not None else set(order)
+    return {name for name in doomed if graph.pieces[name].target.id in newer}
+
+
+def _oldest_first(pieces: Iterable[Manifest]) -> list[Manifest]:
+    return sorted(pieces, key=lambda piece: (piece.target.created, piece.target.id))
+
+
+def _span_text(seconds: float) -> str:
+    for unit, name in ((86400.0, "d"), (3600.0, "h"), (60.0, "min")):
+        if seconds >= unit:
+            return f"{seconds / unit:g} {name}"
+    return f"{seconds:g} s"

@@ -1,0 +1,452 @@
+"""Files of pieces on any fsspec URL: whole or absent, durable once written, and never waited for without end.
+
+    URL/<piece>/<chunk>          written first
+    URL/<piece>/manifest.json    written last: with it the piece exists, without it the directory is litter
+
+On a local file system a file is written under a temporary name, fsynced, renamed, and its directory fsynced. Object
+stores put whole objects. Where a put can be cut short (sftp and the like) the order still protects: a torn chunk has no
+manifest yet, and a torn manifest is refused by its checksum. Deleting goes the other way, the manifest first.
+
+Every call runs in a thread of its own, so that one that hangs (NFS, a dead endpoint) can be given up after
+`timeout_seconds`, retries included; the thread is a daemon and does not keep the process. An error that may pass is
+tried again after growing waits. All errors are `StorageError` and name the file.
+
+Options of a file system come from the environment, where fsspec and the libraries below it look for them. For s3://,
+AWS_ENDPOINT_URL (read by botocore) and FSSPEC_S3_ENDPOINT_URL (read by fsspec when it is first imported, and stronger)
+both name another endpoint; keys are where the AWS tools expect them.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import errno
+import os
+import secrets
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import fsspec
+
+from regrow.checkpoint import failpoints
+from regrow.checkpoint.manifest import MANIFEST, Manifest, decode, encode, is_piece_name, parse_piece_name
+from regrow.errors import CheckpointError, StorageError, UserError
+
+TIMEOUT_SECONDS = 60.0  # Too small: a slow upload counts as hung. Too large: a dead endpoint is noticed late.
+ATTEMPTS = 3
+WAIT_SECONDS = 0.5  # before the second attempt, and twice as long before each further one
+ABANDONED_MAX = 16  # Calls that hang keep a thread and a chunk each; with so many, nothing more is tried.
+LISTING_THREADS = 8  # Manifests are small and far away: they are read side by side.
+TEMPORARY = ".tmp-"  # in a file name: not finished, and not to be counted
+
+# Errors that trying again does not cure.
+_FINAL = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, FileExistsError)
+_FINAL_NUMBERS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENAMETOOLONG, errno.ENOTEMPTY}
+_FULL_NUMBERS = {errno.ENOSPC, errno.EDQUOT}
+_FINAL_NAMES = {"NoCredentialsError", "PartialCredentialsError", "ParamValidationError", "ProfileNotFound"}
+
+T = TypeVar("T")
+
+
+class Storage:
+    """Made by `Storage.open`. Paths are relative to the URL. May be used from many threads."""
+
+    def __init__(self, url: str, files: Files, *, timeout_seconds: float, attempts: int) -> None:
+        self.url = url
+        self.local = isinstance(files, LocalFiles)
+        self._files = files
+        self._attempts = attempts
+        self._timeout_seconds = timeout_seconds
+        self._abandoned = 0
+        self._lock = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"Storage({self.url!r})"
+
+    @classmethod
+    def open(cls, url: str, *, timeout_seconds: float = TIMEOUT_SECONDS, attempts: int = ATTEMPTS) -> Storage:
+        """For a path, file://, memory://, s3:// or whatever fsspec knows. Reads and creates nothing yet."""
+        assert timeout_seconds > 0
+        assert attempts >= 1
+        return cls(url, _open_files(url), timeout_seconds=timeout_seconds, attempts=attempts)
+
+    def pieces(self) -> list[str]:
+        """Names of the pieces that have a manifest, in order."""
+        return [name for name, whole in self._directories() if whole]
+
+    def unfinished(self) -> list[str]:
+        """Directories of pieces without one: being written now, or left over from a crash."""
+        return [name for name, whole in self._directories() if not whole]
+
+    def names(self, piece: str) -> dict[str, int]:
+        """Files of a piece and their bytes; temporary ones are not counted. Empty if it is not there."""
+        found = self._call("list", piece, lambda given_up: self._files.names(piece))
+        return {name: size for name, size in sorted(found.items()) if TEMPORARY not in name}
+
+    def read(self, path: str) -> bytes:
+        return self._call("read", path, lambda given_up: self._files.read(path))
+
+    def write(self, path: str, data: bytes) -> None:
+        """Writes a file, whole or not at all; once this returns it survives a crash."""
+        self._call("write", path, lambda given_up: self._files.write(path, data, given_up))
+
+    def delete(self, path: str) -> None:
+        """Deletes a file. One that is not there is fine."""
+        self._call("delete", path, lambda given_up: self._files.delete(path))
+
+    def delete_piece(self, name: str) -> None:
+        """Manifest first: from then on the piece does not exist, however far the rest comes."""
+        parse_piece_name(name)
+        self.delete(f"{name}/{MANIFEST}")
+        for file in self._call("list", name, lambda given_up: self._files.names(name)):
+            if file != MANIFEST:
+                self.delete(f"{name}/{file}")
+        self._call("delete", name, lambda given_up: self._files.delete_directory(name))
+
+    def read_manifest(self, name: str) -> Manifest:
+        """The manifest of a piece; CheckpointError if it is damaged or another piece's."""
+        manifest = decode(self.read(f"{name}/{MANIFEST}"), f"{name}/{MANIFEST}")
+        if manifest.name != name:
+            raise CheckpointError(
+                f"{name}/{MANIFEST}: is the manifest of {manifest.name}",
+                hint="directories of pieces must keep their names; this one cannot be used",
+            )
+        return manifest
+
+    def write_manifest(self, manifest: Manifest) -> None:
+        """Makes the piece exist. All of its chunks must have been written.
+
+        After a StorageError it may exist all the same: an object store can be slow to do what it was asked. So a name
+        is never used again for other rows; the next attempt is another cut, with another salt.
+        """
+        self.write(f"{manifest.name}/{MANIFEST}", encode(manifest))
+        # Nobody writes to a whole piece: what has a temporary name here was left by a crash.
+        with contextlib.suppress(StorageError):
+            self._call("tidy", manifest.name, lambda given_up: self._files.tidy(manifest.name))
+
+    def manifests(self) -> tuple[list[Manifest], list[tuple[str, str]]]:
+        """Those that can be read, and name and reason of those that cannot. Raises if storage does not answer: no
+        answer must not look like no checkpoint."""
+        manifests: list[Manifest] = []
+        broken: list[tuple[str, str]] = []
+        for name, result in self._each(self._piece_names(), self._manifest_or_reason):
+            if isinstance(result, Manifest):
+                manifests.append(result)
+            elif result is not None:
+                broken.append((name, result))
+        return manifests, broken
+
+    def _manifest_or_reason(self, name: str) -> Manifest | str | None:
+        try:
+            return self.read_manifest(name)
+        except StorageError as error:
+            if error.missing:
+                return None
+            raise
+        except CheckpointError as error:
+            return error.message
+
+    def _directories(self) -> list[tuple[str, bool]]:
+        def whole(name: str) -> bool:
+            path = f"{name}/{MANIFEST}"
+            return self._call("look for", path, lambda given_up: self._files.exists(path))
+
+        return self._each(self._piece_names(), whole)
+
+    def _piece_names(self) -> list[str]:
+        found = self._call("list", "", lambda given_up: self._files.directories())
+        return sorted(name for name in found if is_piece_name(name))
+
+    def _each(self, names: list[str], job: Callable[[str], T]) -> list[tuple[str, T]]:
+        with concurrent.futures.ThreadPoolExecutor(LISTING_THREADS) as pool:
+            return list(zip(names, pool.map(job, names), strict=True))
+
+    def _call(self, verb: str, path: str, job: Callable[[threading.Event], T]) -> T:
+        """Runs `job`, again if need be, until the deadline. The event tells it that nobody waits any more."""
+        where = f"{self.url.rstrip('/')}/{path}".rstrip("/")
+        with self._lock:
+            if self._abandoned >= ABANDONED_MAX:
+                raise StorageError(f"cannot {verb} {where}: {self._abandoned} earlier calls still hang")
+        call = _Call(job, attempts=self._attempts)
+        if not call.done.wait(self._timeout_seconds):
+            with self._lock, call.lock:
+                if not call.done.is_set():
+                    call.given_up.set()
+                    call.at_end = self._returned
+                    self._abandoned += 1
+                    raise StorageError(
+                        f"cannot {verb} {where}: no answer within {self._timeout_seconds:g} s"
+                        + (f" (before that: {_words(call.error)})" if call.error is not None else ""),
+                        hint="is the storage reachable from here?",
+                    )
+        if call.failed:
+            assert call.error is not None
+            raise _storage_error(verb, where, call.error) from call.error
+        return call.result  # type: ignore[no-any-return]
+
+    def _returned(self) -> None:
+        with self._lock:
+            self._abandoned -= 1
+
+
+class _Call:
+    """One call in its own thread: attempts with waits between them, until it is done or given up."""
+
+    def __init__(self, job: Callable[[threading.Event], Any], *, attempts: int) -> None:
+        self.result: Any = None
+        self.error: BaseException | None = None  # the last one
+        self.failed = False
+        self.done = threading.Event()
+        self.given_up = threading.Event()
+        self.lock = threading.Lock()
+        self.at_end: Callable[[], None] | None = None
+        self._job = job
+        self._attempts = attempts
+        threading.Thread(target=self._run, name="regrow-storage", daemon=True).start()
+
+    def _run(self) -> None:
+        for attempt in range(self._attempts):
+            try:
+                self.result = self._job(self.given_up)
+            except BaseException as error:
+                self.error = error
+                last = attempt == self._attempts - 1 or not _may_pass(error)
+                if not last and not self.given_up.wait(WAIT_SECONDS * 2**attempt):
+                    continue
+                self.failed = True
+            break
+        with self.lock:
+            self.done.set()
+        if self.at_end is not None:
+            self.at_end()
+
+
+def _may_pass(error: BaseException) -> bool:
+    """Whether to try again: not what is our bug, the user's mistake, or a full disk."""
+    if isinstance(error, OSError):
+        return not isinstance(error, _FINAL) and error.errno not in _FINAL_NUMBERS
+    # What file systems raise on their own (botocore, aiohttp, ...) is about the network unless we know better.
+    return type(error).__module__ != "builtins" and type(error).__name__ not in _FINAL_NAMES
+
+
+def _storage_error(verb: str, where: str, error: BaseException) -> StorageError:
+    if isinstance(error, FileNotFoundError):
+        hint = "is the bucket or directory there?" if verb == "write" else None
+        return StorageError(f"cannot {verb} {where}: it is not there", hint=hint, missing=True)
+    if isinstance(error, OSError) and error.errno in _FULL_NUMBERS:
+        hint = "make room there, or prune: old pieces may no longer be needed"
+        return StorageError(f"cannot {verb} {where}: no space left there", hint=hint)
+    if isinstance(error, PermissionError) or type(error).__name__ in _FINAL_NAMES:
+        return StorageError(f"cannot {verb} {where}: {_words(error)}", hint="are credentials and permissions right?")
+    return StorageError(f"cannot {verb} {where}: {_words(error)}")
+
+
+def _words(error: BaseException | None) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return str(error) or type(error).__name__
+
+
+class Files(Protocol):
+    """What a file system must do. Errors are whatever it raises; a directory that is not there is empty."""
+
+    def directories(self) -> list[str]: ...
+    def names(self, directory: str) -> dict[str, int]: ...
+    def exists(self, path: str) -> bool: ...
+    def read(self, path: str) -> bytes: ...
+    def write(self, path: str, data: bytes, given_up: threading.Event) -> None: ...
+    def delete(self, path: str) -> None: ...
+    def delete_directory(self, directory: str) -> None: ...
+    def tidy(self, directory: str) -> None: ...
+
+
+def _open_files(url: str) -> Files:
+    if not url.strip():
+        raise UserError("where checkpoints are is empty", hint="give a path or a URL, for instance s3://bucket/run")
+    protocol, _, rest = url.partition("://")
+    if not rest and "://" not in url:
+        return LocalFiles(Path(url).expanduser().absolute())
+    if protocol in ("file", "local"):
+        if not rest.startswith("/"):
+            raise UserError(f"{url} is not a URL of a directory", hint=f"with a whole path it is file:///{rest}")
+        return LocalFiles(Path(rest))
+    if "::" in protocol:
+        raise UserError(f"{url}: layers in front of storage cannot hold checkpoints", hint="give the last URL alone")
+    try:
+        # Cached listings would show pieces that another process has deleted, and hide new ones.
+        system, root = fsspec.core.url_to_fs(url, use_listings_cache=False, skip_instance_cache=True)
+    except ImportError as error:
+        extra = "pip install 'regrow[s3]'" if protocol in ("s3", "s3a") else str(error)
+        raise UserError(f"{url} needs a library that is not installed", hint=extra) from None
+    except ValueError as error:
+        raise UserError(f"{url} is not a URL that can hold checkpoints: {error}") from None
+    if not root.strip("/") and protocol != "memory":
+        raise UserError(f"{url} does not say where", hint=f"for instance {protocol}://bucket/run")
+    return RemoteFiles(system, root.rstrip("/"))
+
+
+class LocalFiles:
+    """A directory of this machine, or one that is mounted."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def directories(self) -> list[str]:
+        try:
+            with os.scandir(self._root) as entries:
+                return [entry.name for entry in entries if entry.is_dir()]
+        except FileNotFoundError:
+            return []
+
+    def names(self, directory: str) -> dict[str, int]:
+        try:
+            names = os.listdir(self._root / directory)
+        except FileNotFoundError:
+            return {}
+        sizes: dict[str, int] = {}
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):  # renamed or deleted since
+                sizes[name] = (self._root / directory / name).stat().st_size
+        return sizes
+
+    def exists(self, path: str) -> bool:
+        return (self._root / path).is_file()
+
+    def read(self, path: str) -> bytes:
+        return (self._root / path).read_bytes()
+
+    def write(self, path: str, data: bytes, given_up: threading.Event) -> None:
+        target = self._root / path
+        kind = _kind(path)
+        self._make_directory(target.parent, kind)
+        # Two processes may write the same name; each has its own temporary file, and the later rename wins.
+        temporary = target.with_name(f"{target.name}{TEMPORARY}{os.getpid()}-{secrets.token_hex(4)}")
+        try:
+            failpoints.hit(f"{kind}.open")
+            with temporary.open("xb", buffering=0) as file:
+                _write_all(file.fileno(), data, torn=failpoints.hit(f"{kind}.data"))
+                failpoints.hit(f"{kind}.fsync")
+                os.fsync(file.fileno())
+            if given_up.is_set():
+                raise TimeoutError(errno.ETIMEDOUT, "too late")
+            failpoints.hit(f"{kind}.rename")
+            temporary.rename(target)
+        except BaseException:
+            with contextlib.suppress(OSError):  # what stays is removed with the piece, or when it is complete
+                temporary.unlink(missing_ok=True)
+            raise
+        failpoints.hit(f"{kind}.rename_fsync")
+        _fsync_directory(target.parent)
+
+    def delete(self, path: str) -> None:
+        target = self._root / path
+        kind = _kind(path)
+        failpoints.hit(f"{kind}.delete")
+        try:
+            target.unlink()
+        except FileNotFoundError:
+            return
+        failpoints.hit(f"{kind}.delete_fsync")
+        _fsync_directory(target.parent)
+
+    def delete_directory(self, directory: str) -> None:
+        failpoints.hit("piece.delete")
+        try:
+            (self._root / directory).rmdir()
+        except FileNotFoundError:
+            return
+        failpoints.hit("piece.delete_fsync")
+        _fsync_directory(self._root)
+
+    def tidy(self, directory: str) -> None:
+        for name in self.names(directory):
+            if TEMPORARY in name:
+                failpoints.hit("temporary.delete")
+                (self._root / directory / name).unlink(missing_ok=True)
+
+    def _make_directory(self, directory: Path, kind: str) -> None:
+        """With all that is missing above it, each entry durable before what is put into it. For a manifest that is
+        made sure of again: whoever made the directory may have died before its fsync."""
+        if directory.is_dir():
+            if kind != "manifest":
+                return
+        else:
+            self._make_directory(directory.parent, kind)
+            failpoints.hit(f"{kind}.mkdir")
+            directory.mkdir(exist_ok=True)
+        failpoints.hit(f"{kind}.mkdir_fsync")
+        _fsync_directory(directory.parent)
+
+
+class RemoteFiles:
+    """Any other file system that fsspec knows."""
+
+    def __init__(self, system: Any, root: str) -> None:
+        self._system = system
+        self._root = root
+
+    def directories(self) -> list[str]:
+        return [name for name, entry in self._list(self._root) if entry["type"] == "directory"]
+
+    def names(self, directory: str) -> dict[str, int]:
+        found = self._list(f"{self._root}/{directory}")
+        return {name: entry["size"] for name, entry in found if entry["type"] == "file" and name}
+
+    def exists(self, path: str) -> bool:
+        try:
+            return bool(self._system.info(f"{self._root}/{path}")["type"] == "file")
+        except FileNotFoundError:
+            return False
+
+    def read(self, path: str) -> bytes:
+        return bytes(self._system.cat_file(f"{self._root}/{path}"))
+
+    def write(self, path: str, data: bytes, given_up: threading.Event) -> None:
+        torn = failpoints.hit(f"{_kind(path)}.put")
+        self._system.pipe_file(f"{self._root}/{path}", data[: len(data) // 2] if torn else bytes(data))
+        if torn:
+            failpoints.die()
+
+    def delete(self, path: str) -> None:
+        failpoints.hit(f"{_kind(path)}.delete")
+        with contextlib.suppress(FileNotFoundError):
+            self._system.rm_file(f"{self._root}/{path}")
+
+    def delete_directory(self, directory: str) -> None:
+        failpoints.hit("piece.delete")
+        # Object stores have no directories; where there are any, an empty one would look like an unfinished piece.
+        with contextlib.suppress(FileNotFoundError, NotImplementedError):
+            self._system.rmdir(f"{self._root}/{directory}")
+
+    def tidy(self, directory: str) -> None:
+        """Nothing here has a temporary name."""
+
+    def _list(self, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+        try:
+            entries = self._system.ls(path, detail=True)
+        except FileNotFoundError:
+            return iter(())
+        return ((entry["name"].rstrip("/").rpartition("/")[2], entry) for entry in entries)
+
+
+def _kind(path: str) -> str:
+    return "manifest" if path.rpartition("/")[2] == MANIFEST else "chunk"
+
+
+def _write_all(file: int, data: bytes, *, torn: bool) -> None:
+    rest = memoryview(data).cast("B")
+    rest = rest[: len(rest) // 2] if torn else rest
+    while rest:
+        rest = rest[os.write(file, rest) :]
+    if torn:
+        failpoints.die()
+
+
+def _fsync_directory(path: Path) -> None:
+    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
