@@ -22,6 +22,12 @@ from regrow.core.messages import (
     Beat,
     Challenge,
     Commit,
+    CutAsk,
+    CutAt,
+    CutBegun,
+    CutEnd,
+    CutMarks,
+    CutSaved,
     Declare,
     Dump,
     Durable,
@@ -278,9 +284,30 @@ def example_messages() -> list[Message]:
         View(epoch=1, servers=(Member(id=0, incarnation=1, address="a", recovering=True),), job=many, lost="all"),
         Recovered(),
         Beat(),
+        Beat(step=ends),
         Durable(durable=ends),
         Commit(seq=ends),
         *parity_messages(),
+        *cut_messages(),
+    ]
+
+
+def cut_messages() -> list[Message]:
+    """At least one of each kind that checkpoints are made with."""
+    ends = 2**62
+    chunks = np.frombuffer(b'[{"name": "s0of1-00000.safetensors"}]', np.uint8)
+    return [
+        CutAsk(number=1 << 32 | 1),
+        CutMarks(number=ends, marks=(0, ends)),
+        CutMarks(number=1, marks=(), error="a server is still coming back"),
+        CutAt(number=1, marks=(7,), piece="0000000007-abcdef.full", full=True),
+        CutAt(number=ends, marks=(0,) * 300, piece="0000000007-abcdef.0000000003-012345", full=False, pause=True),
+        CutBegun(number=1),
+        CutBegun(number=ends, late=True),
+        CutSaved(number=1, error="", chunks=chunks),
+        CutSaved(number=1, error="no space left there", chunks=chunks[:0]),
+        CutEnd(number=ends, durable=True),
+        CutEnd(number=0, durable=False),
     ]
 
 

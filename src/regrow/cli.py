@@ -25,6 +25,7 @@ from typing import Any, NoReturn
 
 import click
 
+from regrow import ckpt_cli
 from regrow import config as configuration
 from regrow.config import MIB, TrainConfig
 from regrow.errors import (
@@ -38,7 +39,8 @@ from regrow.errors import (
     UserError,
 )
 
-BENCHES = ("kernels", "train", "accuracy", "overhead", "recovery", "load", "soak")  # modules of regrow.bench
+# Modules of regrow.bench.
+BENCHES = ("kernels", "train", "accuracy", "overhead", "recovery", "checkpoint", "load", "soak")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +157,7 @@ KNOBS: dict[str, tuple[Knob, ...]] = {
             name="protection",
             type=CHOICE(configuration.PROTECTIONS),
             flag_short="--protect",
-            help="What keeps rows when a process dies. none: the run ends. ec: erasure coding.",
+            help="What keeps rows when a process dies. none: the run ends. ec: erasure coding. full, delta: storage.",
         ),
         Knob(name="k", type=int, help="Rows that share parities. More is less memory; k + r servers are needed."),
         Knob(name="r", type=int, help="Parities: so many servers may be lost together."),
@@ -178,6 +180,17 @@ KNOBS: dict[str, tuple[Knob, ...]] = {
             default="8 MiB, or more to be done in 10 minutes; 0: no limit",
             help="For bringing lost rows back, all servers together. Less disturbs training less, and takes longer.",
         ),
+    ),
+    "Checkpoints": (
+        Knob(name="ckpt", metavar="URL", default="none", help="Where: a directory, or a URL such as s3://bucket/run."),
+        Knob(name="every", metavar="TIME|STEPS", help="How often: 60s, 5m or 500steps."),
+        Knob(name="full_every", type=int, help="With delta: every so many stands alone."),
+        Knob(name="ckpt_keep_last", type=int, help="So many of the newest stay; of older ones, a full a day."),
+        Knob(name="ckpt_encoding", type=CHOICE(("raw", "zstd")), help="zstd compresses; embeddings gain little."),
+        Knob(name="ckpt_bits", type=int, help="8 or 4: fewer bits per value, approximate."),
+        Knob(name="ckpt_bytes_per_s", type=Bytes(), default="no limit", help="To storage, per server."),
+        Knob(name="ckpt_pause", type=bool, help="Training waits while one is stored, to compare with."),
+        Knob(name="resume", metavar="URL[@CUT]", default="from the start", help="Go on from a checkpoint."),
     ),
     "What goes wrong on purpose": (
         Knob(
@@ -271,6 +284,7 @@ def cli(ctx: click.Context) -> None:
     regrow train --data criteo:day_0.gz --model terabyte --servers 8
     regrow demo                                    lose a server, keep the model
     regrow bench kernels                           how fast this machine is
+    regrow ckpt ls runs/a/checkpoints              what was saved
     """
     if ctx.invoked_subcommand is None:
         print(ctx.get_help(), file=sys.stderr)
@@ -329,6 +343,10 @@ def simulate(ctx: click.Context) -> Any:
     return sim.main(ctx.args, prog_name="regrow sim", standalone_mode=False)
 
 
+cli.add_command(ckpt_cli.ckpt)
+cli.add_command(ckpt_cli.merge)
+
+
 class BenchCommand(click.Command):
     """Lists the benchmarks, in their own words."""
 
@@ -344,7 +362,7 @@ class BenchCommand(click.Command):
 @click.option("--data", metavar="PATH", help="Real clicks in Criteo's format (accuracy, load).")
 @click.option("--minutes", type=float, metavar="X", help="How long it goes on, about (soak).  [10]")
 @click.option("--mtbf", type=float, metavar="X", help="Mean seconds between random kills (soak).  [20]")
-@click.option("--docs", metavar="DIR", help="Draw the picture there too (overhead, recovery).")
+@click.option("--docs", metavar="DIR", help="Draw the picture there too (overhead, recovery, checkpoint).")
 def bench(name: str, json_path: str | None, quick: bool, **further: Any) -> int:
     """Measure one thing on this machine."""
     try:

@@ -51,7 +51,7 @@ MODES = ("async", "sync")
 OPTIMIZERS = ("rowwise_adagrad", "adagrad", "sgd", "momentum", "adam", "partial_rowwise_adam")
 DENSE_OPTIMIZERS = ("sgd", "momentum", "adagrad", "adam")
 TRANSPORTS = ("unix", "tcp")
-PROTECTIONS = ("none", "ec")
+PROTECTIONS = ("none", "ec", "full", "delta", "ec+delta")
 ROLES = ("server", "worker", "coordinator")
 
 # Learning rates that train a DLRM on click data without tuning: `regrow bench accuracy` measures the first of each.
@@ -186,6 +186,26 @@ class TrainConfig:
     # None: 8 MiB, or what brings a server back within ten minutes.
     sweep_bytes_per_s: int | None = None
 
+    # Where checkpoints are kept: a path or any URL that fsspec knows. Needed for "full" and "delta".
+    ckpt: str | None = None
+    # How often: "60s" or "500steps". Too often: storage cannot follow. Too rarely: more is trained again.
+    every: str = "60s"
+    # With "delta": every so many checkpoints one stands alone. Too few: restoring reads many, where nobody merges
+    # them. Too many: more is written.
+    full_every: int = 12
+    # So many of the newest stay restorable; of older ones, one full a day. Too few: no way back behind bad data.
+    ckpt_keep_last: int = 12
+    # "zstd": compressed; embeddings gain little.
+    ckpt_encoding: str = "raw"
+    # 8 or 4: rows are stored in fewer bits, and do not come back as they were.
+    ckpt_bits: int = 32
+    # Bytes per second and server to storage. None: as fast as it takes them.
+    ckpt_bytes_per_s: int | None = None
+    # True: training stands still while a checkpoint is stored, as it does elsewhere. To compare with.
+    ckpt_pause: bool = False
+    # Start from a checkpoint: URL, or URL@CUT. With the same workers and mode; servers may be others.
+    resume: str | None = None
+
     # -- what goes wrong on purpose ----------------------------------------------------------------------
 
     # "ROLE:ID@step:N": SIGKILL when the furthest worker has made N steps.
@@ -286,10 +306,20 @@ class TrainConfig:
     @property
     def code(self) -> ErasureCode | None:
         """How rows are protected; None: not at all."""
-        if self.protection == "none":
+        if self.protection not in ("ec", "ec+delta"):
             return None
         names = [field.name for field in dataclasses.fields(ErasureCode)]
         return ErasureCode(**{name: getattr(self, name) for name in names})
+
+    @property
+    def saves(self) -> bool:
+        """Whether this run makes checkpoints."""
+        return self.protection in ("full", "delta", "ec+delta")
+
+    @property
+    def interval(self) -> tuple[float | None, int | None]:
+        """(seconds, steps) between checkpoints: one of them."""
+        return parse_interval(self.every)
 
     @property
     def faults(self) -> tuple[Fault, ...]:
@@ -427,11 +457,38 @@ def _check(config: TrainConfig) -> None:
         raise ConfigError("prefetch", config.prefetch, 'mode "sync" cannot pull ahead', hint=hint)
 
 
+def parse_interval(text: str) -> tuple[float | None, int | None]:
+    """ "60s", "2.5m", "1h" or "500steps"."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(s|m|h|steps?)\s*", text)
+    if match is None or float(match[1]) <= 0 or (match[2].startswith("step") and "." in match[1]):
+        raise ConfigError("every", text, 'is not an interval; "60s", "5m" and "500steps" are')
+    if match[2].startswith("step"):
+        return None, int(match[1])
+    return float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]], None
+
+
+def _check_checkpoints(config: TrainConfig) -> None:
+    parse_interval(config.every)
+    check_range(config, "full_every", 1, 1 << 20)
+    check_range(config, "ckpt_bytes_per_s", 1, 1 << 40)
+    check_range(config, "ckpt_keep_last", 1, 1 << 20)
+    check_choice(config, "ckpt_encoding", ("raw", "zstd"))
+    if config.ckpt_bits not in (32, 8, 4):
+        raise ConfigError("ckpt_bits", config.ckpt_bits, "is not 32, 8 or 4")
+    if config.saves and config.ckpt is None:
+        hint = "--ckpt DIRECTORY, or a URL such as s3://bucket/run"
+        raise ConfigError("protection", config.protection, "needs a place for checkpoints", hint=hint)
+    if config.ckpt is not None and not config.saves:
+        hint = 'protect "full", "delta" or "ec+delta"'
+        raise ConfigError("ckpt", config.ckpt, f'protection "{config.protection}" makes no checkpoints', hint=hint)
+
+
 def _check_protection(config: TrainConfig) -> None:
     """Numbers must be sane even where nothing is protected; they must fit together only where something is."""
     for name, low, high in CODE_RANGES:
         check_range(config, name, low, high)
     check_choice(config, "commit", COMMITS)
+    _check_checkpoints(config)
     if config.code is not None:
         config.code.check(servers=config.servers, mode=config.mode)
         if config.frame_bytes_max < FRAMES_PER_FLUSH * config.flush_bytes:

@@ -151,7 +151,7 @@ BAD_LINES = [
         "error: --k 4: k + r = 5 members need as many servers in a group; 3 servers in 1 group\nhint: k = 2 fits\n",
     ),
     ("train --kill server:2", "error: --kill server:2: must be like server:2@step:100\n"),
-    ("train --protect raid", "error: Invalid value for '--protect': 'raid' is not one of 'none', 'ec'.\n"),
+    ("train --protect raid", "error: Invalid value for '--protect': 'raid' is not one of 'none', 'ec', 'full', "),
     ("train --config /nonexistent.toml", "error: cannot read /nonexistent.toml: No such file or directory\n"),
     ("train extra", "error: Got unexpected extra argument"),
     ("tarin", "error: No such command 'tarin'."),

@@ -49,7 +49,26 @@ BAD_OPTIONS: list[tuple[dict[str, Any], str, str | None]] = [
         "dense_optimizer = 'adams': must be one of: sgd, momentum, adagrad, adam",
         "did you mean 'adam'?",
     ),
-    ({"protection": "raid"}, "protection = 'raid': must be one of: none, ec", None),
+    ({"protection": "raid"}, "protection = 'raid': must be one of: none, ec, full, delta, ec+delta", None),
+    (
+        {"protection": "delta"},
+        "protection = 'delta': needs a place for checkpoints",
+        "--ckpt DIRECTORY, or a URL such as s3://bucket/run",
+    ),
+    (
+        {"ckpt": "x"},
+        "ckpt = 'x': protection \"none\" makes no checkpoints",
+        'protect "full", "delta" or "ec+delta"',
+    ),
+    ({"every": "soon"}, "every = 'soon': is not an interval; \"60s\", \"5m\" and \"500steps\" are", None),
+    ({"every": "1.5steps"}, "every = '1.5steps': is not an interval; \"60s\", \"5m\" and \"500steps\" are", None),
+    ({"full_every": 0}, "full_every = 0: must be at least 1", None),
+    ({"ckpt_bytes_per_s": 0}, "ckpt_bytes_per_s = 0: must be at least 1", None),
+    ({"ckpt_keep_last": 0}, "ckpt_keep_last = 0: must be at least 1", None),
+    ({"ckpt_pause": 1}, "ckpt_pause = 1: must be true or false", None),
+    ({"resume": 1}, "resume = 1: must be text", None),
+    ({"ckpt_bits": 16}, "ckpt_bits = 16: is not 32, 8 or 4", None),
+    ({"ckpt_encoding": "gzip"}, "ckpt_encoding = 'gzip': must be one of: raw, zstd", None),
     ({"k": 0}, "k = 0: must be at least 1", None),
     ({"r": 0}, "r = 0: must be at least 1", None),
     ({"groups": 0}, "groups = 0: must be at least 1", None),
@@ -186,7 +205,16 @@ def test_defaults_are_filled_in() -> None:
 def test_no_field_is_left_open() -> None:
     """What is None afterwards means something: no limit, or the other one of steps and epochs."""
     none = {name for name, value in TrainConfig().to_dict().items() if value is None}
-    assert none == {"rows_max", "train_rows", "test_rows", "epochs", "out", "mtbf", "sweep_bytes_per_s"}
+    limits = {"rows_max", "train_rows", "test_rows", "sweep_bytes_per_s", "ckpt_bytes_per_s"}
+    assert none == limits | {"epochs", "out", "mtbf", "ckpt", "resume"}
+
+
+@pytest.mark.parametrize(
+    ("text", "interval"),
+    [("60s", (60.0, None)), ("1.5m", (90.0, None)), ("2h", (7200.0, None)), ("500steps", (None, 500))],
+)
+def test_interval(text: str, interval: tuple[float | None, int | None]) -> None:
+    assert TrainConfig(every=text).interval == interval
 
 
 def test_protection() -> None:

@@ -30,7 +30,7 @@ WIRE = {
     12: "View(epoch, servers, job, lost)",
     13: "Ready(rows, memory_bytes)",
     14: "Recovered()",
-    15: "Beat()",
+    15: "Beat(step)",
     20: "Open()",
     21: "Opened(durable, committed)",
     22: "Pull(request, step, counts: <i4, slots: <u4)",
@@ -61,6 +61,12 @@ WIRE = {
     54: "SyndromeAsk(request, k, q, unknown, incarnations, counts: <i4, blocks: <u4)",
     55: "Syndrome(request, numbers, relatives: <f4)",
     56: "RestoredAck(request)",
+    57: "CutAsk(number)",
+    58: "CutMarks(number, marks, error)",
+    59: "CutAt(number, marks, piece, full, pause)",
+    60: "CutBegun(number, late)",
+    61: "CutSaved(number, error, chunks: |u1)",
+    62: "CutEnd(number, durable)",
 }
 
 

@@ -12,14 +12,28 @@ from __future__ import annotations
 
 import msgspec
 
-from regrow.core.effects import Delivered, Died, Forget, Joined, Log, Lost, Refuse, Replace, Send, Tick
+from regrow.core.cut import CutNow, CutPlan, Cuts, Publish, Published
+from regrow.core.effects import Delivered, Died, Forget, Joined, Log, Lost, Notice, Refuse, Replace, Send, Tick
 from regrow.core.groups import Groups
 from regrow.core.job import JobSpec
 from regrow.core.link import Identity
-from regrow.core.messages import Beat, Declare, KnownView, Member, Ready, Recovered, Register, View
+from regrow.core.messages import (
+    Beat,
+    CutBegun,
+    CutMarks,
+    CutSaved,
+    Declare,
+    KnownView,
+    Member,
+    Message,
+    Ready,
+    Recovered,
+    Register,
+    View,
+)
 
-Event = Joined | Delivered | Lost | Tick | Died
-Effect = Send | Refuse | Log | Replace | Forget
+Event = Joined | Delivered | Lost | Tick | Died | Published | CutNow
+Effect = Send | Refuse | Log | Replace | Forget | Publish | Notice
 
 # A closed connection that does not come back counts as a death. Too short: a reset is taken for one.
 LOST_SECONDS = 0.3
@@ -34,11 +48,23 @@ OWN_PAUSE_SECONDS = 0.5
 class Coordinator:
     """One door: `effects = coordinator.receive(event)`."""
 
-    def __init__(self, *, servers: int, job: JobSpec | None = None, term: int = 0) -> None:
+    def __init__(
+        self,
+        *,
+        servers: int,
+        job: JobSpec | None = None,
+        term: int = 0,
+        cut_plan: CutPlan | None = None,
+        cut_salt: str = "",
+    ) -> None:
         self.view: View | None = None
         self.ready: dict[int, Ready] = {}
         self.lost = ""  # what cannot come back
         self.dead: dict[int, str] = {}  # servers that wait for their replacement, and why
+        self.cuts: Cuts | None = None  # if this run is checkpointed, and its job known
+        self._cut_plan = cut_plan
+        self._cut_now: CutNow | None = None  # asked for before there was a view
+        self._cut_salt = cut_salt
         self._server_count = servers
         self._job = job
         self._term = term
@@ -53,6 +79,27 @@ class Coordinator:
         self._learned_at: float | None = None
 
     def receive(self, event: Event) -> list[Effect]:
+        effects = self._receive(event)
+        if self._cut_plan is None or self.view is None:
+            return effects
+        if self.cuts is None:
+            sync = self.view.job.mode == "sync"
+            self.cuts = Cuts(self._cut_plan, is_sync=sync, term=self._term, salt=self._cut_salt)
+            if self._cut_now is not None:
+                self.cuts.want(self._cut_now)
+        whole = not self.dead and not self.lost and not any(member.recovering for member in self._members.values())
+        peers = {member.id: _identity(member) for member in self.view.servers} if whole else None
+        effects += self.cuts.know(peers)
+        if isinstance(event, Tick):
+            effects += self.cuts.tick(event.now)
+        return effects
+
+    def _receive(self, event: Event) -> list[Effect]:
+        if isinstance(event, Published | CutNow):
+            if self.cuts is None:
+                self._cut_now = event if isinstance(event, CutNow) else None
+                return []
+            return [*(self.cuts.on_published(event) if isinstance(event, Published) else self.cuts.want(event))]
         if isinstance(event, Tick):
             return self._on_tick(event.now)
         if isinstance(event, Died):
@@ -73,7 +120,11 @@ class Coordinator:
             self._heard[source.id] = self._now
             self._closed.pop(source.id, None)
             if isinstance(message, Beat):
+                if self.cuts is not None:
+                    self.cuts.on_step(message.step)
                 return []
+            if isinstance(message, CutMarks | CutBegun | CutSaved):
+                return self._on_cut_message(source.id, message)
             if isinstance(message, Ready):
                 self.ready[source.id] = message
                 self._up.add(source.id)
@@ -83,6 +134,16 @@ class Coordinator:
         elif self._is_over(source):
             return [Refuse(target=source, reason=f"{source} was replaced by a newer incarnation")]
         return [Refuse(target=source, reason=f"{type(message).__name__} from a {source.role}")]
+
+    def _on_cut_message(self, server: int, message: Message) -> list[Effect]:
+        if self.cuts is None:
+            return []
+        if isinstance(message, CutMarks):
+            return [*self.cuts.on_marks(server, message)]
+        if isinstance(message, CutBegun):
+            return [*self.cuts.on_begun(server, message)]
+        assert isinstance(message, CutSaved)
+        return [*self.cuts.on_saved(server, message)]
 
     def _on_joined(self, peer: Identity) -> list[Effect]:
         self._peers[peer] = None

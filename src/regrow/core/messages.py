@@ -27,6 +27,7 @@ Secret = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
 Int32Array = Annotated[npt.NDArray[np.int32], "<i4"]
 UInt32Array = Annotated[npt.NDArray[np.uint32], "<u4"]
 UInt64Array = Annotated[npt.NDArray[np.uint64], "<u8"]
+UInt8Array = Annotated[npt.NDArray[np.uint8], "|u1"]
 Float32Array = Annotated[npt.NDArray[np.float32], "<f4"]
 
 
@@ -186,7 +187,9 @@ class Recovered(Message):
 
 @message(15)
 class Beat(Message):
-    """Server -> coordinator, often: I am alive. A stopped process sends none."""
+    """Server -> coordinator, often: I am alive, and have come to this step. A stopped process sends none."""
+
+    step: U62 = 0
 
 
 # --- Pull and push ------------------------------------------------------------------------------------------
@@ -481,3 +484,58 @@ class Syndrome(Message):
     request: U62
     numbers: tuple[int, ...]
     relatives: Float32Array
+
+
+# --- Checkpoints --------------------------------------------------------------------------------------------
+
+
+@message(57)
+class CutAsk(Message):
+    """Coordinator -> server: a cut is to be made; what have you applied? (Asynchronous: and hold pushes back.)"""
+
+    number: U62
+
+
+@message(58)
+class CutMarks(Message):
+    """Server -> coordinator: this; or, with an error, that it cannot take part now."""
+
+    number: U62
+    marks: tuple[int, ...]
+    error: Text = ""
+
+
+@message(59)
+class CutAt(Message):
+    """Coordinator -> server: capture your rows when you have applied exactly this; they are part of this piece."""
+
+    number: U62
+    marks: tuple[int, ...]
+    piece: Text
+    full: bool
+    pause: bool = False  # nothing more is applied until the cut is over (to compare with)
+
+
+@message(60)
+class CutBegun(Message):
+    """Server -> coordinator: my rows are captured; or it was too late for that."""
+
+    number: U62
+    late: bool = False
+
+
+@message(61)
+class CutSaved(Message):
+    """Server -> coordinator: they are stored in these chunks (JSON), or why they are not."""
+
+    number: U62
+    error: Text
+    chunks: UInt8Array
+
+
+@message(62)
+class CutEnd(Message):
+    """Coordinator -> server: the cut is over. If it is durable, forget that these rows changed."""
+
+    number: U62
+    durable: bool

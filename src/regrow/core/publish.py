@@ -169,6 +169,12 @@ class Publisher:
 
     # --- Flushes ---
 
+    def loaded(self, marks: tuple[int, ...]) -> None:
+        """All rows are those after these pushes, of a checkpoint; nobody will commit them again."""
+        for applied in self.applied:
+            applied[:] = marks
+        self._committed = [max(pair) for pair in zip(self._committed, marks, strict=True)]
+
     def applied_push(self) -> list[Send]:
         """A push was applied to all groups: flush when enough has come together."""
         if not self.protected:
@@ -300,7 +306,10 @@ class Publisher:
 
     def numbers(self) -> list[int]:
         """The flushes that have, or will have, all that was changed so far: one may be held back."""
-        return [group.number + bool(self._store.pending_rows(g)) for g, group in enumerate(self.groups)]
+        return [
+            group.number + bool(self._store.pending_rows(g) or group.flushed != tuple(self.applied[g]))
+            for g, group in enumerate(self.groups)
+        ]
 
     def _commit_staged(self, g: int, holders: list[int]) -> list[Send]:
         """Commits what a stream waits for. It is in the new holder already, and to wait for its workers could mean to

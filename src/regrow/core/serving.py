@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from regrow.core.cut import CaptureStore, CutSide, Save, Unsave
 from regrow.core.effects import Refuse, Send
 from regrow.core.groups import by_table
 from regrow.core.job import JobSpec
@@ -43,12 +44,12 @@ from regrow.core.parity import HolderStore
 from regrow.core.publish import Part, Publisher, SourceStore
 from regrow.core.rebuild import Rebuild, RebuildStore
 
-Effect = Send | Refuse
+Effect = Send | Refuse | Save | Unsave
 
 WAITING_MAX = 1 << 16  # Requests of all workers that wait for a replacement; a worker's own window is far smaller.
 
 
-class Store(SourceStore, HolderStore, RebuildStore, Protocol):
+class Store(SourceStore, HolderStore, RebuildStore, CaptureStore, Protocol):
     """What holds the rows of a shard. Methods check all bounds first and raise ValueError or IndexError."""
 
     memory_bytes: int
@@ -59,6 +60,7 @@ class Store(SourceStore, HolderStore, RebuildStore, Protocol):
     def assign_untouched(self, counts: Int32Array, slots: UInt32Array, weights: Float32Array) -> None: ...
     def read_records(self, table: int, slot_first: int, slot_count: int, out: Float32Array) -> None: ...
     def write_records(self, table: int, slot_first: int, slot_count: int, source: Float32Array) -> None: ...
+    def write_rows(self, counts: Int32Array, slots: UInt32Array, records: Float32Array) -> None: ...
     def slots(self, table: int) -> int: ...
     def merge(self, parts: list[tuple[Any, Any, Any]]) -> Part: ...
 
@@ -73,6 +75,8 @@ class Serving:
         self.rebuild: Rebuild | None = None
         self.peers: dict[int, Identity] = {}  # the servers of the view
         self.is_sync = job.mode == "sync"
+        self.cut = CutSide(store=store, is_sync=self.is_sync)
+        self.loading = False  # rows are on their way from a checkpoint
         self.clock = 0  # pushes applied, of all workers
         self.pulls = 0
         self.rows_updated = 0
@@ -81,6 +85,7 @@ class Serving:
         self._queued: list[tuple[Identity, Message]] = []  # until every group knows where it stands
         self._pushes: dict[int, deque[tuple[Identity, Push]]] = {}  # worker -> pushes whose rows are not back
         self._parked: list[tuple[Identity, Message]] = []  # requests whose rows are not back
+        self._held: list[tuple[Identity, Push]] = []  # until all servers have cut (async)
         self._staged: dict[int, dict[int, Push]] = {}  # step -> worker -> push (sync)
         self._pulled: dict[int, int] = {}  # worker -> newest step pulled (sync)
         self._step_pulls: dict[tuple[int, int], tuple[Identity, Pull]] = {}  # by worker and step: waiting (sync)
@@ -96,8 +101,8 @@ class Serving:
 
     @property
     def committed(self) -> int:
-        """The last step that all rows of this server have (sync)."""
-        return self._span(0)[0]
+        """The last step, or push of the worker that is least far, that all rows of this server have."""
+        return min(min(marks) for marks in self.publisher.applied)
 
     def receive(self, source: Identity, message: Message) -> list[Effect]:
         """A message of a worker."""
@@ -110,7 +115,7 @@ class Serving:
             return [Refuse(target=source, reason=f"a newer incarnation of {source} is at work")]
         if known is None or source.incarnation > known.incarnation:
             self._new_worker(source)
-        if self.rebuild is not None and not self.rebuild.active:
+        if self.loading or (self.rebuild is not None and not self.rebuild.active):
             if len(self._queued) >= WAITING_MAX:
                 return [Refuse(target=source, reason="too much for a server that is not back yet")]
             self._queued.append((source, message))
@@ -125,6 +130,7 @@ class Serving:
         self._step_pulls = {key: item for key, item in self._step_pulls.items() if key[0] != source.id}
         self._parked = [(who, message) for who, message in self._parked if who.id != source.id]
         self._queued = [(who, message) for who, message in self._queued if who.id != source.id]
+        self._held = [(who, push) for who, push in self._held if who.id != source.id]
         self._unprepared = [(who, seq) for who, seq in self._unprepared if who.id != source.id]
 
     def _dispatch_safely(self, source: Identity, message: Message) -> list[Effect]:
@@ -262,6 +268,10 @@ class Serving:
             raise ValueError(f"{push.grads.size} gradient values do not fit {push.slots.size} slots")
         if self.is_sync:
             return self._on_push_sync(source, push)
+        if self.cut.holds(source.id, push.seq):
+            self.check_slots(push.counts, push.slots)
+            self._held.append((source, push))
+            return []
         queue = self._pushes.get(source.id)
         done = queue[-1][1].seq if queue else self._span(source.id)[0]
         if push.seq > done + 1 and self.job.flush.commit != "none":
@@ -295,6 +305,7 @@ class Serving:
                 marks[source.id] = max(push.seq, marks[source.id])
             self.clock += 1
             self.rows_updated += push.slots.size
+            effects += self._check_cut()
             effects += self.publisher.applied_push()
         return [*self._pushed(source, push.seq), *effects]
 
@@ -334,7 +345,7 @@ class Serving:
         effects: list[Effect] = []
         step = self._span(0)[0] + 1
         staged = self._staged.get(step, {})
-        if len(staged) == len(workers) and all(self._pulled.get(w, 0) > step for w in workers):
+        if not self.cut.pausing and len(staged) == len(workers) and all(self._pulled.get(w, 0) > step for w in workers):
             parts = [(staged[w].counts, staged[w].slots, staged[w].grads) for w in workers]
             merged = parts[0] if len(parts) == 1 else self.store.merge(parts)
             if self._span(0)[1] >= step:
@@ -348,6 +359,7 @@ class Serving:
                 marks[0] = step
             self.clock += len(parts)
             self.rows_updated += merged[1].size
+            effects += self._check_cut()
             if self.publisher.protected:
                 effects += self.publisher.flush_all()
         return effects + self._answer_steps()
@@ -440,6 +452,19 @@ class Serving:
         for source, message in queued:
             effects += self._dispatch_safely(source, message)
         return effects
+
+    def _check_cut(self) -> list[Effect]:
+        """Something was applied. If that is the instant to cut at, whoever was held back for it goes on."""
+        begun = self.cut.reached(self.publisher.applied)
+        return [*begun, *self.release()] if begun and not self.is_sync else [*begun]
+
+    def release(self) -> list[Effect]:
+        """A cut has come further: pushes that it held back are applied, as far as it lets them."""
+        held, self._held = self._held, []
+        effects: list[Effect] = []
+        for source, push in held:
+            effects += self._dispatch_safely(source, push)  # or held again
+        return effects + self._commit() if self.is_sync else effects
 
     def retry(self) -> list[Effect]:
         """Rows are back: whoever waited for them goes on."""

@@ -9,11 +9,13 @@ until their view is here.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
+from regrow.core.cut import Save, Saved, Unsave
 from regrow.core.effects import Delivered, Dial, Forget, Joined, Log, Lost, Notice, Refuse, Send, Stop, Tick
 from regrow.core.groups import Groups
 from regrow.core.job import JobSpec
@@ -21,11 +23,16 @@ from regrow.core.layout import Layout
 from regrow.core.link import Identity
 from regrow.core.messages import (
     Beat,
+    CutAsk,
+    CutAt,
+    CutEnd,
     Fault,
+    Float32Array,
     Flush,
     FlushAck,
     FlushCommit,
     Have,
+    Int32Array,
     KnownView,
     Message,
     Open,
@@ -43,6 +50,7 @@ from regrow.core.messages import (
     SyndromeAsk,
     Tail,
     TailEnd,
+    UInt32Array,
     Undo,
     View,
 )
@@ -51,8 +59,33 @@ from regrow.core.publish import Budget, Publisher
 from regrow.core.rebuild import FILL_ROWS, Rebuild
 from regrow.core.serving import WAITING_MAX, Serving, Store
 
-Event = Joined | Delivered | Lost | Tick
-Effect = Send | Refuse | Log | Dial | Forget | Stop | Notice
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Load:
+    """Effect: fetch this server's rows from the checkpoint it starts from; tell them as `LoadedRows`, then
+    `LoadedAll`."""
+
+    job: JobSpec
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedRows:
+    """Event: whole records from a checkpoint, as counts by table, slots and values."""
+
+    counts: Int32Array
+    slots: UInt32Array
+    records: Float32Array
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedAll:
+    """Event: these were all, and they are the state after these pushes (steps) of each worker."""
+
+    marks: tuple[int, ...]
+
+
+Event = Joined | Delivered | Lost | Tick | Saved | LoadedRows | LoadedAll
+Effect = Send | Refuse | Log | Dial | Forget | Stop | Notice | Save | Unsave | Load
 
 EARLY_OPENS_MAX = 4096  # A worker sends one Open and waits; more than this is somebody misbehaving.
 AHEAD_MAX = 1 << 16  # Messages of servers whose view is on its way.
@@ -70,6 +103,7 @@ class ShardServer:
         build_store: Callable[[JobSpec, int, bool], Store],
         reply_bytes_max: int,
         address: str = "",
+        loads: bool = False,
     ) -> None:
         self.identity = identity
         self.address = address
@@ -80,6 +114,8 @@ class ShardServer:
         self.rebuild: Rebuild | None = None
         self.serving: Serving
         self._build_store = build_store
+        self._loads = loads  # this run starts from a checkpoint
+        self._load_flushes: list[int] | None = None  # all is loaded; flushes that holders do not have yet
         self._reply_bytes_max = reply_bytes_max
         self._coordinator: Identity | None = None
         self._peers: dict[int, Identity] = {}  # the servers of the view
@@ -98,6 +134,10 @@ class ShardServer:
             return [Log(text=f"{event.peer} is gone: {event.reason}")]
         if isinstance(event, Joined):
             return self._on_joined(event.peer)
+        if isinstance(event, Saved):
+            return [*self.serving.cut.on_saved(self._coordinator, event)] if self._coordinator is not None else []
+        if isinstance(event, LoadedRows | LoadedAll):
+            return self._on_loaded(event)
         effects = self._on_message(event)
         if self.view is not None and self.publisher.protected:
             effects += self._background()
@@ -108,6 +148,8 @@ class ShardServer:
             return self._on_view(event.message, event.source)
         if event.source.role == "server":
             return self._on_server_message(event)
+        if isinstance(event.message, CutAsk | CutAt | CutEnd):
+            return self._on_cut_message(event.source, event.message)
         if self.view is None:
             # Only this one: it is small, and whoever sends more has not waited to be opened. A replacement is
             # sent everything at once, by workers that know its view before it does.
@@ -160,14 +202,21 @@ class ShardServer:
     def _on_joined(self, peer: Identity) -> list[Effect]:
         if peer.role != "coordinator":
             return []
-        self._coordinator = peer
+        void = self._on_other_coordinator(peer)
         known = None
         if self.view is not None:
             servers = list(self.view.servers)
             me = servers[self.identity.id]
             servers[self.identity.id] = msgspec.structs.replace(me, recovering=not self.recovered)
             known = KnownView(epoch=self.view.epoch, servers=tuple(servers), job=self.view.job)
-        return [Send(target=peer, message=Register(address=self.address, known=known))]
+        return [*void, Send(target=peer, message=Register(address=self.address, known=known))]
+
+    def _on_other_coordinator(self, peer: Identity) -> list[Effect]:
+        """A new one knows nothing of the cut that the one before was making."""
+        before, self._coordinator = self._coordinator, peer
+        if self.view is None or before in (None, peer):
+            return []
+        return [*self.serving.cut.give_up(), *self.serving.release()]
 
     def _on_view(self, view: View, source: Identity) -> list[Effect]:
         if source.role != "coordinator":
@@ -186,7 +235,7 @@ class ShardServer:
         if self.view is not None and view.epoch <= self.view.epoch:
             return []
         effects: list[Effect] = [Log(text=f"view {view.epoch}: {_described(view)}")]
-        self._coordinator = source
+        effects += self._on_other_coordinator(source)
         if self.store is None:
             effects += self._first_view(view, recovering=me.recovering)
         effects += self._know(view)
@@ -223,7 +272,11 @@ class ShardServer:
             for index, table in enumerate(job.tables)
         )
         assert self._coordinator is not None
-        return [Send(target=self._coordinator, message=Ready(rows=rows, memory_bytes=store.memory_bytes))]
+        load: list[Effect] = []
+        if self._loads and not recovering:
+            self.serving.loading = True
+            load = [Load(job=job)]
+        return [*load, Send(target=self._coordinator, message=Ready(rows=rows, memory_bytes=store.memory_bytes))]
 
     def _know(self, view: View) -> list[Effect]:
         """Takes over a view: who is new is dialled, who is over forgotten, who lost something is helped."""
@@ -257,6 +310,41 @@ class ShardServer:
         for event in early:
             effects += self.serving.receive(event.source, event.message)
         return effects
+
+    # --- Checkpoints ---
+
+    def _on_cut_message(self, source: Identity, message: CutAsk | CutAt | CutEnd) -> list[Effect]:
+        if source != self._coordinator or self.view is None:
+            return [Refuse(target=source, reason="only the coordinator makes cuts, and after the first view")]
+        cut, applied = self.serving.cut, self.publisher.applied
+        effects: list[Effect]
+        if isinstance(message, CutAsk):
+            whole = self.recovered and not self.serving.loading
+            effects = [*cut.on_ask(source, message, applied, whole=whole)]
+        elif isinstance(message, CutAt):
+            effects = [*cut.on_at(source, message, applied)]
+        else:
+            effects = [*cut.on_end(message)]
+        return [*effects, *self.serving.release()]
+
+    def _on_loaded(self, event: LoadedRows | LoadedAll) -> list[Effect]:
+        """Rows of the checkpoint that this run starts from. They are flushed as they come, so parities stand for them;
+        workers are served when every holder has all of them."""
+        assert self.serving.loading
+        if isinstance(event, LoadedRows):
+            self._store().write_rows(event.counts, event.slots, event.records)
+            return [*self.publisher.flush_all()]
+        self.publisher.loaded(event.marks)
+        flushed: list[Effect] = [*self.publisher.flush_all()]
+        self._load_flushes = self.publisher.numbers() if self.publisher.protected else []
+        return [*flushed, *self._check_loaded()]
+
+    def _check_loaded(self) -> list[Effect]:
+        if self._load_flushes is None or (self._load_flushes and not self.publisher.has_acked(self._load_flushes)):
+            return []
+        self._load_flushes = None
+        self.serving.loading = False
+        return [Log(text="loaded"), Notice(name="loaded", values={}), *self.serving.activated()]
 
     # --- Other servers ---
 
@@ -311,7 +399,7 @@ class ShardServer:
         raise ValueError("a server does not take this message from a server")
 
     def _on_flush_ack(self, source: Identity, ack: FlushAck) -> list[Effect]:
-        return [*self.publisher.on_ack(source.id, ack), *self.serving.grown()]
+        return [*self.publisher.on_ack(source.id, ack), *self.serving.grown(), *self._check_loaded()]
 
     def _on_snap_ask(self, source: Identity, ask: SnapAsk) -> list[Effect]:
         self.serving.check_slots(ask.counts, ask.slots)
@@ -387,7 +475,10 @@ class ShardServer:
         effects: list[Effect] = []
         if self._coordinator is not None and now >= self._beat_at:
             self._beat_at = now + BEAT_SECONDS
-            effects.append(Send(target=self._coordinator, message=Beat()))
+            step = self.serving.committed if self.view is not None else 0
+            effects.append(Send(target=self._coordinator, message=Beat(step=step)))
+        if self.view is not None and self.serving.cut.tick(now):
+            effects += self.serving.release()
         if self.view is None or not self.publisher.protected:
             return effects
         self._row_budget.refill(now)

@@ -32,6 +32,10 @@ def main() -> int:
             from regrow.nn import worker
 
             worker.run(parent)
+        elif role == "merger":
+            from regrow.runtime import merging
+
+            merging.run(parent)
         elif role == "standby":
             from regrow.runtime import serve
 

@@ -26,9 +26,11 @@ SERVERS_SHOWN_MAX = 64  # more do not fit a line; they are counted instead
 SHORT_DIGEST = 16
 FAILURES_SHOWN_MAX = 5  # the latest; the others are in the summary
 
+SAVING_SECONDS_MIN = 2.0  # shorter ones are not worth a word
 SERVER_MARKS = {
     "starting": ("○", "dim"),
     "allocating": ("◐", "yellow"),
+    "loading": ("◐", "cyan"),
     "recovering": ("◐", "magenta"),
     "ready": ("●", "green"),
     "gone": ("✗", "red"),
@@ -67,6 +69,7 @@ class PlainDisplay:
         self._phase = ""
         self._due = 0.0
         self._told: dict[int, str] = {}  # failure -> what was last said of it
+        self._said: set[str] = set()  # lines that are said once
 
     def live(self) -> AbstractContextManager[None]:
         return contextlib.nullcontext()
@@ -77,6 +80,10 @@ class PlainDisplay:
             if self._told.get(index) != stage:
                 self._told[index] = stage
                 print(failure_line(failure, now), file=self._progress, flush=True)
+        for news in news_lines(status):
+            if news not in self._said:
+                self._said.add(news)
+                print(news, file=self._progress, flush=True)
         if status.phase == self._phase and now < self._due:
             return
         self._phase, self._due = status.phase, now + PLAIN_SECONDS
@@ -144,6 +151,9 @@ class LiveDisplay:
                 rows.append(grid)
             else:
                 rows.append(line)
+        rows += [Text(news, style="yellow") for news in news_lines(status)]
+        if status.checkpoints["last"] is not None:
+            rows.append(Text(checkpoint_line(status), style="dim"))
         quiet = status.stalled_seconds(now)
         if quiet is not None:
             rows.append(Text(f"nothing has moved for {quiet:.0f} s; see logs/", style="yellow"))
@@ -182,6 +192,10 @@ def progress_line(status: RunStatus, now: float) -> str | None:
         ready = sum(server.state == "ready" for server in status.servers)
         held = sum(server.bytes for server in status.servers)
         rows = f" ({size_text(held)})" if held else ""
+        stored = sum(server.load_total for server in status.servers)
+        if stored:
+            read = sum(server.load_done for server in status.servers)
+            rows += f", {size_text(read)} of {size_text(stored)} read from the checkpoint"
         return f"loading: workers start, {ready}/{len(status.servers)} servers have their rows{rows}, {since}"
     if status.phase == "training":
         parts = [
@@ -224,6 +238,24 @@ def failure_line(failure: Failure, now: float) -> str:
     return "; ".join(parts)
 
 
+def news_lines(status: RunStatus) -> list[str]:
+    """What the user should be told of checkpoints, most of all: that one could not be made, or had to be used."""
+    lines = []
+    for restore in status.restores:
+        place = f"checkpoint {restore['cut']} (step {restore['cut_step']:,})" if restore["cut"] else "the start"
+        lines.append(f"{restore['reason']}; all begin again from {place}, {restore['steps_lost']:,} steps back")
+    if status.checkpoints["last_error"]:
+        failed = status.checkpoints["failed"]
+        lines.append(f"{failed} checkpoint{'s' if failed > 1 else ''} failed: {status.checkpoints['last_error']}")
+    return lines
+
+
+def checkpoint_line(status: RunStatus) -> str:
+    last = status.checkpoints["last"]
+    merged = f", {status.merges['folded']} merged" if status.merges["folded"] else ""
+    return f"{status.checkpoints['saved']} checkpoints{merged}, the last: {last['cut']}"
+
+
 def count_text(count: int) -> str:
     """312, 4.1 k, 1.2 M."""
     for unit, name in ((1_000_000_000, "G"), (1_000_000, "M"), (1_000, "k")):
@@ -242,6 +274,8 @@ def figures(status: RunStatus, now: float) -> list[str]:
         found.append(f"loss {status.loss:.4f}")
     if status.auc is not None:
         found.append(f"AUC {status.auc:.4f}")
+    if status.saving is not None and now - status.saving[1] >= SAVING_SECONDS_MIN:
+        found.append(f"storing checkpoint {status.saving[0]} for {now - status.saving[1]:.0f} s")
     return found
 
 
@@ -284,6 +318,15 @@ def summary_text(summary: dict[str, Any], path: Path) -> str:
         stalls = max(failure["stall_s"] for failure in failures)
         count = f"{len(failures)} failure{'s' if len(failures) > 1 else ''}"
         rows.append(("survived", f"{count}, training stood still for {stalls:.2f} s at most"))
+    for restore in summary.get("restores") or []:
+        place = f"checkpoint {restore['cut']}" if restore["cut"] else "the start"
+        rows.append(("restored", f"from {place} at step {restore['step']:,}: {restore['reason']}"))
+    saved = summary.get("checkpoints") or {}
+    if saved.get("last"):
+        failed = f", {saved['failed']} failed" if saved["failed"] else ""
+        rows.append(("checkpoints", f"{saved['saved']}{failed}; the last is {saved['last']['cut']}"))
+    elif saved.get("failed"):
+        rows.append(("checkpoints", f"none! {saved['failed']} failed: {saved['last_error']}"))
     if summary.get("faults_unreached"):
         steps = ", ".join(str(fault["step"]) for fault in summary["faults_unreached"])
         rows.append(("not reached", f"faults at step {steps}: the data ended before"))

@@ -26,7 +26,7 @@ class Faults:
         self._next: tuple[str, int] | None = None
         # With parities, a server is spared while as many others are down as may be: random failures shall show
         # what is survived, not what is not.
-        self._down_max = config.r if config.protection == "ec" else config.servers
+        self._down_max = config.r if config.code is not None else config.servers
 
     @property
     def unreached(self) -> list[Fault]:

@@ -27,8 +27,8 @@ from typing import Any
 
 from regrow.config import TrainConfig
 from regrow.errors import ChildFailed, DataLoss, Interrupted, RegrowError, UserError
-from regrow.launch import memory
-from regrow.launch.causes import Suspect, verdict
+from regrow.launch import checkpoints, memory
+from regrow.launch.causes import KILLED, MISSES_ANOTHER, Suspect, verdict
 from regrow.launch.crew import CHILD_COMMAND, Crew
 from regrow.launch.display import Display, QuietDisplay
 from regrow.launch.faults import Faults
@@ -42,6 +42,7 @@ METRICS_SECONDS_PROTECTED = 0.25  # a failure and its end may be less than a sec
 # Starting a spare takes a core for a moment, which a recovery needs more; but the next failure may come during it.
 SPARE_SECONDS, SPARE_SECONDS_MAX = 1.0, 10.0
 SURVIVING_PHASES = ("training", "evaluating")
+SAVE_TRIES, SAVE_SECONDS_MAX = 3, 3600.0  # of the last checkpoint
 DISPLAY_SECONDS = 0.125
 WAKE_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -73,9 +74,11 @@ def train(
     check_files(config)
     if memory_check:
         memory.check(config)
+    start = None if config.resume is None else checkpoints.find(config)
     run_dir = RunDir.create(config, overwrite=overwrite)
     try:
         run = _Run(config, run_dir, display or QuietDisplay(), tuple(command), patience or Patience())
+        run.start = start
         return run.run()
     finally:
         run_dir.close()
@@ -112,6 +115,8 @@ class _Run:
         self.signals = _SignalWatch(self.children.wake)
         self.faults = Faults(config)
         self.crew: Crew
+        self.run_id = secrets.token_hex(8)
+        self.start: checkpoints.Start | None = None  # None: from nothing
         self.suspects: list[Suspect] = []
         self.data_loss: DataLoss | None = None
         self._paused: list[tuple[float, Child]] = []  # until when
@@ -122,11 +127,11 @@ class _Run:
 
     def run(self) -> dict[str, Any]:
         error: BaseException | None = None
-        with self.signals, SocketDir() as sockets:
+        with self.signals:
             try:
                 with self.children, self.display.live():
                     try:
-                        self._train(sockets)
+                        self._train_to_the_end()
                     except BaseException as failure:
                         error = failure
                         self._abort()
@@ -141,6 +146,57 @@ class _Run:
 
     # -- the story -------------------------------------------------------------------------------------------
 
+    def _train_to_the_end(self) -> None:
+        """Starts over from the last checkpoint as often as that is needed, and does any good."""
+        while True:
+            try:
+                with SocketDir() as sockets:
+                    self._train(sockets)
+                return
+            except (ChildFailed, DataLoss) as failure:
+                if not self._may_start_over(failure):
+                    raise
+                self._start_over(failure)
+
+    def _may_start_over(self, failure: ChildFailed | DataLoss) -> bool:
+        """A death is no reason to give up where there are checkpoints. A mistake, or a bug, would come again."""
+        dead = isinstance(failure, DataLoss) or (
+            bool(self.suspects) and verdict(self.suspects).rank in (KILLED, MISSES_ANOTHER)
+        )
+        phases = ("loading", *SURVIVING_PHASES)
+        here = None if self.start is None else self.start.cut
+        tries = sum(restore["cut"] == here for restore in self.status.restores)  # without a newer one since
+        return self.config.saves and dead and self.status.phase in phases and tries < checkpoints.RESTORES_MAX
+
+    def _start_over(self, failure: RegrowError) -> None:
+        self._abort()
+        for child in self.children.all:
+            child.retired = True
+        assert self.config.ckpt is not None
+        self.start = checkpoints.newest(self.config.ckpt, run=self.run_id) or self.start
+        self.suspects, self.data_loss, self._accused, self._spare_due = [], None, set(), None
+        cut, step = (None, 0) if self.start is None else (self.start.cut, self.start.step)
+        self.status.start_over(reason=failure.message, cut=cut, cut_step=step, now=time.monotonic())
+        self._display_due = self._metrics_due = 0.0
+
+    def _save_the_end(self) -> None:
+        """The last checkpoint, of the trained model. Not without a word, but not at any price."""
+        for _ in range(SAVE_TRIES):
+            self.status.still = None
+            deadline = time.monotonic() + SAVE_SECONDS_MAX
+            asked: Child | None = None
+            while self.status.still is None and time.monotonic() < deadline:
+                if asked is not self.crew.current("coordinator", 0):  # it may have died with the question
+                    asked = self.crew.current("coordinator", 0)
+                    asked.tell({"do": "checkpoint", "still": True})
+                self._until(
+                    lambda asked=asked: self.status.still is not None  # type: ignore[misc]
+                    or self.crew.current("coordinator", 0) is not asked,
+                    deadline=deadline,
+                )
+            if self.status.checkpoints["last_error"] is None or self.status.still:
+                return
+
     def _train(self, sockets: SocketDir) -> None:
         config = self.config
         crew = self.crew = Crew(
@@ -154,6 +210,7 @@ class _Run:
                 "server": config.threads_per_server,
                 "standby": config.threads_per_server,
                 "worker": config.threads_per_worker,
+                "merger": 1,
             },
             assignment={
                 "token": self.token,
@@ -162,6 +219,8 @@ class _Run:
                 "servers": config.servers,
                 "workers": config.workers,
                 "frame_bytes_max": config.frame_bytes_max,
+                "checkpoints": checkpoints.told(config, run=self.run_id, start=self.start),
+                "resume": None if self.start is None else {"url": self.start.url, "cut": self.start.cut},
             },
         )
         crew.start("coordinator", 0)
@@ -181,8 +240,12 @@ class _Run:
         status = self.status
         self._until(lambda: any(worker.state != "starting" for worker in status.workers))
         self._enter("training")
+        if config.saves:
+            crew.start("merger", 0)
         self._spare_due = time.monotonic() if config.code is not None else None
         self._until(lambda: all(worker.state == "trained" for worker in status.workers))
+        if config.saves:
+            self._save_the_end()
         self._enter("evaluating")
         crew.current("worker", 0).tell({"do": "evaluate"})
         # A worker that died meanwhile is through only when its successor is.
@@ -196,7 +259,7 @@ class _Run:
     def _stop(self) -> None:
         """Nobody is stopped before those who would miss it: workers first, the coordinator last."""
         self._release()
-        for role in ("standby", "worker", "server", "coordinator"):
+        for role in ("standby", "merger", "worker", "server", "coordinator"):
             asked = self.children.running(role)
             for news in self.children.end(
                 asked,
@@ -288,7 +351,7 @@ class _Run:
             self.data_loss = self.data_loss or DataLoss(message, hint=event.get("hint"))
         elif kind == "lost" and self._survives:
             child.complaint = message  # it will exit, and have a successor
-        elif child.role != "standby":
+        elif child.role not in ("standby", "merger"):
             self._suspect(Suspect.from_error(child, event))
 
     # -- deaths and successors -------------------------------------------------------------------------------
@@ -296,7 +359,8 @@ class _Run:
     @property
     def _survives(self) -> bool:
         """Whether a death now is not the end of the run."""
-        return self.config.code is not None and self.status.phase in SURVIVING_PHASES and not self.suspects
+        surviving = self.status.phase in SURVIVING_PHASES and not self.status.loading
+        return self.config.code is not None and surviving and not self.suspects
 
     def _ended(self, child: Child, exit: Exit, *, stopping: bool) -> None:
         if child.retired:
@@ -305,6 +369,10 @@ class _Run:
         if child.role == "standby":
             self.crew.lost_spare(child)
             self._spare_due = now + SPARE_SECONDS
+            return
+        if child.role == "merger":
+            if not stopping and self.crew.refusal(child, now) is None:  # training does not depend on it
+                self.crew.start("merger", 0, incarnation=child.incarnation + 1)
             return
         self.status.lost(child.role, child.id)
         if stopping and exit.code == 0:
@@ -325,6 +393,9 @@ class _Run:
     def _replace(self, event: dict[str, Any]) -> None:
         """The coordinator has not heard of somebody for too long."""
         child = self.crew.current(str(event["role"]), int(event["id"]))
+        if child.incarnation == int(event["incarnation"]) and self.config.saves and self.status.loading:
+            child.signal(signal.SIGKILL)  # nobody else has the rows it was loading: all begin again
+            return
         if child.incarnation != int(event["incarnation"]) or not self._survives:
             return  # it has a successor already, or nobody needs one
         now, reason = time.monotonic(), str(event.get("reason", "silent"))
@@ -493,7 +564,7 @@ def usage_by_role(children: Sequence[Child]) -> dict[str, Any]:
 
     Of several incarnations in one place the largest counts, as they were not there at once.
     """
-    cpu: dict[str, float] = {"coordinator": 0.0, "server": 0.0, "worker": 0.0}
+    cpu: dict[str, float] = {"coordinator": 0.0, "server": 0.0, "worker": 0.0, "merger": 0.0}
     peak: dict[str, int] = dict.fromkeys(cpu, 0)
     places: dict[tuple[str, int], int] = {}
     for child in children:

@@ -40,6 +40,8 @@ class ServerStatus:
     bytes: int = 0
     redundancy_bytes: int = 0  # of which: parities
     missing_rows: int = 0
+    load_done: int = 0  # bytes read of the checkpoint it starts from
+    load_total: int = 0
     pulls: int = 0
     pushes: int = 0
     bytes_in: int = 0
@@ -129,7 +131,7 @@ class WorkerStatus:
     def began_at(self) -> float:
         """When it made its first step. A successor's own seconds are not those of the whole."""
         began = self.trained_at - float(self.trained["seconds"])
-        return began if self.incarnation == 0 or self.begun_at is None else min(began, self.begun_at)
+        return began if self.begun_at is None else min(began, self.begun_at)
 
 
 class RunStatus:
@@ -146,6 +148,11 @@ class RunStatus:
         self.test_samples_done = 0
         self.progress_at = started_at
         self.failures = Failures()
+        self.checkpoints: dict[str, Any] = {"saved": 0, "failed": 0, "last": None, "last_error": None}
+        self.merges = dict.fromkeys(("folded", "deleted", "broken", "wanted", "error"), 0)
+        self.saving: tuple[str, float] | None = None  # the checkpoint being stored, and since when
+        self.still: bool | None = None  # how the checkpoint at the end of training went
+        self.restores: list[dict[str, Any]] = []  # falls back to a checkpoint
         self._histograms: deque[ScoreHistogram] = deque()
         self._histogram_samples = 0
 
@@ -167,9 +174,44 @@ class RunStatus:
             self._receive_server(self.servers[id], kind, event)
         elif role == "worker":
             self._receive_worker(self.workers[id], kind, event, now)
+        elif kind == "checkpoint":
+            self._receive_checkpoint(event, now)
+        elif kind == "merge" and event["kind"] in self.merges:
+            self.merges[event["kind"]] += 1
         self.failures.heard(role, id, kind, event, now)
         if role == "worker" and kind in ("progress", "trained", "evaluating"):
             self.failures.stepped(id, self.samples if kind == "progress" else None, now)
+
+    def _receive_checkpoint(self, event: dict[str, Any], now: float) -> None:
+        if event["status"] == "begun":
+            self.saving = (str(event["cut"]), now)
+            return
+        self.saving = None
+        saved = event["status"] == "saved"
+        if saved:
+            self.checkpoints["saved"] += "kind" in event  # else there was nothing new to save
+            known = self.checkpoints["last"] or {}
+            self.checkpoints["last"] = known | {
+                name: event[name] for name in ("cut", "kind", "seconds", "cut_seconds") if name in event
+            }
+        else:
+            self.checkpoints["failed"] += 1
+            self.checkpoints["last_error"] = str(event.get("reason", ""))
+        if event.get("still"):
+            self.still = saved
+
+    def start_over(self, *, reason: str, cut: str | None, cut_step: int, now: float) -> None:
+        """All processes begin again, from a checkpoint. What was trained since is trained again."""
+        lost = max(0, self.step - cut_step)
+        self.restores.append(
+            {"reason": reason, "step": self.step, "cut": cut, "cut_step": cut_step, "steps_lost": lost}
+        )
+        self.phase, self.phase_at, self.progress_at, self.still = "starting", now, now, None
+        self.saving, self.evaluated = None, {}
+        self.failures.finish(now)
+        for role, places in (("server", self.servers), ("worker", self.workers)):
+            for id, _ in enumerate(places):
+                self.succeeded(role, id, 0)
 
     def lost(self, role: str, id: int) -> None:
         """This process is no more; which is as it should be once the run is being stopped."""
@@ -193,6 +235,11 @@ class RunStatus:
         elif kind == "ready":
             server.state = "ready" if server.incarnation == 0 else "recovering"
             server.rows, server.bytes = int(event["rows"]), int(event["bytes"])
+        elif kind == "loading":
+            server.state = "loading"
+            server.load_done, server.load_total = int(event["done"]), int(event["total"])
+        elif kind == "loaded":
+            server.state = "ready"
         elif kind == "recovered":
             server.state, server.missing_rows = "ready", 0
         elif kind == "recovery":
@@ -330,6 +377,11 @@ class RunStatus:
         return sum(server.bytes_out for server in self.servers)
 
     @property
+    def loading(self) -> bool:
+        """Some server does not have all rows of the checkpoint that the run starts from."""
+        return any(server.state == "loading" for server in self.servers)
+
+    @property
     def servers_alive(self) -> int:
         return sum(server.state not in ("gone", "stopped") for server in self.servers)
 
@@ -405,6 +457,9 @@ class RunStatus:
             "flush_bytes": sum(server.flush_bytes for server in self.servers),
             "redo_bytes_max": max(worker.redo_bytes_max for worker in self.workers),
             "failures": [failure.to_dict() for failure in self.failures.all],
+            "checkpoints": self.checkpoints,
+            "merges": self.merges,
+            "restores": self.restores,
             "per_server": [server.to_dict() for server in self.servers],
         }
 

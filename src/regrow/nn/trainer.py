@@ -112,15 +112,17 @@ class Trainer:
         self.progress = Progress()
         self.done = 0
 
-    def connect(self, client: Client) -> None:
+    def connect(self, client: Client, *, resumed: bool = False) -> None:
         """Uses this client, and gives the servers the initial dense parameters (unless they have some).
 
-        The servers also say how far this worker has come: not at all, unless it takes a dead one's place.
+        The servers also say how far this worker has come: not at all, unless it takes a dead one's place, or all start
+        from a checkpoint (`resumed`), where no step is half done.
         """
         self.client = client
         opened = client.opened.result()
         # A synchronous step may be committed at some servers only: the last one is done again, to the same bits.
-        self.done = max(1, opened.committed) - 1 if self.config.mode == "sync" else opened.durable
+        again = 0 if resumed else 1
+        self.done = max(again, opened.committed) - again if self.config.mode == "sync" else opened.durable
         client.pushes = self.done
         plan = self._empty_plan()
         weights = np.empty(plan.floats, np.float32)

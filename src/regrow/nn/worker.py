@@ -56,10 +56,12 @@ def run(parent: Parent) -> None:
         section_bytes_max=config.frame_bytes_max,
     )
     try:
-        trainer.connect(client)
+        resumed = assignment.get("resume") is not None and assignment["incarnation"] == 0
+        trainer.connect(client, resumed=resumed)
         if trainer.done:
             log.info("goes on after step %d", trainer.done)
-        elif config.prefill and assignment["incarnation"] == 0:  # a successor would undo what others have done
+        elif config.prefill and assignment["incarnation"] == 0 and not resumed:
+            # Whoever comes later would undo what others have done.
             prefill(client, worker=assignment["id"], tables=len(dataset.rows), seed=config.seed)
         started = time.monotonic()
         trainer.train(

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+from collections.abc import Coroutine
 from typing import Any
 
 from regrow import _core
 from regrow.core.coordinator import Coordinator
+from regrow.core.cut import CutNow, CutPlan, Publish, Save, Unsave
 from regrow.core.effects import (
     Delivered,
     Dial,
@@ -23,10 +26,12 @@ from regrow.core.effects import (
     Stop,
     Tick,
 )
+from regrow.core.job import JobSpec
 from regrow.core.link import Identity
 from regrow.core.messages import Message, Ready
-from regrow.core.shard import ShardServer
+from regrow.core.shard import Load, ShardServer
 from regrow.errors import RegrowError
+from regrow.runtime.checkpoint import Loader, Saver, discard, publish
 from regrow.runtime.client import new_event_loop
 from regrow.runtime.parent import Parent, name_process
 from regrow.runtime.transport import REPLACED, Endpoint
@@ -36,6 +41,7 @@ log = logging.getLogger("regrow.serve")
 
 COORDINATOR = Identity(role="coordinator", id=0)  # the first one; whoever dials it takes a later one as well
 REPORT_SECONDS = 1.0
+CLOSE_SECONDS = 5.0
 TICK_SECONDS = 0.05  # Too large: silence is noticed late. Too small: ticks cost more than they find.
 
 
@@ -50,18 +56,40 @@ class Node:
         )
         self.section_bytes_max = int(assignment["config"]["frame_bytes_max"])
         self.machine: ShardServer | Coordinator
+        self.saver: Saver | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        saving = assignment.get("checkpoints")
         if self.identity.role == "server":
             self.machine = ShardServer(
                 identity=self.identity,
                 address="",  # known once we listen
-                build_store=MemoryStore,
+                build_store=self._build_store,
                 reply_bytes_max=self.section_bytes_max,
+                loads=assignment.get("resume") is not None,
             )
+            if saving is not None:
+                self.saver = Saver(
+                    url=saving["url"],
+                    server=self.identity.id,
+                    tell=self._receive,
+                    encoding=saving["encoding"],
+                    bits=saving["bits"],
+                    bytes_per_second=saving["bytes_per_second"],
+                )
         else:
             self.machine = Coordinator(
-                servers=assignment["config"]["servers"], term=self.identity.incarnation
+                servers=assignment["config"]["servers"],
+                term=self.identity.incarnation,
+                cut_plan=None if saving is None else CutPlan(**saving["plan"]),
+                cut_salt="" if saving is None else saving["salt"],
             )
         self._stopped: asyncio.Future[None] | None = None
+
+    def _build_store(self, job: JobSpec, server: int, recovering: bool) -> MemoryStore:
+        store = MemoryStore(job, server, recovering)
+        if self.saver is not None:
+            store.add_tenant()
+        return store
 
     async def run(self) -> None:
         assignment = self.parent.assignment
@@ -91,6 +119,9 @@ class Node:
             for task in tasks:
                 task.cancel()
             self._report()
+            if self.saver is not None:
+                with contextlib.suppress(TimeoutError):  # a storage that hangs must not keep anybody
+                    await asyncio.wait_for(asyncio.to_thread(self.saver.close), CLOSE_SECONDS)
             await self.endpoint.close()
 
     def _receive(self, event: Any) -> None:
@@ -125,8 +156,60 @@ class Node:
                 )
             case Notice(name=name, values=values):
                 self.parent.report(name, **values)
+            case Save():
+                assert self.saver is not None and isinstance(self.machine, ShardServer)
+                assert self.machine.view is not None and isinstance(self.machine.store, MemoryStore)
+                self.saver.begin(effect, self.machine.view.job, self.machine.store)
+            case Unsave(number=number):
+                assert self.saver is not None
+                self.saver.give_up(number)
+            case Publish():
+                self._run_task(self._publish(effect))
+            case Load(job=job):
+                self._run_task(self._load(job))
             case _:
                 raise AssertionError(f"an effect that a node does not know: {effect!r}")
+
+    def _run_task(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _publish(self, cut: Publish) -> None:
+        assert isinstance(self.machine, Coordinator) and self.machine.view is not None
+        saving, job = self.parent.assignment["checkpoints"], self.machine.view.job
+        extra = {"config": self.parent.assignment["config"], "run": saving["run"]}
+        done = await asyncio.to_thread(
+            publish,
+            saving["url"],
+            job,
+            cut,
+            extra=extra,
+            encoding=saving["encoding"],
+            bits=saving["bits"],
+            made_by=saving["made_by"],
+        )
+        self._receive(done)
+        if cut.discard:
+            await asyncio.to_thread(discard, saving["url"], cut.discard)
+
+    async def _load(self, job: JobSpec) -> None:
+        assert isinstance(self.machine, ShardServer) and isinstance(self.machine.store, MemoryStore)
+        resume, store = self.parent.assignment["resume"], self.machine.store
+        loader = Loader(
+            url=resume["url"],
+            cut=resume["cut"],
+            server=self.identity.id,
+            tell=self._receive,
+            backlog_bytes=lambda: self.endpoint.kept_bytes + store.pending_bytes(),
+            progress=lambda done, total: self.parent.report("loading", done=done, total=total),
+        )
+        try:
+            report = await loader.load(job, store)
+        except Exception as error:
+            self._stop(error)
+            return
+        log.info("%d rows of %s loaded in %.1f s", report.rows, resume["cut"], report.seconds)
 
     def _send(self, target: Identity, message: Message) -> None:
         if isinstance(message, Ready):
@@ -158,6 +241,8 @@ class Node:
         do = command.get("do")
         if do == "stop":
             self._stop(None)
+        elif do == "checkpoint" and isinstance(self.machine, Coordinator):
+            self._receive(CutNow(full=bool(command.get("full")), still=bool(command.get("still"))))
         elif do == "died" and isinstance(self.machine, Coordinator):
             peer = Identity(role=command["role"], id=command["id"], incarnation=command["incarnation"])
             self._receive(Died(peer=peer))
@@ -190,8 +275,15 @@ class Node:
                 bytes_in=self.endpoint.bytes_in,
                 bytes_out=self.endpoint.bytes_out,
                 kept_bytes=self.endpoint.kept_bytes,
+                **self._saved(),
                 **self.machine.report(),
             )
+
+
+    def _saved(self) -> dict[str, Any]:
+        if self.saver is None:
+            return {}
+        return {"stored_bytes": self.saver.stored_bytes, "capture_seconds_max": round(self.saver.pause_seconds_max, 5)}
 
 
 def run(parent: Parent) -> None:

@@ -1,0 +1,90 @@
+"""What the launcher has to do with checkpoints: where a run starts from, and what its processes are told."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import secrets
+from typing import Any
+
+from regrow.checkpoint.lineage import Graph
+from regrow.checkpoint.storage import Storage
+from regrow.config import TrainConfig
+from regrow.errors import UserError
+from regrow.launch.version import version
+
+DATA_OPTIONS = ("mode", "workers", "seed", "data", "batch", "train_rows", "skew", "skip_bad_lines")
+MERGE_SECONDS = 2.0  # between two looks of the merger
+RESTORES_MAX = 5  # A run that falls back to a checkpoint again and again makes no progress.
+
+_CUT = re.compile(r"[0-9a-f-]+|latest")
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """Where a run starts from."""
+
+    url: str
+    cut: str
+    step: int
+
+
+def split(text: str) -> tuple[str, str | None]:
+    """URL[@CUT]. An address may have an @ of its own, but not behind its last slash."""
+    url, at, cut = text.rpartition("@")
+    return (url, cut) if at and _CUT.fullmatch(cut) else (text, None)
+
+
+def find(config: TrainConfig) -> Start:
+    """The checkpoint that this run shall go on from; a UserError or CheckpointError says what is wrong with it."""
+    assert config.resume is not None
+    url, wish = split(config.resume)
+    manifests, broken = Storage.open(url).manifests()
+    if not manifests:
+        text = f"; {len(broken)} cannot be read, the first: {broken[0][1]}" if broken else ""
+        raise UserError(f"{url}: there is no checkpoint{text}")
+    plan, _ = Graph(manifests).restore_plan(wish)
+    target = plan.target
+    before = target.extra.get("config", {})
+    for name in DATA_OPTIONS:  # a step is a batch of certain samples, for every worker
+        if name in before and before[name] != getattr(config, name):
+            raise UserError(
+                f"{target.id} was made with {name} = {before[name]!r}, this run has {getattr(config, name)!r}",
+                hint=f"--{name.replace('_', '-')} {before[name]}, or the data would not go on where it was",
+            )
+    if config.steps is not None and target.step > config.steps:
+        raise UserError(f"{target.id} is of step {target.step}, this run shall end at step {config.steps}")
+    return Start(url=url, cut=target.id, step=target.step)
+
+
+def newest(url: str, *, run: str) -> Start | None:
+    """The newest checkpoint of this run that can be restored. Not of another: a run that was started from a
+    checkpoint on purpose must not fall back to what it was to leave behind."""
+    manifests, _ = Storage.open(url).manifests()
+    cuts = [cut for cut in Graph(manifests).restorable() if cut.extra.get("run") == run]
+    cut = max(cuts, key=lambda cut: (cut.created, cut.step), default=None)
+    return None if cut is None else Start(url=url, cut=cut.id, step=cut.step)
+
+
+def told(config: TrainConfig, *, run: str, start: Start | None) -> dict[str, Any] | None:
+    """What servers and the coordinator need to know to make checkpoints; None: they make none."""
+    if not config.saves:
+        return None
+    seconds, steps = config.interval
+    return {
+        "url": config.ckpt,
+        "encoding": config.ckpt_encoding,
+        "bits": config.ckpt_bits,
+        "bytes_per_second": config.ckpt_bytes_per_s,
+        "run": run,
+        "salt": secrets.token_hex(8),  # of this start of it
+        "keep": {"keep_last": config.ckpt_keep_last, "pinned": [] if start is None else [start.cut]},
+        "made_by": f"regrow {version()}",
+        "merge_seconds": MERGE_SECONDS,
+        "plan": {
+            "every_seconds": seconds,
+            "every_steps": steps,
+            "full_every": 1 if config.protection == "full" else config.full_every,
+            "pause": config.ckpt_pause,
+        },
+    }

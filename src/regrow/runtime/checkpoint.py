@@ -1,0 +1,360 @@
+"""A server's rows on their way to storage and back, and the manifest that makes a checkpoint of them.
+
+`regrow.core.cut` says when; here are the threads. Captured rows are taken a chunk at a time: the capture is read on
+the server's own loop, for a few milliseconds, everything else happens in threads, with at most four chunks at once. A
+storage that fails or hangs costs the checkpoint, never the training.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+import zlib
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from regrow.checkpoint.chunks import CHUNK_BYTES, Chunk, Rows
+from regrow.checkpoint.lineage import Graph
+from regrow.checkpoint.load import LoadReport, restore
+from regrow.checkpoint.manifest import ChunkInfo, Cut, Manifest, TableInfo, chunk_name
+from regrow.checkpoint.policy import clear_wanted, wanted_full
+from regrow.checkpoint.staging import Stager
+from regrow.checkpoint.storage import Storage
+from regrow.core.cut import Publish, Published, Save, Saved
+from regrow.core.job import JobSpec
+from regrow.core.layout import Layout
+from regrow.core.publish import Part
+from regrow.core.shard import LoadedAll, LoadedRows
+from regrow.errors import CheckpointError, RegrowError
+from regrow.store.memory import MemoryStore
+
+log = logging.getLogger("regrow.checkpoint")
+
+# Of records kept aside because they changed before they were stored. Above it they are stored first, ...
+ASIDE_BYTES_MAX = 64 << 20
+ASIDE_BYTES_LIMIT = 1 << 30  # ... and above this the checkpoint is given up: training has the memory.
+# Loaded rows that parity holders do not have yet. Too small: loading waits for each message. Too large: memory.
+LOAD_BYTES_MAX = 64 << 20
+
+
+def layout_of(job: JobSpec, table: int) -> Layout:
+    spec = job.tables[table]
+    return Layout(servers=job.servers, k=spec.k, r=spec.r, groups=job.groups)
+
+
+def shard_name(job: JobSpec, server: int) -> str:
+    """Who wrote a chunk, with all that decides which rows that is."""
+    codes = [(table.k, table.r) for table in job.tables]
+    return f"s{server}of{job.servers}-{zlib.crc32(repr((job.groups, codes)).encode()):08x}"
+
+
+def table_infos(job: JobSpec) -> tuple[TableInfo, ...]:
+    return tuple(
+        TableInfo(
+            name=table.name,
+            rows=table.rows,
+            dim=table.dim,
+            states=table.optimizer.state_parts(table.dim),
+            init_bound=table.init_bound,
+            index=index,
+        )
+        for index, table in enumerate(job.tables)
+    )
+
+
+def chunk_of(job: JobSpec, server: int, part: Part, strides: list[int]) -> Chunk:
+    """Captured records as rows by their ids. Holes, which no row has, are left out."""
+    counts, slots, records = part
+    chunk: Chunk = {}
+    row = start = 0
+    for index, count in enumerate(counts.tolist()):
+        if not count:
+            continue
+        table = job.tables[index]
+        mine = records[start : start + count * strides[index]].reshape(count, strides[index])
+        ids = layout_of(job, index).row_of(server, slots[row : row + count], table=index)
+        row, start = row + count, start + count * strides[index]
+        if not (ids[1:] > ids[:-1]).all():  # with k > 1, within a block of stripes
+            order = np.argsort(ids, kind="stable")
+            ids, mine = ids[order], mine[order]
+        count = int(np.searchsorted(ids, table.rows))
+        states: dict[str, Any] = {}
+        at = table.dim
+        for name, width in table.optimizer.state_parts(table.dim):
+            states[name] = mine[:count, at : at + width]
+            at += width
+        chunk[table.name] = Rows(ids[:count].astype(np.uint32), mine[:count, : table.dim], states)
+    return {name: rows for name, rows in chunk.items() if len(rows)}
+
+
+class Saver:
+    """Stores what a server has captured. `tell` hears how it ended, on the loop."""
+
+    def __init__(
+        self,
+        *,
+        url: str,
+        server: int,
+        tell: Callable[[Saved], None],
+        encoding: str = "raw",
+        bits: int = 32,
+        bytes_per_second: float | None = None,
+    ) -> None:
+        self.pause_seconds_max = 0.0  # the longest that the loop was kept from its work
+        self._url = url
+        self._server = server
+        self._tell = tell
+        self._encoding: Any = encoding
+        self._bits = bits
+        self._bytes_per_second = bytes_per_second
+        self._stager: Stager | None = None
+        self._number = 0
+        self._piece = ""
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def stored_bytes(self) -> int:
+        return 0 if self._stager is None else self._stager.progress.stored_bytes
+
+    def begin(self, save: Save, job: JobSpec, store: MemoryStore) -> None:
+        self._number, self._piece = save.number, save.piece
+        before = self._task
+        self._task = asyncio.get_running_loop().create_task(self._save(save, job, store, before))
+
+    def give_up(self, number: int) -> None:
+        """Nothing more is taken of this capture: it is over."""
+        if self._number == number:
+            self._number = 0
+            if self._stager is not None and self._piece:  # what waits for a slow storage is not wanted any more
+                asyncio.get_running_loop().run_in_executor(None, self._stager.abort, self._piece)
+
+    async def _save(self, save: Save, job: JobSpec, store: MemoryStore, before: asyncio.Task[None] | None) -> None:
+        if before is not None:
+            await before  # of a cut that was given up
+        try:
+            chunks = await self._store(save, job, store)
+        except RegrowError as error:
+            log.warning("cut %d: %s", save.number, error.message)
+            saved = Saved(number=save.number, error=error.message)
+        except Exception as error:
+            log.exception("cut %d", save.number)
+            saved = Saved(number=save.number, error=repr(error))
+        else:
+            saved = Saved(number=save.number, chunks=chunks)
+        if self._number == save.number:
+            self._tell(saved)
+
+    async def _store(self, save: Save, job: JobSpec, store: MemoryStore) -> str:
+        if self._stager is None:
+            self._stager = await asyncio.to_thread(
+                lambda: Stager(Storage.open(self._url), bytes_per_second=self._bytes_per_second)
+            )
+        stager = self._stager
+        strides = [store.record_floats(table) for table in range(len(job.tables))]
+        shard = shard_name(job, self._server)
+        try:
+            number = 0
+            while self._number == save.number:
+                began = time.perf_counter()
+                aside_bytes = store.capture_side_bytes()
+                if aside_bytes > ASIDE_BYTES_LIMIT:
+                    raise CheckpointError(f"storage is too slow: {aside_bytes >> 20} MiB of rows changed meanwhile")
+                aside_first = aside_bytes > ASIDE_BYTES_MAX
+                counts, slots, records = store.capture_next(CHUNK_BYTES, aside_first)
+                self.pause_seconds_max = max(self.pause_seconds_max, time.perf_counter() - began)
+                if not slots.size:
+                    infos = await asyncio.to_thread(stager.finish, save.piece)
+                    return msgspec.json.encode(infos).decode()
+                name = chunk_name(shard, number, self._encoding)
+                number += 1
+
+                def submit(name: str = name, part: Part = (counts, slots, records)) -> None:
+                    chunk = chunk_of(job, self._server, part, strides)
+                    if chunk:
+                        stager.submit(save.piece, name, chunk, encoding=self._encoding, bits=self._bits, shard=shard)
+
+                await asyncio.to_thread(submit)
+            raise CheckpointError("the cut was given up")
+        except BaseException:
+            await asyncio.to_thread(stager.abort, save.piece)
+            raise
+
+    def close(self) -> None:
+        self._number = 0
+        if self._stager is not None:
+            self._stager.close()
+
+
+def publish(
+    url: str, job: JobSpec, cut: Publish, *, extra: dict[str, Any], encoding: str, bits: int, made_by: str
+) -> Published:
+    """Writes the manifest: from here on the checkpoint exists."""
+    try:
+        storage = Storage.open(url)
+        chunks = [info for part in cut.chunks for info in msgspec.json.decode(part, type=list[ChunkInfo])]
+        target = Cut(
+            id=cut.target,
+            step=min(cut.marks),
+            marks=cut.marks,
+            created=time.time(),
+            job=msgspec.to_builtins(job),
+            extra=extra,
+        )
+        manifest = Manifest(
+            source=cut.source,
+            target=target,
+            tables=table_infos(job),
+            seed=job.seed,
+            chunks=tuple(chunks),
+            encoding=encoding,  # type: ignore[arg-type]
+            bits=bits,  # type: ignore[arg-type]
+            made_by=made_by,
+        )
+        storage.write_manifest(manifest)
+        return Published(number=cut.number, full_wanted=_full_wanted(storage, full=cut.source is None))
+    except RegrowError as error:
+        return Published(number=cut.number, error=error.message)
+    except Exception as error:
+        log.exception("cut %d", cut.number)
+        return Published(number=cut.number, error=repr(error))
+
+
+def _full_wanted(storage: Storage, *, full: bool) -> bool:
+    """Whether a merger misses a delta, and asks for a full. This one counts, if it is one."""
+    try:
+        wanted = wanted_full(storage) is not None
+        if wanted and full:
+            clear_wanted(storage)
+        return wanted and not full
+    except CheckpointError as error:  # the checkpoint exists all the same
+        log.warning("%s", error.message)
+        return False
+
+
+def discard(url: str, pieces: tuple[str, ...]) -> None:
+    """Removes what is left of cuts that were given up. It only takes space, so errors do not matter."""
+    for piece in pieces:
+        with contextlib.suppress(CheckpointError):
+            Storage.open(url).delete_piece(piece)
+
+
+class Loader:
+    """Brings one server's rows back from a checkpoint, in a thread; the server is told on its loop, in order."""
+
+    def __init__(
+        self,
+        *,
+        url: str,
+        cut: str,
+        server: int,
+        tell: Callable[[LoadedRows | LoadedAll], None],
+        progress: Callable[[int, int], None],
+        backlog_bytes: Callable[[], int] = lambda: 0,
+    ) -> None:
+        self._backlog_bytes = backlog_bytes
+        self._url = url
+        self._cut = cut
+        self._server = server
+        self._tell = tell
+        self._progress = progress
+
+    async def load(self, job: JobSpec, store: MemoryStore) -> LoadReport:
+        loop = asyncio.get_running_loop()
+        strides = [store.record_floats(table) for table in range(len(job.tables))]
+        mine = shard_name(job, self._server)
+        ours = mine.partition("of")[2]
+
+        def told(event: LoadedRows | LoadedAll) -> None:
+            done: Future[None] = Future()
+
+            def tell() -> None:
+                try:
+                    self._tell(event)
+                    done.set_result(None)
+                except BaseException as error:
+                    done.set_exception(error)
+
+            while self._backlog_bytes() > LOAD_BYTES_MAX:  # parity holders are slower than storage
+                time.sleep(0.005)
+            loop.call_soon_threadsafe(tell)
+            done.result()
+
+        def run() -> LoadReport:
+            storage = Storage.open(self._url)
+            manifests, _ = storage.manifests()
+            plan, _ = Graph(manifests).restore_plan(self._cut)
+            marks = plan.target.marks
+            check_fits(plan.pieces[-1], job)
+
+            def apply(piece: Manifest, chunk: Chunk) -> None:
+                told(loaded_rows(job, self._server, chunk, strides))
+
+            report = restore(
+                storage,
+                plan,
+                apply,
+                shard_filter=lambda shard: shard == mine or shard.partition("of")[2] != ours,
+                progress=self._progress,
+            )
+            told(LoadedAll(marks=marks))
+            return report
+
+        return await asyncio.to_thread(run)
+
+
+def check_fits(piece: Manifest, job: JobSpec) -> None:
+    """CheckpointError unless this job can go on from that state."""
+    stored = {table.name: table for table in piece.tables}
+    if differ := sorted(stored.keys() ^ {table.name for table in job.tables}):
+        raise CheckpointError(f"{piece.name}: tables differ from those of this run: {', '.join(differ[:5])}")
+    for info in table_infos(job):
+        have = stored[info.name]
+        if have != info:
+            text = ", ".join(
+                f"{name} {getattr(have, name)} there, {getattr(info, name)} here"
+                for name in ("rows", "dim", "states", "init_bound", "index")
+                if getattr(have, name) != getattr(info, name)
+            )
+            raise CheckpointError(f"{piece.name}: table {info.name} is another one: {text}")
+    if piece.seed != job.seed:  # rows that were never touched are computed from it
+        raise CheckpointError(
+            f"{piece.name}: made with seed {piece.seed}, this run has {job.seed}", hint=f"--seed {piece.seed}"
+        )
+    workers, mode = piece.target.job.get("workers"), piece.target.job.get("mode")
+    if (workers, mode) != (job.workers, job.mode):
+        raise CheckpointError(
+            f"{piece.name}: made by {workers} workers in mode {mode}, this run has {job.workers} in mode {job.mode}",
+            hint="who has seen which data cannot be told otherwise; export the model to start anew from its weights",
+        )
+
+
+def loaded_rows(job: JobSpec, server: int, chunk: Chunk, strides: list[int]) -> LoadedRows:
+    """Those rows of a chunk that live on this server."""
+    counts = np.zeros(len(job.tables), np.int32)
+    slots: list[Any] = [np.zeros(0, np.uint32)]
+    records: list[Any] = [np.zeros(0, np.float32)]
+    for index, table in enumerate(job.tables):
+        rows = chunk.get(table.name)
+        if rows is None:
+            continue
+        servers, places = layout_of(job, index).place(rows.ids, table=index)
+        here = servers == server
+        mine: Any = slice(None) if here.all() else np.flatnonzero(here)
+        places = places[mine]
+        part = np.zeros((places.size, strides[index]), np.float32)
+        part[:, : table.dim] = rows.weight[mine]
+        at = table.dim
+        for name, width in table.optimizer.state_parts(table.dim):
+            part[:, at : at + width] = rows.states[name][mine].reshape(places.size, width)
+            at += width
+        counts[index] = places.size
+        slots.append(places.astype(np.uint32))
+        records.append(part.reshape(-1))
+    joined = records[1] if len(records) == 2 else np.concatenate(records)  # large, and mostly of one table
+    return LoadedRows(counts=counts, slots=np.concatenate(slots), records=joined)

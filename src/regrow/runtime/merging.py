@@ -1,0 +1,37 @@
+"""The merger as a process of a run: folds deltas while training goes on, at a low priority.
+
+Nothing depends on it. One that dies is started again; what it was writing has no manifest and does not count.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+
+from regrow.checkpoint.policy import Event, watch
+from regrow.checkpoint.retention import Rules
+from regrow.checkpoint.storage import Storage
+from regrow.runtime.parent import Parent
+
+log = logging.getLogger("regrow.merger")
+
+NICENESS = 10  # Training comes first.
+
+
+def run(parent: Parent) -> None:
+    """Merges until told to stop."""
+    os.nice(NICENESS)
+    stop = threading.Event()
+    parent.on_command(lambda command: stop.set() if command.get("do") == "stop" else None)
+    saving = parent.assignment["checkpoints"]
+
+    def tell(event: Event) -> None:
+        log.info("%s: %s", event.kind, event.text)
+        parent.report("merge", kind=event.kind, text=event.text, piece=event.piece)
+
+    parent.report("listening", address="")
+    keep = saving["keep"]
+    rules = Rules(keep_last=keep["keep_last"], pinned=frozenset(keep["pinned"]))
+    seconds = saving["merge_seconds"]
+    watch(Storage.open(saving["url"]), interval_seconds=seconds, on_event=tell, stop=stop, rules=rules)
