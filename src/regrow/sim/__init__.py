@@ -8,4 +8,5 @@ may let anything happen next. Run it with `regrow sim`.
     planted    known bugs, put back on purpose                 probes     how often rare paths were reached
     net        channels, with the real link numbering          launcher   who starts successors
     machines   where it looks inside the real machines         runner     one run; `command` is the command line
+    cuts       the storage of checkpoints, and what must be on it
 """

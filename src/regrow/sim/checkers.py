@@ -7,6 +7,7 @@
     I5   a decoded row contains a push if and only if the holder's marks cover it (I3b)
     I7   synchronous pulls equal the reference, at the pull      I8  when faults stop, everything ends
     I9   queues stay bounded                                     I10 a run is a function of its tape
+    I11  a checkpoint is the state after exactly the pushes that it names (cuts.py)
     A1   all living holders tell a replacement the same flush    A2  not older than what they acknowledged
 
 What a group of rows must be follows from its marks alone: the pushes up to them, and no others.
@@ -315,7 +316,7 @@ class Checker:
                 other = world.groups.step(node.identity.id, member - spec.k - q)
                 g = int(world.groups.of_member[table][member])
                 held = machine.holder.held[other, g]
-                if not held.ended:
+                if not held.ended or self._is_loading(held.marks):
                     break
                 records, touched, is_open = self.piece(other, g, table, held.marks)
                 sure = sure & (~is_open | final)
@@ -329,6 +330,11 @@ class Checker:
                 found = machines.parity(machine, table, q, len(expected))
                 if found.tobytes() != expected.tobytes() and (found != expected)[sure].any():
                     self._explain(node, source, group, table, found, expected)
+
+    def _is_loading(self, marks: tuple[int, ...]) -> bool:
+        """Rows of the checkpoint that this run begins with are still on their way."""
+        start = self.world.start
+        return start is not None and any(have < first for have, first in zip(marks, start.marks, strict=True))
 
     def _explain(self, node: Node, source: int, group: int, table: int, found: U8, expected: U8) -> None:
         bad = np.flatnonzero((found != expected).any(axis=1)).tolist()

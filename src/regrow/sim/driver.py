@@ -5,9 +5,11 @@ from __future__ import annotations
 import traceback
 from typing import TYPE_CHECKING, Any
 
+from regrow.core.cut import Publish, Save, Unsave
 from regrow.core.effects import Delivered, Dial, Forget, Log, Notice, Refuse, Replace, Send, Stop
 from regrow.core.link import Identity
 from regrow.core.session import Connect, PushReceived
+from regrow.core.shard import Load
 from regrow.sim.net import COORDINATOR, short
 from regrow.sim.nodes import Node, Violation
 
@@ -71,7 +73,9 @@ class Driver:
             self.world.later(lambda: self.world.launcher.replace(effect.peer, effect.reason))
         elif isinstance(effect, Log):
             self.world.log(f"{short(identity)}: {effect.text}")
-        elif isinstance(effect, Notice | PushReceived):
+        elif isinstance(effect, Save | Unsave | Publish | Load | Notice):
+            self._store(node, effect)
+        elif isinstance(effect, PushReceived):
             pass
         elif node.program is not None:
             if problem := node.program.hear(effect):
@@ -80,6 +84,19 @@ class Driver:
                 raise Violation("failed", f"{short(identity)}: {node.program.failed}")
         else:
             raise Violation("core", f"{short(identity)}: an effect nobody knows: {effect}")
+
+    def _store(self, node: Node, effect: Save | Unsave | Publish | Load | Notice) -> None:
+        storage = self.world.storage
+        if isinstance(effect, Save):
+            storage.save(node, effect)
+        elif isinstance(effect, Unsave):
+            storage.unsave(node, effect.number)
+        elif isinstance(effect, Publish):
+            storage.publish(node, effect)
+        elif isinstance(effect, Load):
+            storage.load(node)
+        else:
+            storage.notice(node, effect)
 
     def _forget(self, node: Node, peer: Identity) -> None:
         late = self.world.network.forget(node.identity, peer)

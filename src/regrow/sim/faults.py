@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 NOTICED_SECONDS = 4.0  # A server that is silent for so long must have been declared dead.
 RECOVERY_RATE = 4.0  # While somebody recovers, faults are so much more likely: that is where the bugs are.
+CUT_RATE = 2.0  # and while a cut is under way
 
 
 class Faults:
@@ -35,7 +36,10 @@ class Faults:
         if not self.left or self.beyond or not self._begun():
             return 0.0
         rate = world.scenario.fault_rate
-        return rate * RECOVERY_RATE if self.down() else rate
+        if self.down():
+            return rate * RECOVERY_RATE
+        coordinator = world.node(COORDINATOR)
+        return rate * CUT_RATE if coordinator is not None and machines.is_cutting(coordinator.machine) else rate
 
     def _begun(self) -> bool:
         """Before every session has opened once, a failure is one of the start, not of the run."""
@@ -111,6 +115,8 @@ class Faults:
         role = node.identity.role
         self.crashes[role] += 1
         world.probes.hit(f"crash {role}")
+        if role == COORDINATOR and machines.is_cutting(node.machine):
+            world.probes.hit("coordinator dies in a cut")
         if role == "server":
             if node.identity.id in self.down():
                 world.probes.hit("crash replacement")
@@ -190,8 +196,8 @@ class Faults:
     def _reset(self) -> bool:
         world = self.world
         pairs = world.network.pairs()
-        if not pairs:
-            return False
+        if not pairs or not world.job.protected:
+            return False  # without parities a worker takes a broken link for a death
         one, other = pairs[world.choices.pick(len(pairs))]
         keep = world.choices.pick(4)
         world.log(f"the link of {short(one)} and {short(other)} is reset, {keep} frames arrive")

@@ -24,13 +24,18 @@ class Launcher:
         incarnation = self.world.newest.get((role, index), -1) + 1
         identity = Identity(role=role, id=index, incarnation=incarnation)
         self.world.newest[role, index] = incarnation
+        cuts = self.world.scenario.cuts
         if role == "worker":
-            program = Program(index, self.world.scenario, self.world.reference)
+            start = self.world.start.marks[0] if self.world.start is not None else 0
+            program = Program(index, self.world.scenario, self.world.reference, start=start)
             node = Node(identity, program.session, program)
         elif role == "server":
-            node = Node(identity, machines.make_server(identity))
+            captured = self.world.storage.captured if cuts is not None else None
+            server = machines.make_server(identity, captured=captured, loads=self.world.start is not None)
+            node = Node(identity, server)
         else:
-            node = Node(identity, machines.make_coordinator(identity, self.world.job))
+            plan = cuts.plan if cuts is not None else None
+            node = Node(identity, machines.make_coordinator(identity, self.world.job, plan))
         self.world.nodes[identity] = self.world.current[role, index] = node
         self.world.heard.pop(index, None) if role == "server" else None
         self.world.log(f"{short(identity)} starts")

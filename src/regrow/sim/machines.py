@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 
-from regrow.core import decode, publish
+from regrow.core import cut, decode, publish
 from regrow.core.coordinator import Coordinator
+from regrow.core.cut import CutPlan
 from regrow.core.effects import Send
 from regrow.core.job import JobSpec
 from regrow.core.layout import Layout
 from regrow.core.link import Identity
-from regrow.core.messages import Fault, FlushCommit, Pull, Push, Stream, Syndrome, Tail
+from regrow.core.messages import CutAt, CutBegun, Fault, FlushCommit, Pull, Push, Stream, Syndrome, Tail
 from regrow.core.shard import ShardServer
 from regrow.sim.probes import Probes
 from regrow.store.memory import MemoryStore
@@ -22,31 +23,52 @@ from regrow.store.memory import MemoryStore
 REPLY_BYTES_MAX = 1 << 20
 PROBED = {Fault: "fault", Stream: "stream", Tail: "tail", Syndrome: "syndrome", FlushCommit: "staged flush"}
 SERVER_QUEUES = ("_early", "_ahead")
-SERVING_QUEUES = ("_queued", "_pushes", "_parked", "_staged", "_step_pulls", "_unprepared", "_loads")
+SERVING_QUEUES = ("_queued", "_pushes", "_parked", "_held", "_staged", "_step_pulls", "_unprepared", "_loads")
 
 
-def make_server(identity: Identity) -> ShardServer:
+def make_server(
+    identity: Identity, *, captured: Callable[[Identity, bool], None] | None = None, loads: bool = False
+) -> ShardServer:
+    """`captured` hears of every cut, at its instant; None: there are no cuts."""
+
+    def build_store(job: JobSpec, server: int, recovering: bool) -> MemoryStore:
+        store = MemoryStore(job, server, recovering)
+        if captured is not None:
+            store.add_tenant()
+            begin = store.begin_capture
+
+            def begin_capture(tenant: int, full: bool) -> None:
+                captured(identity, full)
+                begin(tenant, full)
+
+            store.begin_capture = begin_capture
+        return store
+
     return ShardServer(
         identity=identity,
-        build_store=MemoryStore,
+        build_store=build_store,
         reply_bytes_max=REPLY_BYTES_MAX,
         address=f"sim:{identity.id}.{identity.incarnation}",
+        loads=loads,
     )
 
 
-def make_coordinator(identity: Identity, job: JobSpec) -> Coordinator:
-    return Coordinator(servers=job.servers, term=identity.incarnation)
+def make_coordinator(identity: Identity, job: JobSpec, plan: CutPlan | None = None) -> Coordinator:
+    if plan is None:
+        return Coordinator(servers=job.servers, term=identity.incarnation)
+    return Coordinator(servers=job.servers, term=identity.incarnation, cut_plan=plan, cut_salt="sim")
 
 
 @contextlib.contextmanager
-def small_batches(size: int) -> Iterator[None]:
+def small_batches(size: int, *, steps_ahead: int = cut.STEPS_AHEAD) -> Iterator[None]:
     """Streams and sweeps of a few bytes at a time, so that much can happen between two of them."""
-    saved = publish.STREAM_BYTES, decode.SWEEP_BYTES
+    saved = publish.STREAM_BYTES, decode.SWEEP_BYTES, cut.STEPS_AHEAD
     publish.STREAM_BYTES = decode.SWEEP_BYTES = size
+    cut.STEPS_AHEAD = steps_ahead
     try:
         yield
     finally:
-        publish.STREAM_BYTES, decode.SWEEP_BYTES = saved
+        publish.STREAM_BYTES, decode.SWEEP_BYTES, cut.STEPS_AHEAD = saved
 
 
 def blocks(job: JobSpec, table: int) -> int:
@@ -71,6 +93,16 @@ def applied(server: Any) -> list[list[int]]:
     """The marks of each group."""
     marks: list[list[int]] = server.publisher.applied
     return marks
+
+
+def cut_number(server: Any) -> int:
+    """Of the cut that a server was told of last."""
+    return int(server.serving.cut.number)
+
+
+def holds_pushes(server: Any) -> bool:
+    """Whether a cut keeps pushes from being applied."""
+    return server.view is not None and bool(server.serving._held)
 
 
 def is_decoding(server: Any) -> bool:
@@ -118,6 +150,8 @@ def unsettled_reason(server: Any) -> str:
         return f"is recovering: active {active}, {missing} rows missing, {ended} of {len(server.holder.held)} streams"
     if server.rebuild is not None:
         return "is filling in"
+    if server.serving.loading:
+        return "loads its rows"
     if any(member.recovering for member in server.view.servers):
         return "knows of a recovery"
     if not server.publisher.protected:
@@ -158,13 +192,21 @@ def probe(probes: Probes, server: Any, event: Any, effects: list[Any]) -> None:
         probes.hit(name)
     if server._early or server._ahead or (server.view is not None and server.holder._early):
         probes.hit("late view")
+    if isinstance(message, CutAt) and any(_is_late(effect) for effect in effects):
+        probes.hit("cut late")
     if not isinstance(message, Push | Pull) or server.view is None:
         return
+    if isinstance(message, Push) and holds_pushes(server):
+        probes.hit("push held")
     kind = "push" if isinstance(message, Push) else "pull"
     if kind == "push" and _has(server, event):
         probes.hit("push seen before")
     if any(isinstance(effect, Send) and isinstance(effect.message, Fault) for effect in effects):
         probes.hit(f"{kind} waits for rows")
+
+
+def _is_late(effect: Any) -> bool:
+    return isinstance(effect, Send) and isinstance(effect.message, CutBegun) and effect.message.late
 
 
 def _has(server: Any, event: Any) -> bool:
@@ -188,6 +230,11 @@ def unsettled_view_reason(coordinator: Any) -> str:
         return "has no view"
     away = recovering(coordinator)
     return f"waits for {sorted(away)}" if away else ""
+
+
+def is_cutting(coordinator: Any) -> bool:
+    """Whether a cut is under way."""
+    return coordinator.cuts is not None and coordinator.cuts._attempt is not None
 
 
 def redo_pushes(session: Any) -> int:

@@ -37,3 +37,4 @@ class Action:
     due: int
     what: Callable[[], None]
     at: float = 0.0  # not before this time
+    of: Node | None = None  # what this process does by itself; nobody waits for it

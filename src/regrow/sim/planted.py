@@ -1,7 +1,7 @@
 """Known bugs, put back into the real core on purpose: the simulator must find each of them.
 
-They are the seventeen holes of the protocol's first draft (docs/protocol.md has the table). Each is a small patch
-of one method, in force inside `with plant(name)`, and says in which profiles it shows.
+They are the seventeen holes of the protocol's first draft (docs/protocol.md has the table), and what a checkpoint could
+get wrong. Each is a small patch of one method, in force inside `with plant(name)`, and says in which profiles it shows.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from regrow.core.coordinator import Coordinator
+from regrow.core.cut import Cuts, CutSide, Unsave
 from regrow.core.decode import Decoder, Sweep
 from regrow.core.effects import Delivered, Send
 from regrow.core.link import Link
@@ -268,6 +269,118 @@ def _one_epoch(original: Any) -> Any:
     return init
 
 
+# --- Checkpoints ---
+
+
+def _drain(store: Any) -> None:
+    """Takes what is captured, and calls it stored."""
+    while store.capture_next(1 << 20)[1].size:
+        pass
+    store.end_capture(True)
+
+
+def _dirty_lost(original: Any) -> Any:
+    def give_up(self: Any) -> Any:
+        if not self._capturing:
+            return original(self)
+        _drain(self._store)
+        self._capturing = False
+        return [*original(self), Unsave(number=self.number)]
+
+    return give_up
+
+
+def _forgets_when_saved(original: Any) -> Any:
+    def on_saved(self: Any, target: Any, saved: Any) -> Any:
+        effects = original(self, target, saved)
+        if effects and not saved.error:
+            self._store.end_capture(True)
+            self._capturing = False
+        return effects
+
+    return on_saved
+
+
+def _captures_late(original: Any) -> Any:
+    def reached(self: Any, applied: Any) -> Any:
+        if self._at is None or any(marks[0] <= self._at[1].marks[0] for marks in applied):
+            return []
+        return original(self, [self._at[1].marks])
+
+    return reached
+
+
+def _held_push_first(original: Any) -> Any:
+    def check_cut(self: Any) -> Any:
+        at = self.cut._at
+        if at is None or any(tuple(marks) != at[1].marks for marks in self.publisher.applied):
+            return original(self)
+        self.cut._at = None
+        released = self.release()
+        self.cut._at = at
+        return [*released, *self.cut.reached([at[1].marks])]
+
+    return check_cut
+
+
+def _late_reply(original: Any) -> Any:
+    def of(self: Any, server: int, number: int) -> Any:
+        return self._attempt if self._attempt is not None and server in self._peers else None
+
+    return of
+
+
+def _head_given_up(original: Any) -> Any:
+    def abandon(self: Any, *arguments: Any, **values: Any) -> Any:
+        if self._attempt.target:
+            self.head = self._attempt.target
+        return original(self, *arguments, **values)
+
+    return abandon
+
+
+def _replacement_clean(original: Any) -> Any:
+    def check_recovered(self: Any) -> Any:
+        effects = original(self)
+        if effects:
+            self.store._shard.begin_capture(0, True)
+            _drain(self.store)
+        return effects
+
+    return check_recovered
+
+
+def _held_for_ever(original: Any) -> Any:
+    return lambda self: original(self) if self.is_sync else []
+
+
+def _first_is_delta(original: Any) -> Any:
+    def init(self: Any, *arguments: Any, **values: Any) -> None:
+        original(self, *arguments, **values)
+        self._full_wanted = False
+
+    return init
+
+
+def _wish_forgotten(original: Any) -> Any:
+    def abandon(self: Any, *arguments: Any, again: bool = False) -> Any:
+        if again:
+            self._wanted = None
+        return original(self, *arguments, again=again)
+
+    return abandon
+
+
+def _loads_uncommitted(original: Any) -> Any:
+    def loaded(self: Any, marks: Any) -> None:
+        committed = self._committed
+        original(self, marks)
+        self._committed = committed
+
+    return loaded
+
+
+CUTTING = ("cuts", "cuts-sync", "cuts-2pc")
 ASYNC = ("async", "mixed-k", "r2")
 SYNC = ("sync", "sync-r2")
 
@@ -336,5 +449,64 @@ BUGS: dict[str, Bug] = {
     ),
     "one-epoch": Bug(
         "a new coordinator counts its epochs from the beginning", Coordinator, "__init__", _one_epoch, ("coordinator",)
+    ),
+    "dirty-lost": Bug(
+        "what a failed cut had captured does not count as changed any more", CutSide, "give_up", _dirty_lost, CUTTING
+    ),
+    "forgets-when-saved": Bug(
+        "a server forgets what changed when it has stored it, before the checkpoint exists",
+        CutSide,
+        "on_saved",
+        _forgets_when_saved,
+        CUTTING,
+    ),
+    "captures-late": Bug(
+        "rows are captured one step too late (sync)", CutSide, "reached", _captures_late, ("cuts-sync",)
+    ),
+    "held-push-first": Bug(
+        "pushes that were held back are applied before the rows are captured",
+        Serving,
+        "_check_cut",
+        _held_push_first,
+        ("cuts", "cuts-2pc"),
+    ),
+    "late-reply": Bug("an answer about an older cut counts for the newest", Cuts, "_of", _late_reply, CUTTING),
+    "head-given-up": Bug(
+        "the next delta starts from a cut that was given up", Cuts, "_abandon", _head_given_up, CUTTING
+    ),
+    "replacement-clean": Bug(
+        "rows that came back to a replacement do not count as changed",
+        ShardServer,
+        "_check_recovered",
+        _replacement_clean,
+        CUTTING,
+    ),
+    "held-for-ever": Bug(
+        "pushes that a cut held back are not applied when it is over",
+        Serving,
+        "release",
+        _held_for_ever,
+        ("cuts", "cuts-2pc"),
+    ),
+    "wish-forgotten": Bug(
+        "a wish for a last cut is forgotten when the one under way comes too late (sync)",
+        Cuts,
+        "_abandon",
+        _wish_forgotten,
+        ("cuts-sync",),
+    ),
+    "loads-uncommitted": Bug(
+        "what is loaded waits for a commit of pushes that were made long ago (two-phase commit)",
+        Publisher,
+        "loaded",
+        _loads_uncommitted,
+        ("cuts-2pc",),
+    ),
+    "first-is-delta": Bug(
+        "a new coordinator begins with what changed since a cut that it does not know",
+        Cuts,
+        "__init__",
+        _first_is_delta,
+        CUTTING,
     ),
 }

@@ -44,6 +44,19 @@ PROBES = {
     "staged flush": "a flush waits for its commit",
     "data loss": "the coordinator says that rows are gone",
     "recovered": "a replacement has everything back",
+    "cut published": "a checkpoint was made",
+    "full cut": "a checkpoint that stands alone",
+    "delta cut": "a checkpoint of what changed since another",
+    "cut given up: a server died": "a server died while a cut was under way",
+    "cut late": "a server was already further than the step to cut at (sync)",
+    "push held": "a push waits for a cut",
+    "copy on write": "a captured row changed before it was stored",
+    "storage fails": "captured rows could not be stored",
+    "delta after a failed cut": "what a failed cut had captured is captured again",
+    "full because it was wanted": "the storage asked for a checkpoint that stands alone",
+    "coordinator dies in a cut": "a cut is under way when the coordinator dies",
+    "resumed": "a run begins with a checkpoint of another",
+    "resumed on other servers": "and on another number of servers",
 }
 
 

@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import dataclasses
 
+import msgspec
+
+from regrow.core.cut import CutPlan
 from regrow.core.job import Commit, FlushSpec, JobSpec, Mode, OptimizerKind, OptimizerSpec, TableSpec
 from regrow.sim.choices import Choices
 
@@ -23,11 +26,12 @@ class Profile:
 
     name: str
     mode: Mode = "async"
-    r: tuple[int, ...] = (1,)
+    r: tuple[int, ...] = (1,)  # 0: no parities, only checkpoints
     ks: tuple[tuple[int, int], ...] = ((1, 1), (2, 1), (2, 2), (3, 1), (4, 1))  # k of the two tables
     commit: Commit = "exactly-once"
     beyond: bool = False
     mixed_r: bool = False  # the second table may have fewer parities than the first
+    cuts: bool = False  # checkpoints are made
     weights: tuple[tuple[str, int], ...] = (
         ("server", 6),
         ("replacement", 4),
@@ -42,6 +46,10 @@ class Profile:
 MIXED = ((2, 1), (3, 1), (3, 2), (4, 1), (4, 2), (4, 3))
 PAIRED = (("pair", 3), ("server", 6), ("replacement", 4), ("worker", 2), ("coordinator", 1), ("pause", 2), ("reset", 1))
 LEADERLESS = (("coordinator", 6), ("server", 6), ("replacement", 3), ("worker", 2), ("pause", 2), ("reset", 2))
+CUTTING = (
+    *(("server", 6), ("replacement", 3), ("worker", 2), ("coordinator", 3)),
+    *(("pause", 2), ("reset", 2), ("worker zombie", 1)),
+)
 
 PROFILES = {
     profile.name: profile
@@ -53,9 +61,24 @@ PROFILES = {
         Profile(name="mixed-k", r=(1, 1, 1, 2), ks=MIXED, mixed_r=True),
         Profile(name="2pc", commit="2pc"),
         Profile(name="coordinator", weights=LEADERLESS),
+        Profile(name="cuts", r=(1, 1, 2, 0), weights=CUTTING, cuts=True),
+        Profile(name="cuts-sync", mode="sync", r=(1, 1, 2), weights=CUTTING, cuts=True),
+        Profile(name="cuts-2pc", commit="2pc", weights=CUTTING, cuts=True),
         Profile(name="beyond", r=(1, 1, 2), beyond=True, weights=(("server", 4), ("replacement", 1), ("worker", 1))),
     )
 }
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class CutScenario:
+    """Which checkpoints are made, and how."""
+
+    plan: CutPlan
+    still: bool  # one more when the workers are done
+    bite_bytes: int  # of captured rows that are taken at once
+    steps_ahead: int  # sync: how far ahead the first cut is named
+    error_rate: float  # of the storage
+    resumes: bool  # then a second run begins with one of them, on other servers
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +96,7 @@ class Scenario:
     fault_rate: float
     eager: float  # how often simply the oldest event is next
     lanes: tuple[tuple[str, int, int], ...]  # (message kind, receiver or -1 for all servers, delay in events)
+    cuts: CutScenario | None = None
 
 
 # What may be slow, the more interesting more often.
@@ -80,6 +104,11 @@ LANES = (
     *("View", "View", "Recovered", "Open", "Opened", "Pull", "Rows", "Push", "Pushed", "Have", "Have"),
     *("Flush", "Flush", "Flush", "FlushAck", "Stream", "StreamEnd", "Undo", "Restored", "Restored", "RestoredAck"),
     *("Fault", "SnapAsk", "SnapAsk", "Snap", "Snap", "Snap", "Tail", "SyndromeAsk", "Syndrome"),
+)
+
+
+CUT_LANES = (
+    *("CutAsk", "CutMarks", "CutAt", "CutAt", "CutAt", "CutBegun", "CutSaved", "CutSaved", "CutEnd", "CutEnd", "Push"),
 )
 
 
@@ -124,6 +153,9 @@ def make_scenario(profile: Profile, choices: Choices) -> Scenario:
         (LANES[choices.pick(len(LANES))], choices.pick(job.servers + 1) - 1, (30, 100, 300)[choices.pick(3)])
         for _ in range(lane_count)
     )
+    if profile.cuts and choices.flag(0.6):
+        slow, server = CUT_LANES[choices.pick(len(CUT_LANES))], choices.pick(job.servers + 1) - 1
+        lanes = (*lanes, (slow, server, (100, 300, 600)[choices.pick(3)]))
     return Scenario(
         profile=profile,
         job=job,
@@ -136,4 +168,33 @@ def make_scenario(profile: Profile, choices: Choices) -> Scenario:
         fault_rate=(0.004, 0.015, 0.04)[choices.pick(3)],
         eager=(0.9, 0.6, 0.3, 0.0)[choices.pick(4)],
         lanes=lanes,
+        cuts=_make_cuts(choices) if profile.cuts else None,
     )
+
+
+def _make_cuts(choices: Choices) -> CutScenario:
+    seconds, steps = ((0.1, None), (0.3, None), (None, 1), (None, 2), (None, 3), (None, None))[choices.pick(6)]
+    plan = CutPlan(
+        every_seconds=seconds,
+        every_steps=steps,
+        full_every=(3, 1, 2, 4)[choices.pick(4)],
+        pause=choices.flag(0.2),
+    )
+    return CutScenario(
+        plan=plan,
+        still=plan.every_seconds is None or not choices.flag(0.3),
+        bite_bytes=(1 << 20, 1, 64)[choices.pick(3)],
+        steps_ahead=(1, 2, 4)[choices.pick(3)],
+        error_rate=(0.0, 0.05, 0.3)[choices.pick(3)],
+        resumes=choices.flag(0.3),
+    )
+
+
+def make_resumed(scenario: Scenario, choices: Choices) -> Scenario:
+    """The same job on another number of servers, if its stripes fit."""
+    least = max(table.k + table.r for table in scenario.job.tables)
+    servers = least + choices.pick(8 - least) if least < 8 else scenario.job.servers
+    job = msgspec.structs.replace(scenario.job, servers=max(3, servers), groups=1)
+    assert job.invalid_reason() is None, job.invalid_reason()
+    lanes = tuple(lane for lane in scenario.lanes if lane[1] < job.servers)
+    return dataclasses.replace(scenario, job=job, lanes=lanes)

@@ -7,12 +7,14 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from regrow.core.cut import STEPS_AHEAD
 from regrow.core.link import Identity
 from regrow.sim import machines
 from regrow.sim.choices import Choices, tape_from_text, tape_text
+from regrow.sim.cuts import Start
 from regrow.sim.nodes import Violation
 from regrow.sim.probes import Probes
-from regrow.sim.profiles import PROFILES, make_scenario
+from regrow.sim.profiles import PROFILES, make_resumed, make_scenario
 from regrow.sim.world import World
 
 BATCH_BYTES = 40  # of streams and sweeps: one or two rows at a time
@@ -50,22 +52,39 @@ def run(
     probes = Probes()
     scenario = make_scenario(PROFILES[profile], choices)
     result = Result(profile=profile, tape=choices.tape)
-    with machines.small_batches(BATCH_BYTES):
-        world = World(scenario, choices, probes=probes, note=note)
-        if watch is not None:
-            watch(world)
-        try:
-            world.run()
-        except Violation as violation:
-            result.invariant = violation.invariant
-            result.text = str(violation)
-    if world.network.resent:
-        probes.hit("frames resent")
-    result.events = world.network.order
-    result.digest = world.digest.hexdigest()
-    result.crashes = dict(world.faults.crashes)
+    steps_ahead = scenario.cuts.steps_ahead if scenario.cuts is not None else STEPS_AHEAD
+    start: Start | None = None
+    with machines.small_batches(BATCH_BYTES, steps_ahead=steps_ahead):
+        while True:
+            world = World(scenario, choices, probes=probes, note=note, start=start)
+            if watch is not None:
+                watch(world)
+            try:
+                world.run()
+            except Violation as violation:
+                result.invariant = violation.invariant
+                result.text = str(violation)
+            if world.network.resent:
+                probes.hit("frames resent")
+            result.events += world.network.order
+            result.digest += world.digest.hexdigest()
+            for role, count in world.faults.crashes.items():
+                result.crashes[role] = result.crashes.get(role, 0) + count
+            if result.invariant or start is not None or not _resumes(world):
+                break
+            targets = list(world.storage.pieces)
+            start = world.storage.chain(targets[choices.pick(len(targets))])
+            scenario = make_resumed(scenario, choices)
+            probes.hit("resumed")
+            if scenario.job.servers != world.job.servers:
+                probes.hit("resumed on other servers")
     result.probes = probes.counts
     return result
+
+
+def _resumes(world: World) -> bool:
+    cuts = world.scenario.cuts
+    return cuts is not None and cuts.resumes and not world.lost and bool(world.storage.pieces)
 
 
 def parse_replay(text: str) -> tuple[str, list[int]]:

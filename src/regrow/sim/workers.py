@@ -23,8 +23,9 @@ from regrow.sim.reference import F32, Reference
 class Program:
     """One incarnation of a worker. `act` returns the next wish for the session."""
 
-    def __init__(self, index: int, scenario: Scenario, reference: Reference) -> None:
+    def __init__(self, index: int, scenario: Scenario, reference: Reference, *, start: int = 0) -> None:
         self.index = index
+        self.start = start  # the step of the checkpoint that all begin with (sync)
         self.session = Session()
         self.opened = False
         self.failed = ""
@@ -89,7 +90,8 @@ class Program:
             self.opened = True
             # A restarted worker goes on behind what is durable, or computes the last step again.
             self.durable = effect.durable
-            self.pushed = self.asked = max(1, effect.committed) - 1 if self._sync else effect.durable
+            again = effect.committed > self.start  # what was loaded is nowhere half done
+            self.pushed = self.asked = effect.committed - again if self._sync else effect.durable
         elif isinstance(effect, PullAnswered):
             return self._on_pull_answered(effect.request)
         elif isinstance(effect, PushDurable):

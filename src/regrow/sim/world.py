@@ -24,13 +24,14 @@ from regrow.errors import RegrowError
 from regrow.sim import machines
 from regrow.sim.checkers import Checker
 from regrow.sim.choices import FAULT, Choices
+from regrow.sim.cuts import Start, Storage
 from regrow.sim.driver import Driver
 from regrow.sim.faults import Faults
 from regrow.sim.launcher import Launcher
 from regrow.sim.net import COORDINATOR, Network, Wire, checksum, short
 from regrow.sim.nodes import Action, Node, Violation
 from regrow.sim.probes import Probes
-from regrow.sim.profiles import Scenario
+from regrow.sim.profiles import CutScenario, Scenario
 from regrow.sim.reference import make_reference
 
 CHAOS_EVENTS_MAX = 3000
@@ -54,8 +55,10 @@ class World:
         *,
         probes: Probes,
         note: Callable[[str, Identity | None, Any], None] | None = None,
+        start: Start | None = None,
     ) -> None:
         self.scenario = scenario
+        self.start = start  # the checkpoint that this run begins with
         self.job = scenario.job
         self.groups = Groups(scenario.job)
         self.choices = choices
@@ -80,6 +83,7 @@ class World:
         self.launcher = Launcher(self)
         self.faults = Faults(self)
         self.checker = Checker(self)
+        self.storage = Storage(self)
         self._lanes = {(kind, server): delay for kind, server, delay in scenario.lanes}
         self._calm_since = 0.0
         self._leaps = False
@@ -110,6 +114,7 @@ class World:
             self._step()
         self._drain()
         self.checker.at_end()
+        self.storage.check_end()
 
     def finished(self) -> bool:
         if self.lost:
@@ -121,8 +126,10 @@ class World:
     def unfinished(self, *, first: bool = False) -> list[str]:
         """What there is still to wait for."""
         waits: list[str] = []
-        if self.actions:
-            waits.append(f"{len(self.actions)} actions of the launcher")
+        if count := sum(action.of is None for action in self.actions):
+            waits.append(f"{count} actions of the launcher")
+        if reason := self.storage.unfinished_reason():
+            waits.append(reason)
         for role, index in list(self.newest):
             if first and waits:
                 return waits
@@ -167,6 +174,7 @@ class World:
             return
         _, happen, what = ready[value % len(ready)]
         happen(what)
+        self.storage.supervise()
 
     def _ready(self) -> list[Event]:
         """All that can happen next, oldest first."""
@@ -184,7 +192,7 @@ class World:
             if (peer := self._can_dial(who, whom)) is not None:
                 ready.append((due, self._connect, (who, peer, whom)))
         for action in self.actions:
-            if action.at <= self.now:
+            if action.at <= self.now and not (action.of is not None and action.of.paused):
                 ready.append((action.due, self._act_out, action))
         if not ready or (self.clock_due <= self.network.order + CLOCK_EARLY_EVENTS and self._may_tick()):
             ready.append((self.clock_due, self._tick, None))
@@ -208,7 +216,7 @@ class World:
     def _tick(self, _: Any) -> None:
         if not self.calm:
             seconds = (0.05, 0.01, 0.2, 0.4)[self.choices.pick(4, dull=0.7)]
-        elif not self.workers_done():
+        elif not self.workers_done() or self._cutting():
             seconds = 0.05
         else:
             # Nobody waits for the workers any more: what is left is slow on purpose, so time may run. A coordinator
@@ -222,10 +230,14 @@ class World:
                 self.driver.hand(node, Tick(now=self.now))
         self.checker.often()
 
-    def later(self, what: Callable[[], None], *, at: float = 0.0) -> None:
+    def _cutting(self) -> bool:
+        coordinator = self.node(COORDINATOR)
+        return coordinator is not None and machines.is_cutting(coordinator.machine)
+
+    def later(self, what: Callable[[], None], *, at: float = 0.0, of: Node | None = None) -> None:
         """The launcher or chance does this after a while that the tape decides."""
         delay = 0 if self.calm else (0, 10, 40, 150)[self.choices.pick(4)]
-        self.actions.append(Action(self.network.order + delay, what, at))
+        self.actions.append(Action(self.network.order + delay, what, at, of))
 
     def _act_out(self, action: Action) -> None:
         self.actions.remove(action)
@@ -249,6 +261,11 @@ class World:
         node = self.node("worker", index)
         assert node is not None
         return node
+
+    @property
+    def cuts(self) -> CutScenario:
+        assert self.scenario.cuts is not None
+        return self.scenario.cuts
 
     def is_current(self, identity: Identity) -> bool:
         return self.newest.get((identity.role, identity.id)) == identity.incarnation

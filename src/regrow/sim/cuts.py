@@ -1,0 +1,346 @@
+"""Checkpoints in the simulator: the storage that servers and the coordinator would write to, and what must be on it.
+
+Captured rows are taken a bite at a time, at events that the tape chooses, while everything else goes on. A piece is a
+dict of rows. I11, checked when a piece is written:
+
+    all servers captured at exactly the marks that the piece names
+    what was captured is what the rows were at that instant, read independently
+    the state restored from the piece and those it starts from is that of the reference after exactly these pushes
+
+The rule to keep: a piece may exist although nobody was told so (the coordinator died, the answer was lost), and must be
+right all the same.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from regrow.core.cut import CutNow, Publish, Published, Save, Saved
+from regrow.core.effects import Notice
+from regrow.core.link import Identity
+from regrow.core.shard import LoadedAll, LoadedRows
+from regrow.sim import machines
+from regrow.sim.net import COORDINATOR, short
+from regrow.sim.nodes import Node, Violation
+from regrow.sim.reference import Key
+
+if TYPE_CHECKING:
+    from regrow.sim.world import World
+
+Rows = dict[Key, bytes]  # records without padding
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A server at the instant of a capture: all its touched rows."""
+
+    server: int
+    marks: list[tuple[int, ...]]  # by group
+    full: bool
+    rows: Rows
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Piece:
+    """What is on storage, and the state that it leads to."""
+
+    target: str
+    source: str | None
+    marks: tuple[int, ...]
+    rows: Rows
+    state: Rows
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Start:
+    """The checkpoint that a run starts from: its pieces, oldest first."""
+
+    pieces: tuple[Rows, ...]
+    marks: tuple[int, ...]
+
+
+class Storage:
+    """All savers, the publisher, the loader and what they wrote, of one world."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.pieces: dict[str, Piece] = {}  # by target
+        self.discarded: set[str] = set()  # names of pieces that were given up; membership only
+        self.published_calm = 0  # since nothing fails any more
+        self._snapshots: dict[str, Snapshot] = {}
+        self._parts: dict[str, Rows] = {}
+        self._saving: dict[Identity, int] = {}  # the cut that each server is storing
+        self._fails_after: dict[Identity, int] = {}  # bites until a server's storage fails
+        self._failed = False  # a cut was given up since the last one that was published
+        self._full_wanted = False
+        self._asked: Identity | None = None  # the coordinator that was asked for a cut of the end
+        self._ended = False  # and made it
+
+    # --- A server ---
+
+    def captured(self, identity: Identity, full: bool) -> None:
+        """This is the instant: notes what the rows are, before anybody captures them."""
+        node = self.world.nodes[identity]
+        name = self._name(identity, machines.cut_number(node.machine))
+        marks = [tuple(each) for each in machines.applied(node.machine)]
+        self._snapshots[name] = Snapshot(identity.id, marks, full, self._touched_rows(node))
+
+    def _touched_rows(self, node: Node) -> Rows:
+        store = node.machine.store
+        rows: Rows = {}
+        for table in range(len(self.world.job.tables)):
+            bits = np.unpackbits(store.touched(table).view(np.uint8), bitorder="little")
+            record = np.empty(store.record_floats(table), np.float32)
+            for slot in np.flatnonzero(bits).tolist():
+                row = self.world.reference.places.row_at.get((node.identity.id, table, slot))
+                if row is not None:
+                    store.read_records(table, slot, 1, record)
+                    rows[table, row] = self._unpadded(table, record)
+        return rows
+
+    def _unpadded(self, table: int, record: Any) -> bytes:
+        values: bytes = record[: self.world.reference.initial[table, 0].size].tobytes()
+        return values
+
+    def _name(self, identity: Identity, number: int) -> str:
+        return f"{short(identity)}/{number}"
+
+    def save(self, node: Node, save: Save) -> None:
+        name = self._name(node.identity, save.number)
+        self._saving[node.identity] = save.number
+        self._parts[name] = {}
+        if not self._snapshots[name].full and self._failed:
+            self.world.probes.hit("delta after a failed cut")
+        self._fails_after.pop(node.identity, None)
+        if not self.world.calm and self.world.choices.flag(self.world.cuts.error_rate):
+            self._fails_after[node.identity] = self.world.choices.pick(4)
+        self.world.later(lambda: self._bite(node, save.number), of=node)
+
+    def unsave(self, node: Node, number: int) -> None:
+        if self._saving.get(node.identity) == number:
+            del self._saving[node.identity]
+
+    def _bite(self, node: Node, number: int) -> None:
+        """A few captured rows are taken; after the last of them the server is told."""
+        world = self.world
+        if not node.alive or self._saving.get(node.identity) != number:
+            return
+        left = self._fails_after.get(node.identity)
+        if left == 0:
+            world.probes.hit("storage fails")
+            world.driver.hand(node, Saved(number=number, error="the storage is full"))
+            return
+        if left is not None:
+            self._fails_after[node.identity] = left - 1
+        store, name = node.machine.store, self._name(node.identity, number)
+        if store.capture_side_bytes():
+            world.probes.hit("copy on write")
+        aside_first = not world.calm and world.choices.flag(0.3)
+        counts, slots, records = store.capture_next(world.cuts.bite_bytes, aside_first)
+        if not slots.size:
+            self._check_part(name)
+            world.driver.hand(node, Saved(number=number, chunks=name))
+            return
+        row = start = 0
+        for table, count in enumerate(counts.tolist()):
+            floats = store.record_floats(table)
+            for slot in slots[row : row + count].tolist():
+                key = table, world.reference.places.row_at.get((node.identity.id, table, slot), -1)
+                if key[1] >= 0:
+                    self._parts[name][key] = self._unpadded(table, records[start : start + floats])
+                start += floats
+            row += count
+        world.later(lambda: self._bite(node, number), of=node)
+
+    def _check_part(self, name: str) -> None:
+        """I11: what was taken is what was there."""
+        part, snapshot = self._parts[name], self._snapshots[name]
+        for key, record in part.items():
+            if snapshot.rows.get(key) != record:
+                self._fail(name, key, record, snapshot.rows.get(key), "as captured")
+        if snapshot.full and (missing := snapshot.rows.keys() - part.keys()):
+            raise Violation("I11", f"{name} is to be full and lacks the rows {sorted(missing)}")
+
+    # --- The coordinator ---
+
+    def publish(self, node: Node, publish: Publish) -> None:
+        """Writes the manifest after a while, and says so after another."""
+        world = self.world
+        rate = 0.0 if world.calm else world.cuts.error_rate
+        error = bool(rate) and world.choices.flag(rate)
+        exists = not error or world.choices.flag(0.5)
+        full_wanted = bool(rate) and world.choices.flag(0.1)
+
+        def write() -> None:
+            if not node.alive:
+                return
+            if exists:
+                self._write(publish)
+            world.later(tell, of=node)
+
+        def tell() -> None:
+            if not node.alive:
+                return
+            self._full_wanted |= full_wanted
+            text = "the storage does not answer" if error else ""
+            world.driver.hand(node, Published(number=publish.number, error=text, full_wanted=full_wanted))
+
+        world.later(write, of=node)
+
+    def _write(self, publish: Publish) -> None:
+        world = self.world
+        if f"{publish.target}.{publish.source or 'full'}" in self.discarded:
+            raise Violation("I11", f"{publish.target} was given up, and is published all the same")
+        self.discarded.update(publish.discard)
+        if exist := [name for name in publish.discard if name.partition(".")[0] in self.pieces]:
+            raise Violation("I11", f"{publish.target} discards {exist}, which exist")
+        snapshots = [self._snapshots[name] for name in publish.chunks]
+        if [snapshot.server for snapshot in snapshots] != list(range(world.job.servers)):
+            raise Violation("I11", f"{publish.target} has chunks of {[each.server for each in snapshots]}")
+        for snapshot, name in zip(snapshots, publish.chunks, strict=True):
+            if any(marks != publish.marks for marks in snapshot.marks):
+                raise Violation("I11", f"{publish.target} is at {publish.marks}, but {name} at {snapshot.marks}")
+        state: Rows = {}
+        if publish.source is not None:
+            if publish.source not in self.pieces:
+                raise Violation("I11", f"{publish.target} starts from {publish.source}, which does not exist")
+            state = dict(self.pieces[publish.source].state)
+        rows: Rows = {}
+        for name in publish.chunks:
+            rows |= self._parts[name]
+        state |= rows
+        self._check_state(publish, state, snapshots)
+        self.pieces[publish.target] = Piece(publish.target, publish.source, publish.marks, rows, state)
+        self._count(publish)
+
+    def _count(self, publish: Publish) -> None:
+        world = self.world
+        world.probes.hit("full cut" if publish.source is None else "delta cut")
+        if publish.source is None and self._full_wanted:
+            world.probes.hit("full because it was wanted")
+            self._full_wanted = False
+        self._failed = False
+        if world.calm:
+            self.published_calm += 1
+        world.log(f"{publish.target} from {publish.source} is written, marks {publish.marks}")
+
+    def _check_state(self, publish: Publish, state: Rows, snapshots: list[Snapshot]) -> None:
+        """I11: what is restored is what the servers had, and what the pushes make of the first rows."""
+        reference = self.world.reference
+        there: Rows = {}
+        for snapshot in snapshots:
+            there |= snapshot.rows
+        for key, initial in reference.initial.items():
+            first = initial.tobytes()
+            found, had = state.get(key, first), there.get(key, first)
+            expected = reference.record(key, publish.marks).tobytes()
+            # A row that no push has reached yet may have its assigned weights, or not yet.
+            allowed = (first, expected) if reference.is_open(key, publish.marks) else (expected,)
+            if found not in allowed:
+                self._fail(publish.target, key, found, expected, f"restored at {publish.marks}")
+            if had not in allowed:
+                self._fail(publish.target, key, had, expected, f"at its server, at {publish.marks}")
+            if found != had and len(allowed) == 1:
+                self._fail(publish.target, key, found, had, "restored")
+
+    def _fail(self, name: str, key: Key, found: bytes, wanted: bytes | None, how: str) -> None:
+        told = [
+            "nothing" if record is None else self.world.reference.told(key, np.frombuffer(record, np.float32))
+            for record in (found, wanted)
+        ]
+        raise Violation("I11", f"{name}: row {key[1]} of table {key[0]} {how} is {told[0]}, not {told[1]}")
+
+    def notice(self, node: Node, notice: Notice) -> None:
+        """The coordinator says how a cut ended."""
+        if notice.name != "checkpoint" or notice.values["status"] == "begun":
+            return
+        saved = notice.values["status"] == "saved"
+        if saved:
+            self.world.probes.hit("cut published")
+        else:
+            self._failed = True
+            if notice.values["reason"] == "a server died":
+                self.world.probes.hit("cut given up: a server died")
+            self.world.log(f"no cut: {notice.values['reason']}")
+        if notice.values["still"] and self._asked == node.identity:
+            self._ended = saved
+            self._asked = None
+
+    # --- The end of a run ---
+
+    def supervise(self) -> None:
+        """The launcher asks for a last cut when the workers are done, and again when that has failed."""
+        cuts = self.world.scenario.cuts
+        if cuts is None or not cuts.still or self._ended or not self.world.workers_done():
+            return
+        coordinator = self.world.node(COORDINATOR)
+        if coordinator is None or self._asked == coordinator.identity:
+            return
+        self._asked = coordinator.identity
+
+        def ask() -> None:
+            if coordinator.alive:
+                self.world.driver.hand(coordinator, CutNow(still=True))
+
+        self.world.later(ask, of=coordinator)
+
+    def unfinished_reason(self) -> str:
+        """Why a run cannot end yet: a cut must be published when nothing fails any more."""
+        cuts = self.world.scenario.cuts
+        if cuts is None:
+            return ""
+        if cuts.still:
+            return "" if self._ended else "no checkpoint of the end"
+        by_time = self.world.job.mode == "async" and cuts.plan.every_seconds is not None
+        return "no checkpoint while all is well" if by_time and not self.published_calm and self.world.calm else ""
+
+    def check_end(self) -> None:
+        """The last checkpoint is one of the end."""
+        if self._ended and not any(p.marks == self.world.reference.marks_final for p in self.pieces.values()):
+            raise Violation("I11", f"a checkpoint of the end was promised, there are {list(self.pieces)}")
+
+    # --- Starting from a checkpoint ---
+
+    def chain(self, target: str) -> Start:
+        """What leads to this cut."""
+        pieces: list[Rows] = []
+        at: str | None = target
+        while at is not None:
+            pieces.insert(0, self.pieces[at].rows)
+            at = self.pieces[at].source
+        return Start(tuple(pieces), self.pieces[target].marks)
+
+    def load(self, node: Node) -> None:
+        """Rows come a few at a time, oldest piece first, each piece written over what was there."""
+        start = self.world.start
+        assert start is not None
+        of_row, server = self.world.reference.places.of_row, node.identity.id
+        bites: list[LoadedRows | LoadedAll] = []
+        for rows in start.pieces:
+            mine = sorted(key for key in rows if of_row[key][0] == server)
+            for first in range(0, len(mine), 3):
+                bites.append(self._loaded(node, {key: rows[key] for key in mine[first : first + 3]}))
+        bites.append(LoadedAll(marks=start.marks))
+
+        def bite(number: int) -> None:
+            if node.alive:
+                self.world.driver.hand(node, bites[number])
+                if number + 1 < len(bites):
+                    self.world.later(lambda: bite(number + 1), of=node)
+
+        self.world.later(lambda: bite(0), of=node)
+
+    def _loaded(self, node: Node, rows: Rows) -> LoadedRows:
+        counts = np.zeros(len(self.world.job.tables), np.int32)
+        records = []
+        for (table, _), record in rows.items():
+            counts[table] += 1
+            padded = np.zeros(node.machine.store.record_floats(table), np.float32)
+            values = np.frombuffer(record, np.float32)
+            padded[: values.size] = values
+            records.append(padded)
+        slots = np.array([self.world.reference.places.of_row[key][1] for key in rows], np.uint32)
+        return LoadedRows(counts=counts, slots=slots, records=np.concatenate(records))
