@@ -43,10 +43,13 @@ CORE_MAY_IMPORT = {
 }
 
 # Two modules belong elsewhere than their package: `presets` is a table of numbers, and the main of a child process
-# stands above whatever role it starts.
+# stands above whatever role it starts. The checkpoint commands are four files of one unit.
 UNITS = {
     "regrow.nn.presets": "presets",
     "regrow.launch.child": "mains",
+    "regrow.ckpt_diff": "ckpt_cli",
+    "regrow.ckpt_views": "ckpt_cli",
+    "regrow.ckpt_work": "ckpt_cli",
 }
 
 # Who may import whom. Everybody may import errors and the extension.
@@ -67,7 +70,8 @@ MAY_IMPORT = {
     "launch": {"core", "runtime", "store", "checkpoint", "data", "config", "metrics", "presets", "protection"},
     "bench": {"core", "runtime", "store", "checkpoint", "data", "nn", "launch"}
     | {"config", "metrics", "presets", "protection"},
-    "cli": {"launch", "bench", "sim", "config", "presets", "data"},
+    "ckpt_cli": {"checkpoint", "core", "config"},
+    "cli": {"launch", "bench", "sim", "ckpt_cli", "config", "presets", "data"},
     "regrow": {"core", "runtime", "nn", "launch", "config", "protection"},
 }
 
