@@ -10,33 +10,16 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 from helpers import job, table
-from test_bench import _overhead_runs, _trace
+from test_bench import _overhead_runs, _plant_wrong_parity, _trace
 
 from regrow.bench import common, load, overhead, plots, recovery, soak
 from regrow.config import TrainConfig
 from regrow.errors import RegrowError, UserError
 from regrow.launch.failures import Failure
 from regrow.nn.check import check_parity
-from regrow.runtime.client import Client
 from regrow.runtime.inprocess import InProcessCluster
-
-
-def _plant_wrong_parity(client: Client, table: int, monkeypatch: pytest.MonkeyPatch, times: int = 1 << 30) -> None:
-    """One bit of one parity of the table is read wrong, so often."""
-    parities = client.parities
-    left = [times]
-
-    def read(index: int, server: int, slot_first: int, slot_count: int) -> Any:
-        found = parities(index, server, slot_first, slot_count).copy()
-        if (index, server, slot_first) == (table, 2, 0) and left[0] > 0:
-            left[0] -= 1
-            found.view(np.uint8).reshape(-1)[0] ^= 4
-        return found
-
-    monkeypatch.setattr(client, "parities", read)
 
 
 @pytest.mark.parametrize("variant", overhead.VARIANTS, ids=lambda variant: variant.name)
@@ -121,7 +104,7 @@ def test_recovery_runs_grow_until_the_recovery_is_over(
     assert asked == [30 + 40, 30 + 80]
     assert row["recovered_s"] == 6.0
     assert (trace["name"], trace["marks"]["recovered"]) == ("k4", 6.0)
-    assert after == pytest.approx(1.3 * 6.0 + 1.5 * recovery.TAIL_SECONDS)
+    assert after == pytest.approx(recovery.PATIENCE * 6.0 + 1.5 * recovery.TAIL_SECONDS)
     assert "again with 8 s" in capsys.readouterr().out
 
 

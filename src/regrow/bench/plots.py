@@ -1,4 +1,4 @@
-"""Pictures of what was measured: throughput through a failure, and what protection costs.
+"""Pictures of what was measured: throughput through a failure, and what protection and checkpoints cost.
 
 Drawn from what a benchmark writes with --json, or from a run directory, so they can be drawn again at any time:
 
@@ -27,6 +27,7 @@ SMALL = 8
 INK, QUIET, GRID = "#333333", "#9a9a9a", "#e6e6e6"
 COLOURS = {"none": QUIET, "k4": "#1f5fa8", "k2": "#d9822b"}
 LABELS = {"none": "no protection, no failure", "k4": "ec, k = 4", "k2": "ec, k = 2"}
+CHECKPOINT_COLOURS = {"none": QUIET, "pausing": "#d9822b", "full": "#a9c1dc", "delta": "#1f5fa8"}
 BAR_COLOURS = {True: "#1f5fa8", False: "#a9c1dc"}
 
 
@@ -64,8 +65,12 @@ def draw(content: Mapping[str, Any], path: Path) -> None:
         draw_throughput(traces, path, title="Training through the loss of a server")
     elif content.get("bench") == "overhead":
         draw_overhead([row for row in rows if row["kind"] == "overhead"], path)
+    elif content.get("bench") == "checkpoint":
+        costs = [row for row in rows if row["kind"] == "cost"]
+        draw_checkpoints(costs, [row for row in rows if row["kind"] == "trace"], path)
     else:
-        raise UserError(f"bench {content.get('bench')} has no picture", hint="recovery and overhead have one")
+        hint = "recovery, overhead and checkpoint have one"
+        raise UserError(f"bench {content.get('bench')} has no picture", hint=hint)
 
 
 def _figure(width: float, height: float, columns: int = 1) -> tuple[Any, list[Any]]:
@@ -182,6 +187,47 @@ def draw_overhead(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
             )
         axis.set_title(model, color=INK, fontsize=10, loc="left", pad=14)
         axis.set_xlabel("time per sample, % more than without protection", color=INK, fontsize=9)
+    figure.savefig(path)
+
+
+# -- what checkpoints cost -----------------------------------------------------------------------------------
+
+
+def draw_checkpoints(costs: Sequence[Mapping[str, Any]], traces: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Throughput of one run each way, a tick where a checkpoint was complete; and the share of training time lost."""
+    judged = [row for row in costs if row["variant"] != "none" and row["lost"] is not None][::-1]
+    if not judged or not traces:
+        raise UserError("there is nothing to draw: no training with checkpoints was measured")
+    order = [row["variant"] for row in costs]
+    figure, (left, right) = _figure(10.4, 3.2, columns=2)
+    for trace in traces:
+        colour = CHECKPOINT_COLOURS.get(trace["name"], INK)
+        speeds = [value / 1000 for value in trace["samples_per_second"]]
+        left.plot(trace["t"], speeds, color=colour, linewidth=1.2)
+        cuts = [at for at in trace["cuts"] if trace["t"][0] <= at <= trace["t"][-1]]
+        # Longer ones lie behind shorter ones.
+        size = 14 - 3 * order.index(trace["name"]) if trace["name"] in order else 14
+        left.plot(cuts, [0.0] * len(cuts), "|", color=colour, markersize=size, clip_on=False)
+    left.set_ylim(0, None)
+    left.set_xlabel("seconds", color=INK, fontsize=9)
+    left.set_ylabel("thousand samples per second", color=INK, fontsize=9)
+    left.set_title("grey: no checkpoints; other colours as on the right", color=INK, fontsize=9, loc="left")
+    values = [100 * row["lost"]["value"] for row in judged]
+    low = [max(0.0, value - 100 * row["lost"]["low"]) for value, row in zip(values, judged, strict=True)]
+    high = [max(0.0, 100 * row["lost"]["high"] - value) for value, row in zip(values, judged, strict=True)]
+    right.barh(
+        [row["label"] for row in judged],
+        values,
+        height=0.6,
+        color=[CHECKPOINT_COLOURS.get(row["variant"], INK) for row in judged],
+        xerr=[low, high],
+        error_kw={"ecolor": INK, "elinewidth": 0.9, "capsize": 2},
+    )
+    right.grid(axis="y", visible=False)
+    right.grid(axis="x", color=GRID, linewidth=0.8)
+    right.axvline(0, color=INK, linewidth=0.8)
+    right.axvline(1.0, color=INK, linewidth=0.8, linestyle=(0, (3, 3)))
+    right.set_xlabel("training time lost, % (dashes: the target for deltas)", color=INK, fontsize=9)
     figure.savefig(path)
 
 
