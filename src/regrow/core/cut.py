@@ -213,6 +213,7 @@ class Attempt:
 
     number: int
     full: bool
+    wanted: CutNow | None  # somebody asked for it
     still: bool  # nobody trains: all servers are where they will stay
     began: float
     marks: dict[int, tuple[int, ...]] = dataclasses.field(default_factory=dict)
@@ -298,7 +299,7 @@ class Cuts:
         wanted, self._wanted = self._wanted, None
         full = self._full_wanted or self._since_full + 1 >= self.plan.full_every or (wanted is not None and wanted.full)
         still = wanted is not None and wanted.still
-        self._attempt = Attempt(number=self._number, full=full, still=still, began=self._now)
+        self._attempt = Attempt(number=self._number, full=full, wanted=wanted, still=still, began=self._now)
         return [Send(target=peer, message=CutAsk(number=self._number)) for peer in self._peers.values()]
 
     def on_marks(self, server: int, message: CutMarks) -> list[Effect]:
@@ -326,7 +327,10 @@ class Cuts:
         if attempt.still:
             return (step,)
         every = self.plan.every_steps
-        return (step + self._ahead if every is None else (step // every + 1) * every,)
+        if every is None:
+            return (step + self._ahead,)
+        late = self._ahead - STEPS_AHEAD  # the next multiple, or a later one after that has come too late
+        return ((step + late) // every * every + every,)
 
     def on_begun(self, server: int, message: CutBegun) -> list[Effect]:
         attempt = self._of(server, message.number)
@@ -406,7 +410,7 @@ class Cuts:
         """Not now, and nothing went wrong: a server is still loading, or not quite back."""
         wanted = self._wanted
         effects = self._abandon("", self._peers, again=True)
-        self._wanted = wanted or (CutNow(full=attempt.full, still=True) if attempt.still else None)
+        self._wanted = wanted or attempt.wanted
         self._quiet_until = self._now + WHOLE_SECONDS
         return effects
 
