@@ -6,7 +6,7 @@ for a chunk and the coordinator for a manifest. One run has several deaths, one 
 seconds. In CI every point is hit once, in the first full or the first delta of a life; all of them in both, with and
 without parities, some minutes, are tried by
 
-    python tests/live/test_checkpoint_storage.py
+    python tests/live/test_checkpoint_faults.py
 
 Storage that errs or hangs is a failpoint too, or a file where a directory should be. Bad input is told the command
 line.
