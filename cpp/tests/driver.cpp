@@ -243,7 +243,9 @@ std::string parity_digest(size_t dim) {
     std::iota(blocks.begin(), blocks.end(), 0u);
     Exact<float> parities(blocks.size() * trio.holder.record_floats(t));
     for (const int64_t q : {0, 1}) {
-      trio.holder.parity_read(t, q, blocks, parities.span());
+      std::vector<int32_t> counts(trio.holder.table_count(), 0);
+      counts[t] = static_cast<int32_t>(blocks.size());
+      trio.holder.parity_read(q, counts, blocks, parities.span());
       add_bytes<float>(digest, parities.span());
       add_bytes<uint64_t>(digest, trio.holder.parity_members(t, q, 2 - q));
     }
