@@ -4,6 +4,10 @@ Every row has been touched before (`prefill`), as after long training, so that e
 k = 4 and k = 2 take turns. Throughput comes from the workers' own reports, about ten a second, and between two of them
 samples are taken to come evenly.
 
+Before and during are minutes apart, and on a shared machine processors are not as fast at all times. Workers do the
+same work for each sample whether servers recover or not, so their processor time per sample shows that, and throughput
+is also given as it would be at equal speed.
+
 The sketch: for each byte of lost rows, k - 1 bytes of other members go to whoever decodes, one byte goes to the
 replacement, and one to make its parities again: (k + 1) x bytes / bandwidth of a socket = expected time, were
 nothing else going on. Memory and socket bandwidth are measured in the same run.
@@ -62,7 +66,7 @@ class Size:
     socket_bytes: int
 
 
-FULL = Size(server_bytes=1_000_000_000, before_seconds=20.0, after_seconds=140.0, rounds=2, socket_bytes=2 << 30)
+FULL = Size(server_bytes=1_000_000_000, before_seconds=20.0, after_seconds=140.0, rounds=1, socket_bytes=2 << 30)
 QUICK = Size(server_bytes=20_000_000, before_seconds=3.0, after_seconds=6.0, rounds=1, socket_bytes=128 << 20)
 
 
@@ -95,7 +99,11 @@ def measure_all(report: common.Report, config: TrainConfig, *, size: Size) -> No
     rate = quiet.rate_whole()
     common.console.print(f"no protection, no failure: {rate:,.0f} samples/s")
     zero_at = quiet.begin + size.before_seconds
-    report.rows.append({"kind": "run", "k": None, "round": 0, "samples_per_second": round(rate, 1), **quiet.others()})
+    spread = quiet.speed_spread(BEFORE_SECONDS)
+    if spread is not None:
+        common.console.print(f"the processors' own speed, over {BEFORE_SECONDS:.0f} s: fastest / slowest {spread:.2f}")
+    row = {"kind": "run", "k": None, "round": 0, "samples_per_second": round(rate, 1), "speed_spread": spread}
+    report.rows.append(row | quiet.others())
     report.rows.append(quiet.to_row("none", zero_at=zero_at, marks={}))
     after_seconds = size.after_seconds
     for turn in range(size.rounds):
@@ -201,6 +209,9 @@ class Trace(train.Recorder):
     def __init__(self, *, warmup_seconds: float = 0.0) -> None:
         super().__init__(warmup_seconds=warmup_seconds)
         self.status: RunStatus | None = None
+        # (when, processor time of all workers): the same work per sample, whatever happens to servers. So it tells how
+        # fast the processors were just then.
+        self.work: list[tuple[float, float]] = []
 
     def update(self, status: RunStatus, now: float) -> None:
         self.status = status
@@ -210,6 +221,22 @@ class Trace(train.Recorder):
             last = seen[-1][0] if seen else -1.0
             seen += [report for report in worker.reports if report[0] > last]
         super().update(status, now)
+        if status.phase == "training" and (cpu := train.children_cpu_seconds("rg worker")) is not None:
+            self.work.append((now, cpu))
+
+    def work_per_sample(self, begin: float, end: float) -> float | None:
+        """Processor seconds of the workers for each sample between two times."""
+        looks = [look for look in self.work if begin <= look[0] <= end]
+        if len(looks) < 2:
+            return None
+        (first_at, first), (last_at, last) = looks[0], looks[-1]
+        return (last - first) / (last_at - first_at) / self.rate(first_at, last_at)
+
+    def speed_spread(self, seconds: float) -> float | None:
+        """Most / least work per sample in spans of this length: how even the machine itself is."""
+        starts = np.arange(self.begin, self.end - seconds, seconds)
+        found = [work for at in starts if (work := self.work_per_sample(at, at + seconds)) is not None]
+        return round(max(found) / min(found), 3) if found else None
 
     @property
     def begin(self) -> float:
@@ -306,6 +333,9 @@ def figures(trace: Trace, failure: Failure, summary: dict[str, Any], *, server: 
     before = trace.rate(failure.at - BEFORE_SECONDS, failure.at)
     begin, over_at = during_span(failure.at, resumed_at, recovered_at)
     during = trace.rate(begin, over_at)
+    work_before = trace.work_per_sample(failure.at - BEFORE_SECONDS, failure.at)
+    work_during = trace.work_per_sample(begin, over_at)
+    slower = work_during / work_before if work_before and work_during else None
     seconds = recovered_at - failure.detected_at
     rows, row_bytes = summary["rows"], server["bytes"] - server["redundancy_bytes"]
     return {
@@ -321,6 +351,9 @@ def figures(trace: Trace, failure: Failure, summary: dict[str, Any], *, server: 
         "throughput_during": round(during, 1),
         "throughput_after": round(trace.rate(over_at, trace.end), 1) if trace.end > over_at else None,
         "ratio_during": round(during / before, 4),
+        # The same work took the workers so much more processor time: other users of the machine, its clock.
+        "processors_slower": common.rounded(slower, 4),
+        "ratio_at_equal_speed": None if slower is None else round(during / before * slower, 4),
         "stall_in_during": begin == failure.at,
         # With the stall in it: the whole price until everything is as before.
         "ratio_with_stall": round(trace.rate(failure.at, over_at) / before, 4),
@@ -393,6 +426,9 @@ def compare(report: common.Report) -> None:
         report.ratios[f"throughput_during_k{k}"] = common.Ratio.of(
             [row["ratio_during"] for row in mine], target=DURING_TARGET
         )
+        even = [row["ratio_at_equal_speed"] for row in mine if row.get("ratio_at_equal_speed") is not None]
+        if even:
+            report.ratios[f"throughput_equal_speed_k{k}"] = common.Ratio.of(even, target=DURING_TARGET)
     report.ratios["recovery_time_codes"] = common.Ratio.of(slower_to_faster(runs), target=CODES_TARGET, better="lower")
 
 
@@ -411,6 +447,7 @@ def told(row: dict[str, Any]) -> str:
         f"stalled {row['stall_after_detection_s']:.2f} s after detection, "
         f"{row['rows']:,} rows ({row['bytes'] / 1e6:,.0f} MB) back after {row['recovered_s']:.1f} s, "
         f"throughput meanwhile {row['ratio_during']:.2f} of before ({row['ratio_with_stall']:.2f} with the stall)"
+        + (f", {even:.2f} at equal speed of the processors" if (even := row.get("ratio_at_equal_speed")) else "")
     )
 
 

@@ -217,8 +217,9 @@ def run_ours(config: TrainConfig, *, size: Size, rate: float, seconds: float | N
     }
 
 
-def children_cpu_seconds() -> float | None:
-    """Processor time of this process and its direct children so far; None where /proc does not tell."""
+def children_cpu_seconds(name: str | None = None) -> float | None:
+    """Processor time of this process and its direct children so far, or of children whose name begins so; None where
+    /proc does not tell."""
     own = os.getpid()
     ticks = 0
     try:
@@ -227,8 +228,10 @@ def children_cpu_seconds() -> float | None:
                 continue
             with contextlib.suppress(OSError):
                 # The name in parentheses may hold anything; the fields follow its end.
-                fields = Path(entry.path, "stat").read_text().rpartition(")")[2].split()
-                if int(entry.name) == own or int(fields[1]) == own:
+                head, _, tail = Path(entry.path, "stat").read_text().rpartition(")")
+                fields = tail.split()
+                mine = int(entry.name) == own or int(fields[1]) == own
+                if mine and (name is None or head.partition("(")[2].startswith(name)):
                     ticks += int(fields[11]) + int(fields[12])
     except OSError:
         return None
