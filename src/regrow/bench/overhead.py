@@ -217,6 +217,13 @@ def compare(report: common.Report, model: str, runs: Sequence[dict[str, Any]]) -
         )
         if variant.judged and variant.k is not None:
             report.ratios[f"overhead_{model}_{variant.name}"] = overhead
+            # Workers do the same work per sample in every variant: its processor time shows how fast those were.
+            work = per_round(runs, variant.name, "worker_seconds_per_sample")
+            if len(work) == len(speeds):
+                even = [1.0 / (speed * slower) - 1.0 for speed, slower in zip(speeds, work, strict=True)]
+                report.ratios[f"overhead_equal_speed_{model}_{variant.name}"] = common.Ratio.of(
+                    even, target=OVERHEAD_TARGET, better="lower"
+                )
             report.ratios[f"memory_{model}_{variant.name}"] = common.Ratio.of(
                 memory, target=R / variant.k + MEMORY_SLACK, better="lower"
             )

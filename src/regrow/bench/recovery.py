@@ -270,6 +270,9 @@ class Trace(train.Recorder):
             begin = (self.begin + end) / 2  # faster than thought: better half of it than nothing
         total = self.rate(begin, end)
         found: dict[str, Any] = {"samples_per_second": total, "seconds": end - begin}
+        work = self.work_per_sample(begin, end)
+        if work is not None:
+            found["worker_seconds_per_sample"] = work
         looks = [look for at, look in self.usage if begin <= at <= end]
         if len(looks) > 1:
             before, after = looks[0], looks[-1]
