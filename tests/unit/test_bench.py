@@ -253,7 +253,7 @@ def test_peer_trains_in_a_process_of_its_own() -> None:
 
 def test_peer_failure_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     failed = subprocess.CompletedProcess(args=[], returncode=1, stdout="", stderr="Traceback\nValueError: no\n")
-    monkeypatch.setattr(train.subprocess, "run", lambda *args, **options: failed)
+    monkeypatch.setattr(common.subprocess, "run", lambda *args, **options: failed)
     config = train.make_config("kaggle", train.QUICK)
     with pytest.raises(RegrowError, match=r"the peer failed .*ValueError: no"):
         train.run_peer(config, size=train.QUICK, cores=1, layouts=("split",), rate=1.0)

@@ -352,7 +352,7 @@ def test_file_systems_are_told_by_the_longest_mount(tmp_path: Path) -> None:
 
 def test_peer_says_why_it_failed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     done = SimpleNamespace(returncode=1, stdout="", stderr="Traceback\nOSError: disk full\n")
-    monkeypatch.setattr(checkpoint_peer.subprocess, "run", lambda *args, **options: done)
+    monkeypatch.setattr(common.subprocess, "run", lambda *args, **options: done)
     with pytest.raises(RegrowError, match=r"exit 1.*disk full"):
         checkpoint_peer.measure(checkpoint_peer.SYSTEMS, directory=tmp_path, size_bytes=1)
 

@@ -23,7 +23,6 @@ import os
 import re
 import resource
 import shutil
-import subprocess
 import sys
 import time
 import warnings
@@ -31,7 +30,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from regrow.errors import RegrowError
+from regrow.bench import common
 
 TABLES, DIM = 8, 64
 TINY_ROWS = 64
@@ -51,18 +50,9 @@ Figures = tuple[float, float]  # seconds until durable, seconds blocked
 def measure(order: Sequence[str], *, directory: Path, size_bytes: int) -> dict[str, dict[str, Any]]:
     """All ways once, one after the other, in one process: figures by system."""
     settings = {"order": list(order), "directory": str(directory), "size_bytes": size_bytes}
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "regrow.bench.checkpoint_peer"],
-        input=json.dumps(settings),
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_SECONDS,
-        check=False,
+    result: dict[str, dict[str, Any]] = common.run_module(
+        "regrow.bench.checkpoint_peer", settings, timeout_seconds=TIMEOUT_SECONDS, what="the comparison with torch"
     )
-    if done.returncode != 0:
-        words = (done.stderr or done.stdout).strip().splitlines() or ["without a word"]
-        raise RegrowError(f"the comparison with torch failed (exit {done.returncode}): {words[-1]}")
-    result: dict[str, dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
     return result
 
 

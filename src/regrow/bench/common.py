@@ -13,6 +13,7 @@ import os
 import platform
 import shlex
 import statistics
+import subprocess
 import sys
 import threading
 import time
@@ -25,6 +26,8 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 from rich.table import Table
+
+from regrow.errors import RegrowError
 
 QUARTILE_PAIRS_MIN = 8  # with fewer pairs than this, quartiles say less than the extremes
 MALLOC_KEEP_BYTES = 1 << 30
@@ -188,6 +191,22 @@ def _lines(path: str) -> list[str]:
 def _first_line(path: str) -> str | None:
     lines = _lines(path)
     return lines[0].strip() if lines else None
+
+
+def run_module(module: str, settings: Mapping[str, Any], *, timeout_seconds: float, what: str) -> Any:
+    """What a module says in its last line of JSON, in a process of its own that is told these settings."""
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", module],
+        input=json.dumps(settings),
+        capture_output=True,
+        text=True,
+        timeout=timeout_seconds,
+        check=False,
+    )
+    if done.returncode != 0:
+        words = (done.stderr or done.stdout).strip().splitlines() or ["without a word"]
+        raise RegrowError(f"{what} failed (exit {done.returncode}): {words[-1]}")
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 # -- who else uses it ----------------------------------------------------------------------------------------

@@ -9,11 +9,8 @@ rates are taken after a warm-up, ours from the workers' own reports.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -127,18 +124,9 @@ def run_peer(
         "warmup_steps": max(3, int(size.warmup_seconds * rate / config.batch)),
         "seconds": size.seconds,
     }
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "regrow.bench.peer"],
-        input=json.dumps(settings),
-        capture_output=True,
-        text=True,
-        timeout=PEER_TIMEOUT_SECONDS,
-        check=False,
+    result: dict[str, Any] = common.run_module(
+        "regrow.bench.peer", settings, timeout_seconds=PEER_TIMEOUT_SECONDS, what="the peer"
     )
-    if done.returncode != 0:
-        words = (done.stderr or done.stdout).strip().splitlines() or ["without a word"]
-        raise RegrowError(f"the peer failed (exit {done.returncode}): {words[-1]}")
-    result: dict[str, Any] = json.loads(done.stdout)
     return result
 
 
