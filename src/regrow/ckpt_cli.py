@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 INTERVAL = "10s"
 GRACE = "15m"
+UNFINISHED = "1d"
 KEEP_LAST = 3
 KEEP_FULL_EVERY = "1d"
 
@@ -77,7 +78,7 @@ def list_cuts(url: str, as_json: bool) -> None:
     from regrow.checkpoint.policy import wanted_full
 
     store = work.opened(work.whole_url(url, "regrow ckpt ls"), may_be_empty=True)
-    wanted, unfinished = wanted_full(store.storage), store.storage.unfinished()
+    wanted, unfinished = wanted_full(store.storage), store.storage.unfinished_pieces()
     why = None if wanted is None else wanted.why
     if as_json:
         views.say_json(views.list_json(store, unfinished=unfinished, wanted=why))
@@ -195,7 +196,7 @@ def fold_now(url: str, source: str | None, target: str | None, approximate: bool
     if source is None and target is None:
         if approximate:
             raise UserError("--approximate needs --from or --to", hint="the policy never mixes exact and quantised")
-        return _one_round(url, grace_seconds=float("inf"))
+        return _one_round(url, grace_seconds=float("inf"), unfinished_seconds=float("inf"))
     begin, end = None if source is None else store.cut(source).id, store.cut(target).id
     with work.Stop() as stop, views.Bar("merging") as bar:
         made, there = work.folded(store, begin, end, stop=stop, approximate=approximate, progress=bar)
@@ -205,7 +206,14 @@ def fold_now(url: str, source: str | None, target: str | None, approximate: bool
 
 
 def retention_options(function: Any) -> Any:
-    """What stays, as `retention.Rules` has it."""
+    """What stays, as retention.py has it."""
+    function = click.option(
+        "--unfinished",
+        type=DURATION,
+        default=UNFINISHED,
+        metavar="TIME",
+        help=f"What is unfinished and was not written to for so long goes.  [{UNFINISHED}]",
+    )(function)
     every = "One full in so much time stays for going back, fewer with age; 0: none."
     function = click.option(
         "--keep-full-every",
@@ -225,7 +233,15 @@ def retention_options(function: Any) -> Any:
 @click.option("--keep", metavar="CUT", multiple=True, help="This cut stays restorable. Repeatable.")
 @click.option("--dry-run", is_flag=True, help="Show it, delete nothing.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
-def prune(url: str, keep_last: int, keep_full_every: float, keep: tuple[str, ...], dry_run: bool, yes: bool) -> int:
+def prune(
+    url: str,
+    keep_last: int,
+    keep_full_every: float,
+    unfinished: float,
+    keep: tuple[str, ...],
+    dry_run: bool,
+    yes: bool,
+) -> int:
     """Shows what stays and what goes, and why; asks; and deletes.
 
     It deletes at once: a restore that is reading at this moment may lose pieces under its hands. `regrow merge --watch`
@@ -237,9 +253,10 @@ def prune(url: str, keep_last: int, keep_full_every: float, keep: tuple[str, ...
 
     store = work.opened(work.whole_url(url, "regrow ckpt prune"))
     pinned = frozenset(store.cut(wish).id for wish in keep)
-    plan = work.plan_prune(store, _rules(keep_last, keep_full_every, pinned), now=time.time())
+    rules = _rules(keep_last, keep_full_every, pinned)
+    plan = work.plan_prune(store, rules, now=time.time(), unfinished_seconds=unfinished)
     views.show_prune(store, plan)
-    size = size_text(sum(store.graph.pieces[name].bytes for name in plan.doomed))
+    size = size_text(plan.bytes(store))
     what = f"{views.count_text(len(plan.doomed), 'piece')}, {size}"
     if not plan.doomed or dry_run:
         views.say(f"would delete {what}" if plan.doomed else "nothing to delete")
@@ -355,7 +372,14 @@ def _two_cuts(cuts: tuple[str, ...]) -> tuple[Side, Side]:
     help=f"A piece was unneeded for so long: delete it.  [{GRACE}]",
 )
 def merge(
-    url: str, watch: bool, once: bool, interval: float, keep_last: int, keep_full_every: float, grace: float
+    url: str,
+    watch: bool,
+    once: bool,
+    interval: float,
+    keep_last: int,
+    keep_full_every: float,
+    unfinished: float,
+    grace: float,
 ) -> int:
     """Merges deltas into larger pieces and fulls, deletes what is not needed any more, and says why.
 
@@ -370,14 +394,18 @@ def merge(
     from regrow.checkpoint.lineage import age_text
 
     url = work.whole_url(url, "regrow merge")
-    rules = _rules(keep_last, keep_full_every)
+    options: dict[str, Any] = {
+        "rules": _rules(keep_last, keep_full_every),
+        "grace_seconds": grace,
+        "unfinished_seconds": unfinished,
+    }
     if once or not watch:
         work.opened(url)
-        return _one_round(url, rules=rules, grace_seconds=grace)
+        return _one_round(url, **options)
     print(
         f"watching {url} every {age_text(interval).removesuffix(' ago')}; Ctrl-C ends it", file=sys.stderr, flush=True
     )
-    _watch(url, once=False, interval_seconds=interval, rules=rules, grace_seconds=grace)
+    _watch(url, once=False, interval_seconds=interval, **options)
     return EXIT_OK
 
 

@@ -23,6 +23,7 @@ from rich.text import Text
 from regrow.checkpoint.lineage import Graph, age_text, kind, size_text
 from regrow.checkpoint.load import Problem
 from regrow.checkpoint.manifest import ChunkInfo, Cut, Manifest, TableInfo
+from regrow.checkpoint.storage import Unfinished
 from regrow.ckpt_diff import TableDiff
 from regrow.ckpt_work import PrunePlan, Store, why_not
 
@@ -100,7 +101,7 @@ def count_text(count: int, noun: str) -> str:
 # -- ls ----------------------------------------------------------------------------------------------------
 
 
-def show_list(store: Store, *, unfinished: Sequence[str], wanted: str | None, now: float) -> None:
+def show_list(store: Store, *, unfinished: Sequence[Unfinished], wanted: str | None, now: float) -> None:
     graph = store.graph
     if graph.cuts:
         _print(_list_table(store, now))
@@ -114,9 +115,17 @@ def show_list(store: Store, *, unfinished: Sequence[str], wanted: str | None, no
     for name, what in store.broken:
         say(f"cannot be read: {name}: {what}")
     if unfinished:
-        say(f"{count_text(len(unfinished), 'unfinished piece')}: being written, or left by a process that died")
+        say(_unfinished_text(unfinished, now))
     if wanted is not None:
         say(f"training was asked for a full: {wanted}")
+
+
+def _unfinished_text(unfinished: Sequence[Unfinished], now: float) -> str:
+    size = size_text(sum(piece.bytes for piece in unfinished))
+    newest = max((piece.changed for piece in unfinished if piece.changed is not None), default=None)
+    when = "" if newest is None else f", the last written to {age_text(now - newest)}"
+    what = f"{count_text(len(unfinished), 'unfinished piece')}, {size}{when}"
+    return f"{what}: being written, or left by a process that died; `regrow ckpt prune` deletes old ones"
 
 
 def _list_table(store: Store, now: float) -> Table:
@@ -159,14 +168,16 @@ def _origin_text(piece: Manifest) -> str:
     return f"{kind(piece)}{'' if piece.source is None else f' from {int(piece.source[:10]):,}'}{bits}"
 
 
-def list_json(store: Store, *, unfinished: Sequence[str], wanted: str | None) -> dict[str, Any]:
+def list_json(store: Store, *, unfinished: Sequence[Unfinished], wanted: str | None) -> dict[str, Any]:
     newest = store.graph.newest()
     return {
         "url": store.url,
         "newest": None if newest is None else newest.id,
         "cuts": [cut_json(store, cut) for cut in store.graph.cuts.values()],
         "broken": [{"piece": name, "what": what} for name, what in store.broken],
-        "unfinished": list(unfinished),
+        "unfinished": [
+            {"piece": piece.name, "bytes": piece.bytes, "changed": piece.changed} for piece in unfinished
+        ],
         "full_wanted": wanted,
     }
 
@@ -360,10 +371,12 @@ def show_prune(store: Store, plan: PrunePlan) -> None:
     graph = store.graph
     table = _table("=", "=piece", "=kind", ">size", "why")
     order = {cut: index for index, cut in enumerate(graph.cuts)}
-    for piece in sorted(graph.pieces.values(), key=lambda piece: (order[piece.target.id], piece.name)):
-        goes = piece.name in plan.doomed
-        _, _, why = plan.why[piece.name].partition(": ")
-        cells = "delete" if goes else "keep", piece.name, kind(piece), size_text(piece.bytes), why
+    pieces = sorted(graph.pieces.values(), key=lambda piece: (order[piece.target.id], piece.name))
+    rows: list[tuple[str, str, int]] = [(piece.name, kind(piece), piece.bytes) for piece in pieces]
+    for name, what, size in [*rows, *((piece.name, "-", piece.bytes) for piece in plan.unfinished)]:
+        goes = name in plan.doomed
+        _, _, why = plan.why[name].partition(": ")
+        cells = "delete" if goes else "keep", name, what, size_text(size), why
         table.add_row(*_cells(*cells, style="red" if goes else ""))
     _print(table)
     say()

@@ -31,8 +31,8 @@ from regrow.checkpoint.manifest import (
     piece_name,
 )
 from regrow.checkpoint.merge import PieceBroken, fold
-from regrow.checkpoint.retention import Rules, prune_plan
-from regrow.checkpoint.storage import Storage
+from regrow.checkpoint.retention import UNFINISHED_SECONDS, Rules, prune_plan, unfinished_plan
+from regrow.checkpoint.storage import Storage, Unfinished
 from regrow.errors import CheckpointError, Interrupted, StorageError, UserError
 
 NEAR_MAX = 3  # cuts that are named when one is not found
@@ -347,10 +347,19 @@ def _refuse_mixed(path: Sequence[Manifest], *, approximate: bool) -> None:
 @dataclasses.dataclass(frozen=True, slots=True)
 class PrunePlan:
     doomed: list[str]  # in the order in which they go
-    why: dict[str, str]  # of every piece
+    why: dict[str, str]  # of every piece, and of what is unfinished
+    unfinished: tuple[Unfinished, ...] = ()
+
+    def bytes(self, store: Store) -> int:
+        """Of all that goes."""
+        sizes = {name: piece.bytes for name, piece in store.graph.pieces.items()}
+        sizes |= {piece.name: piece.bytes for piece in self.unfinished}
+        return sum(sizes[name] for name in self.doomed)
 
 
-def plan_prune(store: Store, rules: Rules, *, now: float) -> PrunePlan:
+def plan_prune(
+    store: Store, rules: Rules, *, now: float, unfinished_seconds: float = UNFINISHED_SECONDS
+) -> PrunePlan:
     """What the rules say, once every piece that would stay was looked at: one that is damaged is no reason to delete
     another. Merged pieces are read whole, since the pieces they replace are those that go."""
     for wish in rules.pinned:
@@ -366,14 +375,20 @@ def plan_prune(store: Store, rules: Rules, *, now: float) -> PrunePlan:
         problems = [*verify_pieces(store.storage, merged, deep=True), *verify_pieces(store.storage, others, deep=False)]
         harmful = {problem.piece: f"{problem.file}: {problem.what}" for problem in problems if problem.harmful}
         if not harmful:
-            return PrunePlan(doomed, why | {name: f"kept: damaged ({what})" for name, what in damaged.items()})
+            break
         damaged |= harmful
         sound |= {piece.name for piece in kept} - set(harmful)
+    why |= {name: f"kept: damaged ({what})" for name, what in damaged.items()}
+    unfinished = tuple(store.storage.unfinished_pieces())
+    litter, reasons = unfinished_plan(store.graph, unfinished, now=now, seconds=unfinished_seconds)
+    return PrunePlan([*doomed, *litter], why | reasons, unfinished)
 
 
 def deleted(store: Store, names: Sequence[str], *, stop: Stop) -> Iterator[str]:
     """Deletes pieces one by one. Stops between two, never within one."""
     for name in names:
         stop.check("interrupted; what was not listed as deleted is still there")
+        if name not in store.graph.pieces and MANIFEST in store.storage.names(name):
+            continue  # it was unfinished, and somebody has finished it since
         store.storage.delete_piece(name)
         yield name

@@ -108,6 +108,16 @@ def test_deaths_while_storing_with_parities(tmp_path: Path) -> None:
     die_with_parities(tmp_path, points)
 
 
+def test_what_was_begun_before_a_fall_back_is_cleared_away(tmp_path: Path) -> None:
+    """All servers have stored their part, and the coordinator dies with half a manifest."""
+    plan = {"arm": {"coordinator 0": ["manifest.data:1:tear"]}, "until": ["coordinator 0 life 1"], "merge": True}
+    run = runs.run(tmp_path, plan=plan)
+    runs.check(run)
+    assert len(run.summary["restores"]) == 1
+    said = "".join(log.read_text() for log in (tmp_path / "run" / "logs").glob("merger*"))
+    assert said.count("unfinished, and whoever wrote it has ended") == run.summary["merges"]["deleted"] == 1
+
+
 # --- Storage that fails ---
 
 

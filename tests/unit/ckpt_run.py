@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from test_checkpoint_property import Model, World
 
-from regrow import cli
+from regrow import ckpt_cli, cli
 from regrow.checkpoint.manifest import MANIFEST, Manifest
 from regrow.checkpoint.merge import fold
 
@@ -62,6 +62,19 @@ def fill(run: Run) -> Run:
     run.save(610)
     run.save(710)
     return run
+
+
+@pytest.fixture
+def empty(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Without cuts, at a time that stands still."""
+    monkeypatch.delenv("REGROW_DEBUG", raising=False)
+    monkeypatch.setattr(ckpt_cli.time, "time", lambda: NOW)
+    return Run(tmp_path / "run", capsys)
+
+
+@pytest.fixture
+def run(empty: Run) -> Run:
+    return fill(empty)
 
 
 def cut(run: Run, step: int) -> str:

@@ -5,6 +5,10 @@ Method: the entry point is called in process on the store of ckpt_run.py. Files 
 compared where they are stable; numbers with what stupid code finds in the world's own copies.
 """
 
+
+
+# ruff: noqa: F401, F811  (the fixtures of ckpt_run.py are taken as arguments)
+
 from __future__ import annotations
 
 import itertools
@@ -18,25 +22,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from ckpt_run import NOW, Run, cut, fill, flip, name, tear
+from ckpt_run import NOW, Run, cut, empty, fill, flip, name, run, tear
 from safetensors.numpy import load_file
 from test_checkpoint_property import TABLES, Model
 
 from regrow import ckpt_cli, ckpt_views, ckpt_work, cli
 from regrow.checkpoint.manifest import MANIFEST
-
-
-@pytest.fixture
-def empty(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    monkeypatch.delenv("REGROW_DEBUG", raising=False)
-    monkeypatch.setattr(ckpt_cli.time, "time", lambda: NOW)
-    return Run(tmp_path / "run", capsys)
-
-
-@pytest.fixture
-def run(empty: Run) -> Run:
-    return fill(empty)
-
 
 # -- ls and show -------------------------------------------------------------------------------------------
 
@@ -72,7 +63,8 @@ def test_ls_says_what_cannot_be_restored_and_why(run: Run) -> None:
     assert text.splitlines()[-3:] == [
         "6 cuts, 5 restorable; 8 pieces, 9.7 KiB on storage",
         "cannot be read: 0000000600-b85ca6.0000000500-a09d62: damaged or not a manifest (its ends are not there)",
-        "1 unfinished piece: being written, or left by a process that died",
+        "1 unfinished piece, 0 B, the last written to 0 s ago: being written, or left by a process that died; "
+        "`regrow ckpt prune` deletes old ones",
     ]
     found = json.loads(run("ckpt ls URL --json"))
     assert [each["step"] for each in found["cuts"] if not each["restorable"]] == [710]

@@ -4,6 +4,10 @@ Method: the entry point is called in process on the store of ckpt_run.py. What i
 the world kept. Ctrl-C comes as a real signal in the middle of a write, or as what its second one raises.
 """
 
+
+
+# ruff: noqa: F401, F811  (the fixtures of ckpt_run.py are taken as arguments)
+
 from __future__ import annotations
 
 import io
@@ -14,26 +18,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from ckpt_run import NOW, Run, cut, fill, flip, name, state
+from ckpt_run import Run, cut, empty, flip, name, run, state
 
-from regrow import ckpt_cli, ckpt_work
+from regrow import ckpt_work
 from regrow.checkpoint.manifest import MANIFEST
 from regrow.checkpoint.merge import fold
 from regrow.checkpoint.policy import Merger
 from regrow.checkpoint.storage import Storage
-
-
-@pytest.fixture
-def empty(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
-    monkeypatch.delenv("REGROW_DEBUG", raising=False)
-    monkeypatch.setattr(ckpt_cli.time, "time", lambda: NOW)
-    return Run(tmp_path / "run", capsys)
-
-
-@pytest.fixture
-def run(empty: Run) -> Run:
-    return fill(empty)
-
 
 # -- restore -----------------------------------------------------------------------------------------------
 

@@ -119,6 +119,7 @@ def test_what_processes_are_told() -> None:
     assert (delta["url"], delta["encoding"], delta["bits"], delta["bytes_per_second"]) == ("c", "zstd", 32, None)
     assert delta["run"] == "x"
     assert told(protection="delta")["salt"] != delta["salt"], "cuts of another start have other names"
+    assert delta["dead"] == []
     full = told(protection="full", every="5m", ckpt_pause=True)
     assert full["plan"] == {"every_seconds": 300.0, "every_steps": None, "full_every": 1, "pause": True}
 

@@ -323,3 +323,16 @@ def test_progress_lines() -> None:
 )
 def test_clock(seconds: float, text: str) -> None:
     assert display.clock_text(seconds) == text
+
+
+def test_cuts_that_nobody_stores_any_more() -> None:
+    """One that was being stored when all began again; not those that ended, well or not."""
+    run = started(protection="delta", ckpt="c")
+    for cut, end in (("a", "saved"), ("b", "failed"), ("c", None)):
+        run.receive("coordinator", 0, {"event": "checkpoint", "status": "begun", "cut": cut}, 11.0)
+        if end is not None:
+            run.receive("coordinator", 0, {"event": "checkpoint", "status": end, "cut": cut}, 12.0)
+    run.start_over(reason="a test", cut=None, cut_step=0, now=13.0)
+    assert run.cuts_dead == ["c"]
+    run.start_over(reason="a test", cut=None, cut_step=0, now=14.0)
+    assert run.cuts_dead == ["c"]

@@ -38,16 +38,16 @@ import dataclasses
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Literal
 
 import msgspec
 
 from regrow.checkpoint.lineage import Graph, size_text
 from regrow.checkpoint.load import verify_pieces
-from regrow.checkpoint.manifest import Manifest, parse_piece_name, piece_name
+from regrow.checkpoint.manifest import MANIFEST, Manifest, parse_piece_name, piece_name
 from regrow.checkpoint.merge import MEMORY_BYTES_MAX, PieceBroken, different, fold, leftovers
-from regrow.checkpoint.retention import Rules, prune_plan
+from regrow.checkpoint.retention import UNFINISHED_SECONDS, Rules, prune_plan, unfinished_plan
 from regrow.checkpoint.storage import Storage
 from regrow.errors import CheckpointError, StorageError
 
@@ -307,9 +307,12 @@ class Merger:
     """One round after another: read the graph, fold what is due, delete what was unneeded for long enough.
 
     Nothing is deleted in the round that found it unneeded, nor before `grace_seconds`, nor before the merged pieces
-    that replace it were read back. An error is reported and ends the round; the next begins anew. Two mergers on one
-    URL do no harm: folds of the same pieces write the same bytes, both see the same graph and so need the same
-    pieces, and one that finds a piece gone under its hands drops it. Their time is wasted, nothing else.
+    that replace it were read back. What is unfinished goes when nobody can be writing it: after `unfinished_seconds`
+    of silence, or at once if it is of a cut in `dead` (retention.py).
+
+    An error is reported and ends the round; the next begins anew. Two mergers on one URL do no harm: folds of the same
+    pieces write the same bytes, both see the same graph and so need the same pieces, and one that finds a piece gone
+    under its hands drops it. Their time is wasted, nothing else.
     """
 
     def __init__(
@@ -319,12 +322,15 @@ class Merger:
         rules: Rules | None = None,
         choice: Choice | None = None,
         grace_seconds: float = GRACE_SECONDS,
+        unfinished_seconds: float = UNFINISHED_SECONDS,
+        dead: Collection[str] = (),
         memory_bytes_max: int = MEMORY_BYTES_MAX,
         on_event: Callable[[Event], None] = lambda event: None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._storage, self._rules, self._fixed = storage, rules or Rules(), choice
         self._grace_seconds, self._memory_bytes_max = grace_seconds, memory_bytes_max
+        self._unfinished_seconds, self._dead = unfinished_seconds, dead
         self._on_event, self._clock = on_event, clock
         self._state, self._saved = State(), b""
         self._torn: list[tuple[str, str]] = []
@@ -486,7 +492,7 @@ class Merger:
         now, known = self._clock(), self._state.unneeded
         usable = graph.without(self._state.broken)
         doomed, why = prune_plan(usable, self._rules, now=now)
-        unfinished = self._storage.unfinished()
+        unfinished = self._delete_unfinished(graph, now)
         halves = [name for name in unfinished if name in known]  # of a merger that was killed while it deleted them
         litter = leftovers(self._storage, graph.pieces.values(), unfinished)
         keys = [*doomed, *halves, *(f"{piece}/{file}" for piece, file in litter)]
@@ -509,6 +515,19 @@ class Merger:
             if not self._storage.names(piece):
                 self._drop(self._storage.delete_piece, piece)  # the empty directory
             self._tell("deleted", f"{piece}: left by a merger that did not finish", piece=piece)
+
+    def _delete_unfinished(self, graph: Graph, now: float) -> list[str]:
+        """What nobody can be writing any more. Returns what is left."""
+        found = {piece.name: piece for piece in self._storage.unfinished_pieces()}
+        doomed, why = unfinished_plan(
+            graph, found.values(), now=now, seconds=self._unfinished_seconds, dead=self._dead
+        )
+        for name in doomed:
+            if MANIFEST not in self._storage.names(name):  # else it was finished since
+                self._drop(self._storage.delete_piece, name)
+                reason = why[name].removeprefix("deleted: ")
+                self._tell("deleted", f"{name}: {reason} ({size_text(found[name].bytes)})", piece=name)
+        return [name for name in found if name not in doomed]
 
     def _drop(self, delete: Callable[[str], None], name: str) -> None:
         try:

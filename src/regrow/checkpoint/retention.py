@@ -4,19 +4,26 @@ Two wishes: to go on training (the newest `keep_last` cuts, each by its cheapest
 (fulls at wide intervals, thinner with age). A piece stays if one of the kept cuts needs it, so only cuts that are not
 kept can become unreachable. When to delete what is not needed is not decided here: merge.py waits until readers that
 began before are done.
+
+A third wish, that storage does not grow: what a process that died left unfinished goes. Nobody can tell a dead writer
+on another machine from a slow one, but by its silence; so the rule is an age.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
-from regrow.checkpoint.lineage import Graph
-from regrow.checkpoint.manifest import Manifest
+from regrow.checkpoint.lineage import Graph, age_text
+from regrow.checkpoint.manifest import Manifest, parse_piece_name
+from regrow.checkpoint.storage import Unfinished
 from regrow.errors import ConfigError
 
 FULLS_BEFORE_THINNING = 8
+# A writer that lives writes a file every few minutes at least: each call to storage is given up after one. Too small:
+# one whose machine slept, or has another time, loses what it writes. Too large: what was left behind takes space.
+UNFINISHED_SECONDS = 86400.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +76,38 @@ def prune_plan(graph: Graph, rules: Rules, *, now: float) -> tuple[list[str], di
     # chain keeps its full for as long as it may be of use to somebody.
     doomed.sort(key=lambda piece: (piece.source is None, -piece.target.step, piece.name))
     return [piece.name for piece in doomed], why
+
+
+def unfinished_plan(
+    graph: Graph,
+    found: Iterable[Unfinished],
+    *,
+    now: float,
+    seconds: float = UNFINISHED_SECONDS,
+    dead: Collection[str] = (),
+) -> tuple[list[str], dict[str, str]]:
+    """(unfinished pieces to delete; why each stays or goes). `dead`: cuts whose writers are known to have ended, all of
+    them. Of such a cut nobody else knows, unless there is a whole piece of it: then a merger may be at work."""
+    doomed: list[str] = []
+    why: dict[str, str] = {}
+    reachable = bool(graph.restorable())
+    for piece in found:
+        target, silent = parse_piece_name(piece.name)[1], piece.seconds(now)
+        if piece.name in graph.pieces:
+            why[piece.name] = "kept: its manifest was there a moment ago; somebody deletes it"
+        elif target in dead and target not in graph.cuts:
+            why[piece.name] = "deleted: unfinished, and whoever wrote it has ended"
+        elif piece.changed is None:
+            why[piece.name] = "kept: unfinished; the storage does not tell when it was written, so it may be just now"
+        elif silent < seconds:
+            why[piece.name] = f"kept: unfinished, written to {age_text(silent)}: somebody may be at work"
+        elif not reachable:
+            why[piece.name] = "kept: no cut can be restored just now, so nothing is deleted"
+        else:
+            why[piece.name] = f"deleted: unfinished, nobody wrote to it for {age_text(silent).removesuffix(' ago')}"
+        if why[piece.name].startswith("deleted"):
+            doomed.append(piece.name)
+    return doomed, why
 
 
 def _kept_cuts(graph: Graph, rules: Rules) -> list[tuple[str, str]]:

@@ -20,15 +20,18 @@ from __future__ import annotations
 
 import concurrent.futures
 import contextlib
+import dataclasses
+import datetime
 import errno
 import os
 import secrets
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import fsspec
+import numpy as np
 
 from regrow.checkpoint import failpoints
 from regrow.checkpoint.manifest import MANIFEST, Manifest, decode, encode, is_piece_name, parse_piece_name
@@ -47,7 +50,25 @@ _FINAL_NUMBERS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENAMETOOLONG, e
 _FULL_NUMBERS = {errno.ENOSPC, errno.EDQUOT}
 _FINAL_NAMES = {"NoCredentialsError", "PartialCredentialsError", "ParamValidationError", "ProfileNotFound"}
 
+# What file systems call the time of a file's last change; the time it was made comes last.
+_CHANGED_KEYS = ("LastModified", "last_modified", "mtime", "updated", "created")
+
 T = TypeVar("T")
+Data = bytes | Sequence[memoryview]  # in one piece, or in several that follow each other
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Unfinished:
+    """A directory without a manifest: what is in it, and when the last file came there (Unix seconds, by the storage's
+    clock). None: the storage does not tell, so somebody may be writing just now."""
+
+    name: str
+    bytes: int
+    changed: float | None
+
+    def seconds(self, now: float) -> float:
+        """For how long nothing was written to it. Not known is not at all."""
+        return 0.0 if self.changed is None else max(0.0, now - self.changed)
 
 
 class Storage:
@@ -80,15 +101,31 @@ class Storage:
         """Directories of pieces without one: being written now, or left over from a crash."""
         return [name for name, whole in self._directories() if not whole]
 
+    def unfinished_pieces(self) -> list[Unfinished]:
+        """The same, with what is in them; temporary files count."""
+
+        def look(name: str) -> Unfinished:
+            files = self._call("list", name, lambda given_up: self._files.changes(name))
+            times = [changed for _, changed in files]
+            known = [changed for changed in times if changed is not None]
+            newest = max(known) if known and len(known) == len(times) else None
+            return Unfinished(name=name, bytes=sum(size for size, _ in files), changed=newest)
+
+        return [found for _, found in self._each(self.unfinished(), look)]
+
     def names(self, piece: str) -> dict[str, int]:
         """Files of a piece and their bytes; temporary ones are not counted. Empty if it is not there."""
         found = self._call("list", piece, lambda given_up: self._files.names(piece))
         return {name: size for name, size in sorted(found.items()) if TEMPORARY not in name}
 
     def read(self, path: str) -> bytes:
+        return bytes(self.read_buffer(path))
+
+    def read_buffer(self, path: str) -> bytes | memoryview:
+        """As the file system has it: for large files, which are not copied once more."""
         return self._call("read", path, lambda given_up: self._files.read(path))
 
-    def write(self, path: str, data: bytes) -> None:
+    def write(self, path: str, data: Data) -> None:
         """Writes a file, whole or not at all; once this returns it survives a crash."""
         self._call("write", path, lambda given_up: self._files.write(path, data, given_up))
 
@@ -254,9 +291,10 @@ class Files(Protocol):
 
     def directories(self) -> list[str]: ...
     def names(self, directory: str) -> dict[str, int]: ...
+    def changes(self, directory: str) -> list[tuple[int, float | None]]: ...
     def exists(self, path: str) -> bool: ...
-    def read(self, path: str) -> bytes: ...
-    def write(self, path: str, data: bytes, given_up: threading.Event) -> None: ...
+    def read(self, path: str) -> bytes | memoryview: ...
+    def write(self, path: str, data: Data, given_up: threading.Event) -> None: ...
     def delete(self, path: str) -> None: ...
     def delete_directory(self, directory: str) -> None: ...
     def tidy(self, directory: str) -> None: ...
@@ -311,13 +349,30 @@ class LocalFiles:
                 sizes[name] = (self._root / directory / name).stat().st_size
         return sizes
 
+    def changes(self, directory: str) -> list[tuple[int, float | None]]:
+        """Bytes and time of every file, and the time of the directory: one that is empty has an age too."""
+        found: list[tuple[int, float | None]] = []
+        with contextlib.suppress(FileNotFoundError):  # deleted since
+            found.append((0, (self._root / directory).stat().st_mtime))
+            for name in os.listdir(self._root / directory):
+                with contextlib.suppress(FileNotFoundError):
+                    status = (self._root / directory / name).stat()
+                    found.append((status.st_size, status.st_mtime))
+        return found
+
     def exists(self, path: str) -> bool:
         return (self._root / path).is_file()
 
-    def read(self, path: str) -> bytes:
-        return (self._root / path).read_bytes()
+    def read(self, path: str) -> bytes | memoryview:
+        with (self._root / path).open("rb", buffering=0) as file:
+            # NumPy's memory is on huge pages where the system has them: then it is not slower to take than to fill.
+            data = np.empty(os.fstat(file.fileno()).st_size, np.uint8).data
+            end = 0
+            while end < len(data) and (count := file.readinto(data[end:])):
+                end += count
+            return data[:end]
 
-    def write(self, path: str, data: bytes, given_up: threading.Event) -> None:
+    def write(self, path: str, data: Data, given_up: threading.Event) -> None:
         target = self._root / path
         kind = _kind(path)
         self._make_directory(target.parent, kind)
@@ -394,6 +449,10 @@ class RemoteFiles:
         found = self._list(f"{self._root}/{directory}")
         return {name: entry["size"] for name, entry in found if entry["type"] == "file" and name}
 
+    def changes(self, directory: str) -> list[tuple[int, float | None]]:
+        found = self._list(f"{self._root}/{directory}")
+        return [(entry["size"] or 0, _changed(entry)) for _, entry in found if entry["type"] == "file"]
+
     def exists(self, path: str) -> bool:
         try:
             return bool(self._system.info(f"{self._root}/{path}")["type"] == "file")
@@ -403,9 +462,10 @@ class RemoteFiles:
     def read(self, path: str) -> bytes:
         return bytes(self._system.cat_file(f"{self._root}/{path}"))
 
-    def write(self, path: str, data: bytes, given_up: threading.Event) -> None:
+    def write(self, path: str, data: Data, given_up: threading.Event) -> None:
         torn = failpoints.hit(f"{_kind(path)}.put")
-        self._system.pipe_file(f"{self._root}/{path}", data[: len(data) // 2] if torn else bytes(data))
+        whole = data if isinstance(data, bytes) else b"".join(data)
+        self._system.pipe_file(f"{self._root}/{path}", whole[: len(whole) // 2] if torn else whole)
         if torn:
             failpoints.die()
 
@@ -431,15 +491,31 @@ class RemoteFiles:
         return ((entry["name"].rstrip("/").rpartition("/")[2], entry) for entry in entries)
 
 
+def _changed(entry: dict[str, Any]) -> float | None:
+    """When a file last changed, if its file system tells in a way that cannot be misread."""
+    value = next((entry[key] for key in _CHANGED_KEYS if entry.get(key) is not None), None)
+    if isinstance(value, str):
+        try:
+            value = datetime.datetime.fromisoformat(value)
+        except ValueError:
+            return None
+    if isinstance(value, datetime.datetime):
+        return value.timestamp() if value.tzinfo is not None else None  # of which zone?
+    return float(value) if isinstance(value, int | float) else None
+
+
 def _kind(path: str) -> str:
     return "manifest" if path.rpartition("/")[2] == MANIFEST else "chunk"
 
 
-def _write_all(file: int, data: bytes, *, torn: bool) -> None:
-    rest = memoryview(data).cast("B")
-    rest = rest[: len(rest) // 2] if torn else rest
-    while rest:
-        rest = rest[os.write(file, rest) :]
+def _write_all(file: int, data: Data, *, torn: bool) -> None:
+    buffers = [memoryview(data)] if isinstance(data, bytes) else data
+    left = sum(buffer.nbytes for buffer in buffers) // (2 if torn else 1)
+    for buffer in buffers:
+        rest = buffer[:left]
+        left -= len(rest)
+        while rest:
+            rest = rest[os.write(file, rest) :]
     if torn:
         failpoints.die()
 

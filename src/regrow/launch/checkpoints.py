@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import secrets
+from collections.abc import Sequence
 from typing import Any
 
 from regrow.checkpoint.lineage import Graph
@@ -66,8 +67,12 @@ def newest(url: str, *, run: str) -> Start | None:
     return None if cut is None else Start(url=url, cut=cut.id, step=cut.step)
 
 
-def told(config: TrainConfig, *, run: str, start: Start | None) -> dict[str, Any] | None:
-    """What servers and the coordinator need to know to make checkpoints; None: they make none."""
+def told(
+    config: TrainConfig, *, run: str, start: Start | None, dead: Sequence[str] = ()
+) -> dict[str, Any] | None:
+    """What servers, the coordinator and the merger need to know to make checkpoints; None: they make none.
+
+    `dead`: cuts that processes of this run were making when they died, which the merger clears away."""
     if not config.saves:
         return None
     seconds, steps = config.interval
@@ -81,6 +86,7 @@ def told(config: TrainConfig, *, run: str, start: Start | None) -> dict[str, Any
         "keep": {"keep_last": config.ckpt_keep_last, "pinned": [] if start is None else [start.cut]},
         "made_by": f"regrow {version()}",
         "merge_seconds": MERGE_SECONDS,
+        "dead": list(dead),
         "plan": {
             "every_seconds": seconds,
             "every_steps": steps,

@@ -219,7 +219,9 @@ class _Run:
                 "servers": config.servers,
                 "workers": config.workers,
                 "frame_bytes_max": config.frame_bytes_max,
-                "checkpoints": checkpoints.told(config, run=self.run_id, start=self.start),
+                "checkpoints": checkpoints.told(
+                    config, run=self.run_id, start=self.start, dead=self.status.cuts_dead
+                ),
                 "resume": None if self.start is None else {"url": self.start.url, "cut": self.start.cut},
             },
         )

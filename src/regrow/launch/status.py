@@ -151,6 +151,7 @@ class RunStatus:
         self.checkpoints: dict[str, Any] = {"saved": 0, "failed": 0, "last": None, "last_error": None}
         self.merges = dict.fromkeys(("folded", "deleted", "broken", "wanted", "error"), 0)
         self.saving: tuple[str, float] | None = None  # the checkpoint being stored, and since when
+        self.cuts_dead: list[str] = []  # being stored when all processes began again: nobody stores them any more
         self.still: bool | None = None  # how the checkpoint at the end of training went
         self.restores: list[dict[str, Any]] = []  # falls back to a checkpoint
         self._histograms: deque[ScoreHistogram] = deque()
@@ -207,6 +208,7 @@ class RunStatus:
             {"reason": reason, "step": self.step, "cut": cut, "cut_step": cut_step, "steps_lost": lost}
         )
         self.phase, self.phase_at, self.progress_at, self.still = "starting", now, now, None
+        self.cuts_dead += [self.saving[0]] if self.saving is not None else []
         self.saving, self.evaluated = None, {}
         self.failures.finish(now)
         for role, places in (("server", self.servers), ("worker", self.workers)):

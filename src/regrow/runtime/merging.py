@@ -33,5 +33,5 @@ def run(parent: Parent) -> None:
     parent.report("listening", address="")
     keep = saving["keep"]
     rules = Rules(keep_last=keep["keep_last"], pinned=frozenset(keep["pinned"]))
-    seconds = saving["merge_seconds"]
-    watch(Storage.open(saving["url"]), interval_seconds=seconds, on_event=tell, stop=stop, rules=rules)
+    storage, seconds = Storage.open(saving["url"]), saving["merge_seconds"]
+    watch(storage, interval_seconds=seconds, on_event=tell, stop=stop, rules=rules, dead=frozenset(saving["dead"]))
