@@ -32,7 +32,7 @@ from regrow.checkpoint.manifest import (
 )
 from regrow.checkpoint.merge import PieceBroken, fold
 from regrow.checkpoint.retention import UNFINISHED_SECONDS, Rules, prune_plan, unfinished_plan
-from regrow.checkpoint.storage import Storage, Unfinished
+from regrow.checkpoint.storage import Data, Storage, Unfinished
 from regrow.errors import CheckpointError, Interrupted, StorageError, UserError
 
 NEAR_MAX = 3  # cuts that are named when one is not found
@@ -210,14 +210,14 @@ class Guard:
                     if piece in copied or MANIFEST not in self._target.names(piece):
                         self._target.delete_piece(piece)
 
-    def read(self, path: str) -> bytes:
+    def read(self, path: str) -> bytes | memoryview:
         self._stop.check()
         return (self._target if path in self._written else self._source).read(path)
 
     def names(self, piece: str) -> dict[str, int]:
         return (self._target if piece in self._begun | self._made else self._source).names(piece)
 
-    def write(self, path: str, data: bytes) -> None:
+    def write(self, path: str, data: Data) -> None:
         piece = path.partition("/")[0]
         if is_piece_name(piece):
             self._begun.add(piece)

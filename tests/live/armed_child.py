@@ -6,8 +6,9 @@ workers without torch, so that a run costs two seconds.
 The plan has a `room` and, by "server 1" or "coordinator 0", a list of failpoints, "name:count:action[:times]": one for
 each life of that process, "" for none. A life is one process, so those after a fall back to a checkpoint count on.
 "exit" is a real SIGKILL, "hang" lasts until workers have come to the step "go on at". Until all files of the list
-"until" are in the room, workers are slow. Everybody who ends well leaves the failpoints that it passed in the room.
-Mergers only wait, unless the plan says "merge": what was written shall be looked at.
+"until" are in the room, workers are slow, and at the step "hold" they wait for them. Everybody who ends well leaves the
+failpoints that it passed in the room. Mergers only wait, unless the plan says "merge": what was written shall be
+looked at.
 
 What the workers do is small but not trivial: what they push depends on the rows they pulled (mode sync), or counts
 pushes, exactly, in whole numbers (mode async). `digests` does the same in one process, step by step.
@@ -184,12 +185,17 @@ def train(parent: Parent, client: Client, work: Work, config: TrainConfig, *, do
             report(parent, step, config.batch)
         if step == plan.get("go on at"):
             (room / "go on").touch()
-        waits = not all((room / name).exists() for name in plan.get("until", []))
+        while (waits := not there(room)) and step == plan.get("hold"):
+            time.sleep(0.01)
         pace = WAITING_STEP_SECONDS if waits else STEP_SECONDS
         time.sleep(max(0.0, pace - (time.monotonic() - began)))
     if config.mode == "sync":
         client.pull(work.plan(None), step=config.steps + 1).wait()
     client.drain()
+
+
+def there(room: Path) -> bool:
+    return all((room / name).exists() for name in plan.get("until", []))
 
 
 def report(parent: Parent, step: int, batch: int) -> None:

@@ -15,6 +15,7 @@ line.
 from __future__ import annotations
 
 import itertools
+import shutil
 import sys
 import tempfile
 import threading
@@ -116,6 +117,72 @@ def test_what_was_begun_before_a_fall_back_is_cleared_away(tmp_path: Path) -> No
     assert len(run.summary["restores"]) == 1
     said = "".join(log.read_text() for log in (tmp_path / "run" / "logs").glob("merger*"))
     assert said.count("unfinished, and whoever wrote it has ended") == run.summary["merges"]["deleted"] == 1
+
+
+# --- Checkpoints that are damaged ---
+
+
+def damaged_run(path: Path, *, which: slice) -> tuple[runs.Run | RegrowError, list[str]]:
+    """A run with some of its pieces damaged before a server is killed. Also their names."""
+    url, room, names = path / "ckpt", path / "room", list[str]()
+    options: dict[str, Any]
+
+    def damage() -> None:
+        while len(Storage.open(str(url)).pieces()) < 3 and not over.wait(0.05):
+            pass
+        for piece in list(runs.graph(str(url)).pieces.values())[which]:
+            file = url / piece.name / piece.chunks[0].name
+            file.write_bytes(file.read_bytes()[:-1] + b"?")
+            names.append(piece.name)
+        (room / "damaged").touch()
+
+    over = threading.Event()
+    helper = threading.Thread(target=damage)
+    helper.start()
+    plan = {"until": ["damaged"], "hold": 200}
+    options = {"steps": 250, "every": "10steps", "full_every": 100, "kill": ("server:1@step:220",)}
+    try:
+        return runs.run(path, plan=plan, **options), names
+    except RegrowError as error:
+        return error, names
+    finally:
+        over.set()
+        helper.join()
+
+
+def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path) -> None:
+    """The second piece: what was stored since starts from it. The first stands alone, and is taken."""
+    run, (piece,) = damaged_run(tmp_path, which=slice(1, 2))
+    assert isinstance(run, runs.Run), run
+    assert run.summary["model_sha256"] == runs.undisturbed(run.config)[-1]
+    newest, older = run.summary["restores"]
+    assert newest["cut"] != older["cut"] == next(iter(runs.graph(run.url).cuts))
+    assert f"cut {newest['cut']} cannot be restored, there is no way around: {piece}/" in older["reason"]
+    assert [what.partition("/")[0] for what in older["damage"]] == [piece]
+
+
+def test_no_checkpoint_without_damage_is_the_end(tmp_path: Path) -> None:
+    """The first piece: nothing can be restored. To begin from nothing would throw away what was trained."""
+    error, (piece,) = damaged_run(tmp_path, which=slice(0, 1))
+    assert isinstance(error, RegrowError), error
+    assert f"{piece}/" in error.message
+    assert "no older checkpoint can be restored either" in error.message
+    assert "regrow ckpt verify" in str(error.hint)
+
+
+def test_a_damaged_checkpoint_that_was_asked_for_is_refused(tmp_path: Path, small: runs.Run) -> None:
+    """By name or as the newest: whoever asks for it decides what to take instead."""
+    url = tmp_path / "ckpt"
+    shutil.copytree(small.url, url)
+    newest = runs.graph(str(url)).restore_plan()[0]
+    last = newest.pieces[-1]
+    file = url / last.name / last.chunks[0].name
+    file.write_bytes(file.read_bytes()[:-1] + b"?")
+    for wish in (str(url), f"{url}@{newest.target.id}"):
+        with pytest.raises(RegrowError, match=f"cut {newest.target.id} cannot be restored") as caught:
+            runs.run(tmp_path / f"run {len(wish)}", resume=wish, ckpt=str(tmp_path / "other"))
+        assert f"{last.name}/{file.name}" in caught.value.message
+        assert "the newest without it is @" in str(caught.value.hint)
 
 
 # --- Storage that fails ---

@@ -22,7 +22,7 @@ import pytest
 
 from regrow.config import TrainConfig
 from regrow.errors import ChildFailed, DataLoss, UserError
-from regrow.launch import local
+from regrow.launch import local, signals
 from regrow.launch.local import Patience
 from regrow.launch.rundir import SocketDir
 
@@ -586,7 +586,7 @@ def test_ignored_signals_stay_ignored() -> None:
     """nohup, and shells for their background jobs, mean it."""
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with local._SignalWatch(lambda: None) as watch:
+        with signals.SignalWatch(lambda: None) as watch:
             os.kill(os.getpid(), signal.SIGHUP)
             os.kill(os.getpid(), signal.SIGTERM)
         assert (watch.first, watch.count) == (signal.SIGTERM, 1)

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from test_checkpoint_property import World
 
-from regrow.checkpoint.manifest import Cut, Manifest, TableInfo
+from regrow.checkpoint.manifest import MANIFEST, Cut, Manifest, TableInfo, piece_name
+from regrow.checkpoint.merge import fold
 from regrow.checkpoint.storage import Storage
 from regrow.config import TrainConfig
 from regrow.errors import CheckpointError, UserError
@@ -99,10 +101,62 @@ def test_a_run_that_ended_before(url: str) -> None:
 
 def test_newest_of_this_run(url: str, tmp_path: Path) -> None:
     """Not of another, and nothing that cannot be restored."""
-    assert checkpoints.newest(url, run="x") == checkpoints.Start(url=url, cut=B, step=20)
-    assert checkpoints.newest(url, run="y") == checkpoints.Start(url=url, cut=C, step=30)
-    assert checkpoints.newest(url, run="z") is None
-    assert checkpoints.newest(str(tmp_path / "nowhere"), run="x") is None
+    assert checkpoints.newest(url, run="x") == (checkpoints.Start(url=url, cut=B, step=20), [])
+    assert checkpoints.newest(url, run="y") == (checkpoints.Start(url=url, cut=C, step=30), [])
+    assert checkpoints.newest(url, run="z") == (None, [])
+    assert checkpoints.newest(str(tmp_path / "nowhere"), run="x") == (None, [])
+
+
+def test_a_manifest_that_cannot_be_read_is_named(url: str, tmp_path: Path) -> None:
+    """If it leads beyond what is taken."""
+    for piece in (f"{B}.{A}", f"{C}.full"):
+        (tmp_path / piece / MANIFEST).write_text("torn")
+    found, damage = checkpoints.newest(url, run="x")
+    assert found == checkpoints.Start(url=url, cut=A, step=10)
+    assert [what.partition("/")[0] for what in damage] == [f"{B}.{A}", f"{C}.full"]
+    (tmp_path / f"{A}.full" / MANIFEST).write_text("torn")
+    assert checkpoints.newest(url, run="x")[0] is None
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    """A full and five deltas of one run, with a shortcut from the first to the fourth."""
+    world = World(str(tmp_path / "world"))
+    for _ in range(6):
+        world.update()
+        world.save()
+    cuts = list(world.history)
+    fold(world.storage, world.graph(), cuts[0], cuts[3])
+    return world
+
+
+def sound(world: World) -> tuple[str | None, list[str], int]:
+    """The newest without damage, the pieces that have some, and the bytes read."""
+    read = 0
+
+    def progress(done: int, total: int) -> None:
+        nonlocal read
+        assert 0 <= done <= total
+        read += 1
+
+    found, damage = checkpoints.newest(world.storage.url, run=None, progress=progress)  # type: ignore[arg-type]
+    return None if found is None else found.cut, sorted(what.partition("/")[0] for what in damage), read
+
+
+def test_damage_is_gone_around_or_an_older_one_is_taken(world: World) -> None:
+    """Files are read, each once, and a shortcut that is damaged is no loss while what it stands for is there."""
+    cuts, pieces = list(world.history), world.graph().pieces
+    assert sound(world)[:2] == (cuts[5], [])
+    shortcut = piece_name(cuts[0], cuts[3])
+    world.lose(pieces[shortcut], how="flip")
+    assert sound(world) == (cuts[5], [shortcut], sum(len(piece.chunks) for piece in pieces.values()))
+    fifth = piece_name(cuts[3], cuts[4])
+    world.lose(pieces[fifth], how="flip")
+    assert sound(world)[:2] == (cuts[3], [shortcut, fifth])
+    full = piece_name(None, cuts[0])
+    world.lose(pieces[full], how="flip")
+    assert sound(world)[0] is None
+    assert full in sound(world)[1]
 
 
 def told(**options: Any) -> dict[str, Any]:

@@ -26,6 +26,7 @@ class Suspect:
     rank: int
     message: str
     hint: str | None
+    damage: bool = False  # it could not load a checkpoint
 
     @classmethod
     def from_exit(cls, child: Child, exit: Exit, *, step: int, stopping: bool) -> Suspect:
@@ -42,17 +43,18 @@ class Suspect:
 
     @classmethod
     def from_error(cls, child: Child, event: dict[str, Any]) -> Suspect:
-        """kind "user": all is said. "bug": the log says more. "lost": it misses another process."""
+        """kind "user", "checkpoint": all is said. "bug": the log says more. "lost": it misses another process."""
         kind = event.get("kind")
         rank = MISSES_ANOTHER if kind == "lost" else COMPLAINS
         hint = event.get("hint")
-        if kind != "user" and hint is None:
+        if kind not in ("user", "checkpoint") and hint is None:
             hint = f"its log: {child.log}"
         return cls(
             child=child,
             rank=rank,
             message=f"{child.name}: {event.get('message', 'unknown error')}",
             hint=hint,
+            damage=kind == "checkpoint",
         )
 
     def error(self) -> ChildFailed:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import re
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from regrow.checkpoint.lineage import Graph
+from regrow.checkpoint.manifest import parse_piece_name
 from regrow.checkpoint.storage import Storage
 from regrow.config import TrainConfig
 from regrow.errors import UserError
@@ -17,6 +18,8 @@ from regrow.launch.version import version
 DATA_OPTIONS = ("mode", "workers", "seed", "data", "batch", "train_rows", "skew", "skip_bad_lines")
 MERGE_SECONDS = 2.0  # between two looks of the merger
 RESTORES_MAX = 5  # A run that falls back to a checkpoint again and again makes no progress.
+
+Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
 _CUT = re.compile(r"[0-9a-f-]+|latest")
 
@@ -58,13 +61,31 @@ def find(config: TrainConfig) -> Start:
     return Start(url=url, cut=target.id, step=target.step)
 
 
-def newest(url: str, *, run: str) -> Start | None:
-    """The newest checkpoint of this run that can be restored. Not of another: a run that was started from a
-    checkpoint on purpose must not fall back to what it was to leave behind."""
-    manifests, _ = Storage.open(url).manifests()
-    cuts = [cut for cut in Graph(manifests).restorable() if cut.extra.get("run") == run]
-    cut = max(cuts, key=lambda cut: (cut.created, cut.step), default=None)
-    return None if cut is None else Start(url=url, cut=cut.id, step=cut.step)
+def newest(url: str, *, run: str, progress: Progress | None = None) -> tuple[Start | None, list[str]]:
+    """The newest checkpoint of this run that can be restored, and the damage that was found on the way. Not of another
+    run: one that was started from a checkpoint on purpose must not fall back to what it was to leave behind.
+
+    With `progress` all files of the checkpoint are read before it is taken, and damaged ones are left out. That takes
+    as long as loading it, so it is done only once a load has found damage."""
+    from regrow.checkpoint.load import verify_pieces
+
+    storage = Storage.open(url)
+    manifests, broken = storage.manifests()
+    graph, sound = Graph(manifests), set[str]()
+    damage: dict[str, str] = {}
+    while True:
+        cuts = [cut for cut in graph.restorable() if cut.extra.get("run") == run]
+        cut = max(cuts, key=lambda cut: (cut.created, cut.step), default=None)
+        unread = [piece for piece in graph.path(cut.id) or () if piece.name not in sound] if cut is not None else []
+        if progress is None or not unread:
+            break
+        problems = verify_pieces(storage, unread, deep=True, progress=progress)
+        damage |= {problem.piece: str(problem) for problem in problems if problem.harmful}
+        graph = graph.without(damage)
+        sound |= {piece.name for piece in unread} - damage.keys()
+    beyond = "" if cut is None else cut.id  # ids begin with the step
+    told = [what for name, what in broken if parse_piece_name(name)[1] > beyond]
+    return None if cut is None else Start(url=url, cut=cut.id, step=cut.step), [*damage.values(), *told]
 
 
 def told(

@@ -13,7 +13,7 @@ import sys
 import traceback
 
 from regrow import _core
-from regrow.errors import ConnectionLost, DataLoss, RegrowError
+from regrow.errors import CheckpointError, ConnectionLost, DataLoss, RegrowError
 from regrow.runtime.parent import Parent, name_process
 
 
@@ -47,7 +47,8 @@ def main() -> int:
     except RegrowError as error:
         logging.error("%s", error)
         # Whoever lost a peer is a victim: the launcher looks for the cause elsewhere first.
-        kind = {ConnectionLost: "lost", DataLoss: "data_loss"}.get(type(error), "user")
+        kinds = ((ConnectionLost, "lost"), (DataLoss, "data_loss"), (CheckpointError, "checkpoint"))
+        kind = next((kind for of, kind in kinds if isinstance(error, of)), "user")
         parent.report("error", message=error.message, hint=error.hint, kind=kind)
         return 1
     except MemoryError as error:

@@ -186,6 +186,9 @@ def choose(*, quiet: bool) -> Display:
 def progress_line(status: RunStatus, now: float) -> str | None:
     """The state of the run in one line; None for a phase that needs no words."""
     since = f"{now - status.phase_at:.0f} s"
+    if status.checking is not None:
+        done, whole = status.checking
+        return f"looking for a checkpoint without damage: {size_text(done)} of {size_text(whole)} read"
     if status.phase == "starting":
         return "starting"
     if status.phase == "loading":
@@ -209,8 +212,8 @@ def progress_line(status: RunStatus, now: float) -> str | None:
             parts.append(f"nothing has moved for {quiet:.0f} s")
         return "training: " + ", ".join(part for part in parts if part)
     if status.phase == "evaluating":
-        done = f" {status.test_samples_done:,} samples," if status.test_samples_done else ""
-        return f"evaluating:{done} {since}"
+        tested = f" {status.test_samples_done:,} samples," if status.test_samples_done else ""
+        return f"evaluating:{tested} {since}"
     if status.phase == "stopping":
         return "stopping"
     return None
@@ -243,7 +246,9 @@ def news_lines(status: RunStatus) -> list[str]:
     lines = []
     for restore in status.restores:
         place = f"checkpoint {restore['cut']} (step {restore['cut_step']:,})" if restore["cut"] else "the start"
+        lines += [f"damaged: {what}" for what in restore["damage"]]
         lines.append(f"{restore['reason']}; all begin again from {place}, {restore['steps_lost']:,} steps back")
+    lines += [f"damaged, and gone around: {what}" for what in status.gone_around]
     if status.checkpoints["last_error"]:
         failed = status.checkpoints["failed"]
         lines.append(f"{failed} checkpoint{'s' if failed > 1 else ''} failed: {status.checkpoints['last_error']}")

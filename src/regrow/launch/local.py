@@ -17,16 +17,14 @@ import secrets
 import shlex
 import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from types import FrameType
 from typing import Any
 
 from regrow.config import TrainConfig
-from regrow.errors import ChildFailed, DataLoss, Interrupted, RegrowError, UserError
+from regrow.errors import CheckpointError, ChildFailed, DataLoss, Interrupted, RegrowError, UserError
 from regrow.launch import checkpoints, memory
 from regrow.launch.causes import KILLED, MISSES_ANOTHER, Suspect, verdict
 from regrow.launch.crew import CHILD_COMMAND, Crew
@@ -34,6 +32,7 @@ from regrow.launch.display import Display, QuietDisplay
 from regrow.launch.faults import Faults
 from regrow.launch.processes import Child, Children, Ended, Exit, Said
 from regrow.launch.rundir import RunDir, SocketDir
+from regrow.launch.signals import SignalWatch
 from regrow.launch.status import RunStatus
 from regrow.launch.version import version
 
@@ -44,7 +43,6 @@ SPARE_SECONDS, SPARE_SECONDS_MAX = 1.0, 10.0
 SURVIVING_PHASES = ("training", "evaluating")
 SAVE_TRIES, SAVE_SECONDS_MAX = 3, 3600.0  # of the last checkpoint
 DISPLAY_SECONDS = 0.125
-WAKE_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,8 +75,7 @@ def train(
     start = None if config.resume is None else checkpoints.find(config)
     run_dir = RunDir.create(config, overwrite=overwrite)
     try:
-        run = _Run(config, run_dir, display or QuietDisplay(), tuple(command), patience or Patience())
-        run.start = start
+        run = _Run(config, run_dir, display or QuietDisplay(), tuple(command), patience or Patience(), start)
         return run.run()
     finally:
         run_dir.close()
@@ -102,6 +99,7 @@ class _Run:
         display: Display,
         command: tuple[str, ...],
         patience: Patience,
+        start: checkpoints.Start | None,
     ) -> None:
         self.config = config
         self.run_dir = run_dir
@@ -112,11 +110,11 @@ class _Run:
         self.started_at = datetime.now().astimezone()
         self.status = RunStatus(config, started_at=time.monotonic())
         self.children = Children()
-        self.signals = _SignalWatch(self.children.wake)
+        self.signals = SignalWatch(self.children.wake)
         self.faults = Faults(config)
         self.crew: Crew
         self.run_id = secrets.token_hex(8)
-        self.start: checkpoints.Start | None = None  # None: from nothing
+        self.start = self.asked = start  # None: from nothing; `asked` stays what the user said
         self.suspects: list[Suspect] = []
         self.data_loss: DataLoss | None = None
         self._paused: list[tuple[float, Child]] = []  # until when
@@ -156,28 +154,46 @@ class _Run:
             except (ChildFailed, DataLoss) as failure:
                 if not self._may_start_over(failure):
                     raise
+                self._abort()
                 self._start_over(failure)
 
     def _may_start_over(self, failure: ChildFailed | DataLoss) -> bool:
-        """A death is no reason to give up where there are checkpoints. A mistake, or a bug, would come again."""
-        dead = isinstance(failure, DataLoss) or (
-            bool(self.suspects) and verdict(self.suspects).rank in (KILLED, MISSES_ANOTHER)
-        )
+        """A death is no reason to give up where there are checkpoints; nor is a damaged one if there are others, but
+        for the one that the user asked for. A mistake, or a bug, would come again."""
+        cause = verdict(self.suspects) if self.suspects else None
+        dead = isinstance(failure, DataLoss) or (cause is not None and cause.rank in (KILLED, MISSES_ANOTHER))
+        dead |= cause is not None and cause.damage and bool(self.status.restores)
         phases = ("loading", *SURVIVING_PHASES)
         here = None if self.start is None else self.start.cut
         tries = sum(restore["cut"] == here for restore in self.status.restores)  # without a newer one since
         return self.config.saves and dead and self.status.phase in phases and tries < checkpoints.RESTORES_MAX
 
     def _start_over(self, failure: RegrowError) -> None:
-        self._abort()
         for child in self.children.all:
             child.retired = True
         assert self.config.ckpt is not None
-        self.start = checkpoints.newest(self.config.ckpt, run=self.run_id) or self.start
+        damaged = bool(self.suspects) and verdict(self.suspects).damage
+        found, damage = checkpoints.newest(
+            self.config.ckpt, run=self.run_id, progress=self._reading if damaged else None
+        )
+        if found is None and damaged:
+            if self.start == self.asked or self.asked is None:
+                hint = f"`regrow ckpt verify {self.config.ckpt}` lists all damage"
+                raise CheckpointError(f"{failure.message}; no older checkpoint can be restored either", hint=hint)
+            found = self.asked
+        self.start = found or self.start
         self.suspects, self.data_loss, self._accused, self._spare_due = [], None, set(), None
         cut, step = (None, 0) if self.start is None else (self.start.cut, self.start.step)
-        self.status.start_over(reason=failure.message, cut=cut, cut_step=step, now=time.monotonic())
+        self.status.start_over(
+            reason=failure.message, cut=cut, cut_step=step, damage=damage, now=time.monotonic()
+        )
         self._display_due = self._metrics_due = 0.0
+
+    def _reading(self, done: int, total: int) -> None:
+        """A checkpoint is read to see whether it is sound."""
+        self.status.checking = (done, total)
+        self._raise_signal()
+        self._tick()
 
     def _save_the_end(self) -> None:
         """The last checkpoint, of the trained model. Not without a word, but not at any price."""
@@ -532,33 +548,6 @@ class _Run:
             "command": shlex.join(sys.argv),
             "version": version(),
         }
-
-
-class _SignalWatch:
-    """Ctrl-C, SIGTERM and SIGHUP are counted, and acted on where the run is in a known state."""
-
-    def __init__(self, wake: Callable[[], None]) -> None:
-        self.count = 0
-        self.first: int | None = None
-        self._wake = wake
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self) -> _SignalWatch:
-        if threading.current_thread() is threading.main_thread():  # elsewhere Python has no say in signals
-            for number in WAKE_SIGNALS:
-                if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
-                    self._before[number] = signal.signal(number, self._receive)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _receive(self, number: int, frame: FrameType | None) -> None:
-        self.count += 1
-        if self.first is None:
-            self.first = number
-        self._wake()
 
 
 def usage_by_role(children: Sequence[Child]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -154,6 +155,8 @@ class RunStatus:
         self.cuts_dead: list[str] = []  # being stored when all processes began again: nobody stores them any more
         self.still: bool | None = None  # how the checkpoint at the end of training went
         self.restores: list[dict[str, Any]] = []  # falls back to a checkpoint
+        self.gone_around: list[str] = []  # damage that was met while loading, and did not matter
+        self.checking: tuple[int, int] | None = None  # bytes read of one, and in all, to see whether it is sound
         self._histograms: deque[ScoreHistogram] = deque()
         self._histogram_samples = 0
 
@@ -201,12 +204,15 @@ class RunStatus:
         if event.get("still"):
             self.still = saved
 
-    def start_over(self, *, reason: str, cut: str | None, cut_step: int, now: float) -> None:
-        """All processes begin again, from a checkpoint. What was trained since is trained again."""
+    def start_over(
+        self, *, reason: str, cut: str | None, cut_step: int, now: float, damage: Sequence[str] = ()
+    ) -> None:
+        """All processes begin again, from a checkpoint. What was trained since is trained again. `damage`: what is
+        wrong with newer ones."""
         lost = max(0, self.step - cut_step)
-        self.restores.append(
-            {"reason": reason, "step": self.step, "cut": cut, "cut_step": cut_step, "steps_lost": lost}
-        )
+        restore = {"reason": reason, "step": self.step, "cut": cut, "cut_step": cut_step, "steps_lost": lost}
+        self.restores.append({**restore, "damage": list(damage)})
+        self.checking = None
         self.phase, self.phase_at, self.progress_at, self.still = "starting", now, now, None
         self.cuts_dead += [self.saving[0]] if self.saving is not None else []
         self.saving, self.evaluated = None, {}
@@ -242,6 +248,8 @@ class RunStatus:
             server.load_done, server.load_total = int(event["done"]), int(event["total"])
         elif kind == "loaded":
             server.state = "ready"
+        elif kind == "damaged":
+            self.gone_around.append(str(event["what"]))
         elif kind == "recovered":
             server.state, server.missing_rows = "ready", 0
         elif kind == "recovery":
@@ -462,6 +470,7 @@ class RunStatus:
             "checkpoints": self.checkpoints,
             "merges": self.merges,
             "restores": self.restores,
+            "damage_gone_around": self.gone_around,
             "per_server": [server.to_dict() for server in self.servers],
         }
 

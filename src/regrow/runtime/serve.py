@@ -209,6 +209,9 @@ class Node:
         except Exception as error:
             self._stop(error)
             return
+        for problem in report.broken:
+            log.warning("damaged, and gone around: %s", problem)
+            self.parent.report("damaged", what=str(problem))
         log.info("%d rows of %s loaded in %.1f s", report.rows, resume["cut"], report.seconds)
 
     def _send(self, target: Identity, message: Message) -> None:
