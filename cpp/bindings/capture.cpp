@@ -1,5 +1,8 @@
 // The Shard's methods for checkpoints.
+#include <nanobind/stl/vector.h>
+
 #include <utility>
+#include <vector>
 
 #include "arrays.hpp"
 #include "regrow/shard.hpp"
@@ -19,6 +22,26 @@ nb::tuple capture_next(Shard& shard, int64_t bytes_max, bool aside_first) {
                         owned(std::move(captured.records)));
 }
 
+nb::tuple capture_chunk(Shard& shard, int64_t bytes_max, bool aside_first) {
+  CapturedChunk captured;
+  {
+    nb::gil_scoped_release release;
+    captured = shard.capture_chunk(bytes_max, aside_first);
+  }
+  return nb::make_tuple(owned(std::move(captured.counts)), owned(std::move(captured.words)));
+}
+
+size_t own_rows(const Shard& shard, size_t table, const Input& ids, const std::vector<Input>& parts,
+                const Output& slots, const Output& records) {
+  const auto ids_span = read<uint32_t>(ids, "ids");
+  std::vector<std::span<const float>> values;
+  for (const Input& part : parts) values.push_back(read<float>(part, "parts"));
+  const auto slots_span = write<uint32_t>(slots, "slots");
+  const auto records_span = write<float>(records, "records");
+  nb::gil_scoped_release release;
+  return shard.own_rows(table, ids_span, values, slots_span, records_span);
+}
+
 }  // namespace
 
 void bind_capture(nb::class_<Shard>& shard) {
@@ -27,9 +50,11 @@ void bind_capture(nb::class_<Shard>& shard) {
       .def("dirty_rows", &Shard::dirty_rows, "tenant"_a, Released())
       .def("begin_capture", &Shard::begin_capture, "tenant"_a, "full"_a, Released())
       .def("capture_next", &capture_next, "bytes_max"_a, "aside_first"_a = false)
+      .def("capture_chunk", &capture_chunk, "bytes_max"_a, "aside_first"_a = false)
       .def("capture_left", &Shard::capture_left)
       .def("capture_side_bytes", &Shard::capture_side_bytes)
-      .def("end_capture", &Shard::end_capture, "durable"_a, Released());
+      .def("end_capture", &Shard::end_capture, "durable"_a, Released())
+      .def("own_rows", &own_rows, "table"_a, "ids"_a, "parts"_a, "slots"_a, "records"_a);
 }
 
 }  // namespace regrow::bindings

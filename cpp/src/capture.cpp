@@ -1,6 +1,7 @@
 // The Shard as the source of checkpoints: which rows changed, and their values at one instant while training goes on.
 // Rows are not copied at that instant: a captured row is read where it is, and copied aside only if it changes before
-// it was taken. The rule to keep: whoever changes rows saves those of Table::aside first.
+// it was taken. The rule to keep: whoever changes rows saves those of Table::aside first. And the way back: which rows
+// of a checkpoint are this server's.
 #include <algorithm>
 #include <atomic>
 #include <bit>
@@ -144,49 +145,150 @@ size_t Shard::aside_left(const Table& table) const {
   return rows;
 }
 
-CapturedRows Shard::capture_next(int64_t bytes_max, bool aside_first) {
+// How many rows of each table a call takes. With all of it known, memory can be asked for before the first is taken.
+Shard::Share Shard::share(int64_t bytes_max, bool aside_first, const std::vector<size_t>& row_bytes) const {
   if (!capturing_) throw std::invalid_argument("no capture is under way; begin one first");
   if (bytes_max < 1) throw std::invalid_argument("bytes_max must be at least 1, not " + std::to_string(bytes_max));
-  // How many rows of each table: all that can fail comes before the first of them is taken.
   auto bytes = static_cast<size_t>(bytes_max);
-  size_t rows = 0;
-  size_t floats = 0;
-  const auto afford = [&](const Table& table, size_t wanted) {
-    const size_t row_bytes = table.records.stride * sizeof(float);
-    size_t count = std::min({wanted, bytes / row_bytes, size_t{INT32_MAX} - rows});
-    if (wanted && !rows && !count) count = 1;
-    bytes = count < wanted ? 0 : bytes - std::min(bytes, count * row_bytes);  // nothing may overtake
-    rows += count;
-    floats += count * table.records.stride;
+  Share share{std::vector<size_t>(tables_.size(), 0), std::vector<size_t>(tables_.size(), 0), 0};
+  const auto afford = [&](size_t t, size_t wanted) {
+    size_t count = std::min({wanted, bytes / row_bytes[t], size_t{INT32_MAX} - share.rows});
+    if (wanted && !share.rows && !count) count = 1;
+    bytes = count < wanted ? 0 : bytes - std::min(bytes, count * row_bytes[t]);  // nothing may overtake
+    share.rows += count;
     return count;
   };
-  std::vector<size_t> aside(tables_.size(), 0);
-  std::vector<size_t> rest(tables_.size(), 0);
-  for (size_t t = 0; aside_first && t < tables_.size(); ++t) aside[t] = afford(tables_[t], aside_left(tables_[t]));
+  for (size_t t = 0; aside_first && t < tables_.size(); ++t) share.aside[t] = afford(t, aside_left(tables_[t]));
   for (size_t t = 0; t < tables_.size(); ++t)
-    if (tables_[t].aside) rest[t] = afford(tables_[t], tables_[t].tracking->rows_left - aside[t]);
-  CapturedRows captured{std::vector<int32_t>(tables_.size()), Buffer<uint32_t>(rows), Buffer<float>(floats)};
+    if (tables_[t].aside) share.rest[t] = afford(t, tables_[t].tracking->rows_left - share.aside[t]);
   for (size_t t = 0; t < tables_.size(); ++t)
-    for (uint32_t list = 0; aside[t] + rest[t] && list < tables_[t].aside->lists(); ++list)
-      tables_[t].aside->index(list);
+    for (uint32_t list = 0; share.count(t) && list < tables_[t].aside->lists(); ++list) tables_[t].aside->index(list);
+  return share;
+}
+
+CapturedRows Shard::capture_next(int64_t bytes_max, bool aside_first) {
+  std::vector<size_t> row_bytes;
+  for (const Table& table : tables_) row_bytes.push_back(table.records.stride * sizeof(float));
+  const Share share = this->share(bytes_max, aside_first, row_bytes);
+  size_t bytes = 0;
+  for (size_t t = 0; t < tables_.size(); ++t) bytes += share.count(t) * row_bytes[t];
+  CapturedRows captured{std::vector<int32_t>(tables_.size()), Buffer<uint32_t>(share.rows),
+                        Buffer<float>(bytes / sizeof(float))};
 
   uint32_t* slots = captured.slots.data();
   for (size_t t = 0; t < tables_.size(); slots += captured.counts[t++]) {
-    captured.counts[t] = static_cast<int32_t>(aside[t] + rest[t]);
-    if (captured.counts[t]) select(tables_[t], aside[t], rest[t], slots);
+    captured.counts[t] = static_cast<int32_t>(share.count(t));
+    if (captured.counts[t]) select(tables_[t], share.aside[t], share.rest[t], slots);
   }
-  const bool past_caches = floats * sizeof(float) >= cached_bytes_max;
+  const bool past_caches = bytes >= cached_bytes_max;
   for_runs(captured.counts, captured.slots.span(), Width::record, [&](const Run& run) {
-    Records whole = run.table.records;
-    whole.dim = whole.stride;
-    float* out = captured.records.data() + run.float_begin;
-    kernels().gather(whole, run.slots, run.count, out, past_caches);
-    copy_aside(run, out);
+    copy_part(run, {0, run.table.records.stride}, captured.records.data() + run.float_begin, past_caches);
   });
   const uint32_t* done = captured.slots.data();
   for (size_t t = 0; t < tables_.size(); done += captured.counts[t++])
     if (captured.counts[t]) forget(tables_[t], {done, static_cast<size_t>(captured.counts[t])});
   return captured;
+}
+
+CapturedChunk Shard::capture_chunk(int64_t bytes_max, bool aside_first) {
+  std::vector<size_t> row_bytes;
+  for (const Table& table : tables_) {
+    size_t words = 1;  // its number
+    for (const Part part : parts(table)) words += part.width;
+    row_bytes.push_back(words * sizeof(uint32_t));
+  }
+  const Share share = this->share(bytes_max, aside_first, row_bytes);
+  size_t bytes = 0;
+  for (size_t t = 0; t < tables_.size(); ++t) bytes += share.count(t) * row_bytes[t];
+  CapturedChunk captured{std::vector<int32_t>(tables_.size()), Buffer<uint32_t>(bytes / sizeof(uint32_t))};
+  Buffer<uint32_t> slots(share.rows);
+
+  uint32_t* next = slots.data();
+  uint32_t* words = captured.words.data();
+  for (size_t t = 0; t < tables_.size(); next += share.count(t++)) {
+    if (!share.count(t)) continue;
+    const Table& table = tables_[t];
+    select(tables_[t], share.aside[t], share.rest[t], next);
+    const size_t rows = number(table, {next, share.count(t)}, words);
+    captured.counts[t] = static_cast<int32_t>(rows);
+    words += rows;
+    for (const Part part : parts(table)) {
+      copy_rows(table, {next, rows}, part, reinterpret_cast<float*>(words));
+      words += rows * part.width;
+    }
+    forget(tables_[t], {next, share.count(t)});
+  }
+  return captured;
+}
+
+// Weights, then the optimizer's state: as many parts as wide as the weights as there are, and what is left.
+std::vector<Shard::Part> Shard::parts(const Table& table) const {
+  const size_t dim = table.records.dim;
+  const size_t end = dim + static_cast<size_t>(state_floats(table.settings.optimizer, table.settings.dim));
+  std::vector<Part> parts;
+  for (size_t first = 0; first < end; first += dim) parts.push_back({first, std::min(dim, end - first)});
+  return parts;
+}
+
+size_t Shard::own_rows(size_t table, std::span<const uint32_t> ids, const std::vector<std::span<const float>>& values,
+                       std::span<uint32_t> slots, std::span<float> records) const {
+  const Table& found = at(table);
+  const std::vector<Part> parts = this->parts(found);
+  const size_t stride = found.records.stride;
+  if (values.size() != parts.size())
+    throw std::invalid_argument("rows of table " + std::to_string(table) + " have " + std::to_string(parts.size()) +
+                                " parts, not " + std::to_string(values.size()));
+  for (size_t p = 0; p < parts.size(); ++p)
+    if (values[p].size() != ids.size() * parts[p].width)
+      throw std::invalid_argument("part " + std::to_string(p) + " of " + std::to_string(ids.size()) + " rows has " +
+                                  std::to_string(ids.size() * parts[p].width) + " floats; the array has " +
+                                  std::to_string(values[p].size()));
+  if (slots.size() < ids.size() || records.size() < ids.size() * stride)
+    throw std::invalid_argument("slots and records must have room for " + std::to_string(ids.size()) + " rows");
+  const uint32_t most = ids.empty() ? 0 : kernels().max_u32(ids.data(), ids.size());
+  if (!ids.empty() && most >= found.settings.rows)
+    throw std::out_of_range("there is no row " + std::to_string(most) + " in table " + std::to_string(table));
+  const size_t used = parts.back().first + parts.back().width;
+  size_t rows = 0;
+  for (size_t i = 0; i < ids.size(); ++i) {
+    const Place place = found.layout.place(ids[i]);
+    if (place.server != settings_.server) continue;
+    float* record = records.data() + rows * stride;
+    for (size_t p = 0; p < parts.size(); ++p)
+      std::memcpy(record + parts[p].first, values[p].data() + i * parts[p].width, parts[p].width * sizeof(float));
+    std::memset(record + used, 0, (stride - used) * sizeof(float));
+    slots[rows++] = place.slot;
+  }
+  return rows;
+}
+
+// The rows in these slots, rising, and the slots in the same order; holes, which no row has, come last and do not
+// count.
+size_t Shard::number(const Table& table, std::span<uint32_t> slots, uint32_t* ids) const {
+  const auto server = static_cast<uint32_t>(settings_.server);
+  for (size_t i = 0; i < slots.size(); ++i) {
+    const uint32_t slot = slots[i];
+    // No row has the largest number there is, so a hole that has a larger one need not keep it.
+    const auto id = static_cast<uint32_t>(std::min<uint64_t>(table.layout.row_of(server, slot), UINT32_MAX));
+    size_t at = i;  // with k > 1, slots of one block of stripes change places: never by more than k
+    for (; at > 0 && ids[at - 1] > id; --at) {
+      ids[at] = ids[at - 1];
+      slots[at] = slots[at - 1];
+    }
+    ids[at] = id;
+    slots[at] = slot;
+  }
+  const auto rows = static_cast<uint64_t>(table.settings.rows);
+  return static_cast<size_t>(std::lower_bound(ids, ids + slots.size(), rows) - ids);
+}
+
+void Shard::copy_rows(const Table& table, std::span<const uint32_t> slots, Part part, float* out) const {
+  const bool past_caches = slots.size() * part.width * sizeof(float) >= cached_bytes_max;
+  ThreadPool::shared().parallel_for((slots.size() + rows_per_task - 1) / rows_per_task, [&](size_t task, size_t) {
+    const size_t first = task * rows_per_task;
+    const size_t count = std::min(rows_per_task, slots.size() - first);
+    copy_part({table, slots.data() + first, count, 0}, part, out + first * part.width, past_caches);
+  });
 }
 
 // Takes rows out of `left`: so many of those kept aside, then so many of all that remain, in the order of slots.
@@ -214,12 +316,15 @@ void Shard::select(Table& table, size_t aside, size_t rest, uint32_t* slots) con
   if (aside) std::sort(slots, next);
 }
 
-// Over what is in the row now: what was kept of it.
-void Shard::copy_aside(const Run& run, float* out) const {
-  const size_t stride = run.table.records.stride;
+// Some floats of each row: of what was kept of it, if it has changed since.
+void Shard::copy_part(const Run& run, Part part, float* out, bool past_caches) const {
+  Records records = run.table.records;
+  records.base += part.first;
+  records.dim = part.width;
+  kernels().gather(records, run.slots, run.count, out, past_caches);
   for (size_t i = 0; i < run.count; ++i)
     if (run.table.aside->pending(run.slots[i]))
-      std::memcpy(out + i * stride, run.table.aside->saved(run.slots[i]), stride * sizeof(float));
+      std::memcpy(out + i * part.width, run.table.aside->saved(run.slots[i]) + part.first, part.width * sizeof(float));
 }
 
 // Of rows that were taken nothing is kept, neither now nor when they change.

@@ -132,7 +132,7 @@ class Shard:
     def add_tenant(self) -> int:
         """Keeps track of changed rows for one more who captures them; every touched row is dirty to a new one.
 
-        At most 4; ValueError beyond. This and the next six methods count as changing rows: one thread calls them
+        At most 4; ValueError beyond. This and the next seven methods count as changing rows: one thread calls them
         and update.
         """
 
@@ -154,6 +154,15 @@ class Shard:
         and so from call to call; with `aside_first` only within the call: rows that are kept aside go first.
         """
 
+    def capture_chunk(
+        self, bytes_max: int, aside_first: bool = False
+    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint32]]:
+        """(counts, words): rows as capture_next would take them, in the form of a chunk of at most `bytes_max` bytes.
+
+        Words are, table after table: the ids of its rows, rising; the bits of their weights, [rows, dim]; those of
+        each part of the optimizer's state. Slots that no row has are taken and left out: then words are longer.
+        """
+
     def capture_left(self) -> int:
         """Captured rows that were not taken yet; 0 without a capture."""
 
@@ -165,6 +174,13 @@ class Shard:
 
     def end_capture(self, durable: bool) -> None:
         """Not durable: what was captured is dirty again. Durable: ValueError unless every row was taken."""
+
+    def own_rows(self, table: int, ids: _U32, parts: Sequence[_F32], slots: _U32, records: _F32) -> int:
+        """Writes slots and whole records of those rows that live on this server, and says how many there are.
+
+        `parts` are weights, [rows, dim], and each part of the optimizer's state. `slots` and `records` must have room
+        for all rows. Changes nothing in the shard, and may run beside anything.
+        """
 
     def blocks(self, table: int) -> int:
         """Blocks of k slots; slot b * k + j is member j of block b."""

@@ -15,6 +15,7 @@ from kernel_modes import MODES, Mode, running
 
 from regrow import _core
 from regrow.core.job import JobSpec, OptimizerSpec, TableSpec
+from regrow.core.layout import Layout
 from regrow.core.twins import OPTIMIZERS, CodedShardTwin, Rule
 from regrow.store.memory import MemoryStore
 
@@ -28,6 +29,32 @@ TABLES: list[dict[str, Any]] = [
         OPTIMIZERS, [700, 90, 1000, 301, 40, 9], [16, 1, 3, 64, 16, 3], CODES * 2, strict=True
     )
 ]
+
+
+SERVERS, SERVER = 4, 1
+STATES = [OptimizerSpec(kind=t["rule"].optimizer, learning_rate=0.1).state_parts(t["dim"]) for t in TABLES]
+CHUNK_ROW_BYTES = [4 + 4 * t["dim"] + sum(4 * n for _, n in states) for t, states in zip(TABLES, STATES, strict=True)]
+
+
+def chunk_of(counts: list[int], slots: list[int], records: bytes) -> tuple[list[int], bytes]:
+    """The twin of the form in which capture_chunk has rows: ids, weights and each state, by table."""
+    kept: list[int] = []
+    words = b""
+    values, row, at = np.frombuffer(records, np.float32), 0, 0
+    for index, (table, count) in enumerate(zip(TABLES, counts, strict=True)):
+        width = -(-(CHUNK_ROW_BYTES[index] // 4 - 1) // 4) * 4
+        mine = values[at : at + count * width].reshape(count, width)
+        layout = Layout(servers=SERVERS, k=table["k"], r=table["r"], groups=1)
+        ids = layout.row_of(SERVER, slots[row : row + count], table=index)
+        row, at = row + count, at + count * width
+        order = [i for i in np.argsort(ids) if ids[i] < table["rows"]]
+        kept.append(len(order))
+        words += ids[order].astype(np.uint32).tobytes()
+        first = 0
+        for floats in (table["dim"], *(floats for _, floats in STATES[index])):
+            words += mine[order, first : first + floats].tobytes()
+            first += floats
+    return kept, words
 
 
 class CaptureTwin:
@@ -62,12 +89,16 @@ class CaptureTwin:
         self.dirty[tenant] = set()
         self.values = [records.copy() for records in self.shard.records]
 
-    def next(self, bytes_max: int, aside_first: bool) -> tuple[list[int], list[int], bytes]:
+    @property
+    def row_bytes(self) -> list[int]:
+        return [4 * values.shape[1] for values in self.values]
+
+    def next(self, bytes_max: int, aside_first: bool, row_bytes: list[int]) -> tuple[list[int], list[int], bytes]:
         waiting = sorted(self.left, key=lambda cell: (aside_first and cell not in self.aside, cell))
         # Which of the rows aside go first is not promised; the test asks for all of them or for none.
         taken: list[Cell] = []
         for t, slot in waiting:
-            bytes_max -= 4 * self.values[t].shape[1]
+            bytes_max -= row_bytes[t]
             if bytes_max < 0 and taken:
                 break
             taken.append((t, slot))
@@ -82,8 +113,8 @@ class CaptureTwin:
             self.dirty[self.tenant] |= self.captured
         self.left, self.aside = set(), set()
 
-    def aside_bytes(self) -> int:
-        return sum(4 * self.values[t].shape[1] for t, _ in self.aside)
+    def aside_bytes(self, row_bytes: list[int]) -> int:
+        return sum(row_bytes[t] for t, _ in self.aside)
 
 
 class Both:
@@ -91,8 +122,8 @@ class Both:
 
     def __init__(self, seed: int, recovering: bool = False) -> None:
         self.rng = np.random.default_rng(seed)
-        self.shard = _core.Shard(4, 1, 1, CODING, recovering)
-        self.twin = CodedShardTwin(4, 1, 1, coding=CODING, recovering=recovering)
+        self.shard = _core.Shard(SERVERS, SERVER, 1, CODING, recovering)
+        self.twin = CodedShardTwin(SERVERS, SERVER, 1, coding=CODING, recovering=recovering)
         self.capture = CaptureTwin(self.twin)
         self.capturing = False
         for index, table in enumerate(TABLES):
@@ -148,12 +179,22 @@ class Both:
         self.capturing = True
 
     def take(self, bytes_max: int, aside_first: bool = False) -> int:
+        """In either form, as it comes."""
+        as_chunk = bool(self.rng.integers(2))
+        row_bytes = CHUNK_ROW_BYTES if as_chunk else self.capture.row_bytes
         if aside_first:
-            bytes_max = max(1, self.capture.aside_bytes())  # all that are aside, and no more
-        counts, slots, records = self.shard.capture_next(bytes_max, aside_first)
-        assert (counts.dtype, slots.dtype, records.dtype) == (np.int32, np.uint32, np.float32)
-        assert (counts.tolist(), slots.tolist(), records.tobytes()) == self.capture.next(bytes_max, aside_first)
-        return len(slots)
+            bytes_max = max(1, self.capture.aside_bytes(row_bytes))  # all that are aside, and no more
+        expected = self.capture.next(bytes_max, aside_first, row_bytes)
+        if as_chunk:
+            counts, words = self.shard.capture_chunk(bytes_max, aside_first)
+            assert (counts.dtype, words.dtype) == (np.int32, np.uint32)
+            kept, wanted = chunk_of(*expected)
+            assert (counts.tolist(), words.tobytes()[: len(wanted)]) == (kept, wanted)
+        else:
+            counts, slots, records = self.shard.capture_next(bytes_max, aside_first)
+            assert (counts.dtype, slots.dtype, records.dtype) == (np.int32, np.uint32, np.float32)
+            assert (counts.tolist(), slots.tolist(), records.tobytes()) == expected
+        return len(expected[1])
 
     def end(self, durable: bool) -> None:
         while durable and self.take(int(self.rng.integers(1, 20_000))):
@@ -167,7 +208,7 @@ class Both:
             len(dirty) for dirty in self.capture.dirty
         ]
         assert self.shard.capture_left() == len(self.capture.left)
-        assert self.shard.capture_side_bytes() >= self.capture.aside_bytes()
+        assert self.shard.capture_side_bytes() >= self.capture.aside_bytes(self.capture.row_bytes)
         if not self.capture.aside:
             assert self.shard.capture_side_bytes() == 0
         for t in range(len(TABLES)):
@@ -431,10 +472,12 @@ def test_tenants_are_bounded() -> None:
         (False, "dirty_rows", (2,), IndexError, "there is no tenant 2; this shard has 2"),
         (False, "begin_capture", (2, True), IndexError, "there is no tenant 2"),
         (False, "capture_next", (1,), ValueError, "no capture is under way; begin one first"),
+        (False, "capture_chunk", (1,), ValueError, "no capture is under way; begin one first"),
         (False, "end_capture", (True,), ValueError, "no capture is under way"),
         (False, "end_capture", (False,), ValueError, "no capture is under way"),
         (True, "begin_capture", (0, False), ValueError, "a capture of tenant 1 is under way; end it before the next"),
         (True, "capture_next", (0,), ValueError, "bytes_max must be at least 1, not 0"),
+        (True, "capture_chunk", (0,), ValueError, "bytes_max must be at least 1, not 0"),
         (True, "end_capture", (True,), ValueError, "5 captured rows were not taken yet: the capture cannot be durable"),
     ],
 )

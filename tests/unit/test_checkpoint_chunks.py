@@ -46,8 +46,9 @@ def make(count: int, *, seed: int = 1) -> Chunk:
 
 
 def stored(chunk: Chunk, *, encoding: Encoding = "raw", bits: int = 32) -> tuple[bytes, ChunkInfo, Manifest]:
-    data = encode_chunk(chunk, encoding=encoding, bits=bits)
-    info = describe(data, f"s0of1-00000{SUFFIXES[encoding]}", chunk, shard="s0of1")
+    buffers = encode_chunk(chunk, encoding=encoding, bits=bits)
+    info = describe(buffers, f"s0of1-00000{SUFFIXES[encoding]}", chunk, shard="s0of1")
+    data = b"".join(buffers)
     target = Cut(id=cut_id(1, 1), step=1, marks=(), created=0.0, job={}, extra={})
     return data, info, Manifest(
         source=None, target=target, tables=TABLES, seed=1, chunks=(info,), encoding=encoding, bits=bits, made_by=""
@@ -73,7 +74,7 @@ def refusal(data: bytes, tables: Any, info: ChunkInfo) -> str:
 
 def described(data: bytes, info: ChunkInfo, **changes: Any) -> ChunkInfo:
     """The manifest's words about another file, whose size and checksum are right."""
-    again = describe(data, info.name, {}, shard=info.shard)
+    again = describe([memoryview(data)], info.name, {}, shard=info.shard)
     return msgspec.structs.replace(info, bytes=again.bytes, crc32c=again.crc32c, **changes)
 
 
@@ -92,6 +93,53 @@ def test_exact_there_and_back(encoding: Encoding, count: int) -> None:
     assert info.rows == {name: len(rows) for name, rows in chunk.items()}
 
 
+def test_rows_are_not_copied() -> None:
+    chunk = make(100)
+    parts = [each for rows in chunk.values() for each in (rows.ids, *(values for _, values in rows.parts()))]
+    header, *buffers = encode_chunk(chunk)
+    assert len(buffers) == len(parts)
+    assert all(any(np.shares_memory(np.asarray(buffer), part) for part in parts) for buffer in buffers)
+    file = bytearray(b"".join([header, *buffers]))
+    _, info, manifest = stored(chunk)
+    for rows in decode_chunk(file, manifest, info).values():
+        assert all(np.shares_memory(values, np.frombuffer(file, np.uint8)) for _, values in rows.parts())
+
+
+@pytest.mark.parametrize(
+    ("entry", "reason"),
+    [
+        ({}, "missing"),
+        ({"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}, "cannot be"),
+        ({"dtype": "F32", "shape": [1], "data_offsets": [4, 8]}, "cannot be"),
+        ({"dtype": "F32", "shape": [2], "data_offsets": [-4, 4]}, "cannot be"),
+        ({"dtype": "F32", "shape": [4], "data_offsets": [0, 16]}, "cannot be"),
+        ({"dtype": "F32", "shape": [-1], "data_offsets": [4, 0]}, ">= 0"),
+        ({"dtype": "F1", "shape": [4], "data_offsets": [0, 4]}, "cannot be"),
+        ({"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}, "4 bytes belong to no tensor"),
+        ({"dtype": "F32", "shape": [1] * 100, "data_offsets": [0, 4]}, "not a safetensors file"),
+        ({"dtype": "F32", "shape": [0, 1 << 62, 1 << 62], "data_offsets": [0, 0]}, "not a safetensors file"),
+    ],
+)
+def test_headers_that_cannot_be(entry: dict[str, Any], reason: str) -> None:
+    text = msgspec.json.encode({"x": entry})
+    file = len(text).to_bytes(8, "little") + text + bytes(8)
+    _, info, manifest = stored(make(2))
+    message = refusal(file, manifest, described(file, info))
+    assert "not a safetensors file" in message
+    assert reason in message
+
+
+def test_tensors_that_are_not_aligned() -> None:
+    """Another writer need not pad its header."""
+    chunk = make(5)
+    data, info, manifest = stored(chunk)
+    length = int.from_bytes(data[:8], "little")
+    file = bytearray((length + 1).to_bytes(8, "little") + data[8 : 8 + length] + b" " + data[8 + length :])
+    again = decode_chunk(file, manifest, described(bytes(file), info))
+    assert equal(again, chunk)
+    assert all(values.flags.aligned for rows in again.values() for _, values in rows.parts())
+
+
 def test_no_tables_at_all() -> None:
     data, info, manifest = stored({})
     assert decode_chunk(data, manifest, info) == {}
@@ -106,7 +154,7 @@ def test_views_that_are_not_contiguous() -> None:
 
 @pytest.mark.parametrize("bits", [32, 8])
 def test_the_library_would_write_the_same_but_for_the_order(bits: int) -> None:
-    data = encode_chunk(make(33), bits=bits)
+    data = b"".join(encode_chunk(make(33), bits=bits))
     tensors = safetensors.numpy.load(data)
     twin = safetensors.numpy.save(tensors)
     assert len(twin) == len(data)

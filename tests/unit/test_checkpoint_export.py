@@ -206,7 +206,7 @@ def test_nothing_is_overwritten_and_nothing_half_done(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="must be 'safetensors' or 'dcp'"):
         export(storage, None, target, format="onnx")  # type: ignore[arg-type]
     name = next(file for file in storage.names(piece) if file.endswith(".safetensors"))
-    good = storage.read(f"{piece}/{name}")
+    good = bytes(storage.read(f"{piece}/{name}"))
     storage.write(f"{piece}/{name}", good[:-1] + bytes([good[-1] ^ 1]))
     with pytest.raises(CheckpointError, match="damaged"):
         export(storage, None, target)

@@ -35,7 +35,7 @@ def rows(number: int) -> Chunk:
     return {"t": Rows(np.arange(50, dtype=np.uint32) + number, np.full((50, 8), number, np.float32), {})}
 
 
-CHUNK_BYTES = len(encode_chunk(rows(0)))
+CHUNK_BYTES = len(b"".join(encode_chunk(rows(0))))
 
 
 class Remote(RemoteFiles):
@@ -147,6 +147,34 @@ def test_a_closed_remote_is_felt_by_submit(tmp_path: Path) -> None:
     assert max(seen.disk_bytes for seen in files.seen) <= 2 * CHUNK_BYTES
 
 
+def test_who_makes_chunks_waits_first(tmp_path: Path) -> None:
+    """With four in memory there is no room for a fifth, not even outside of the stager."""
+    stager, storage, files = world(tmp_path, disk_bytes_max=1)
+    with stager:
+        files.open.clear()
+        submit(stager, PIECES[0], range(1))
+        wait_until(lambda: stager.progress.chunks_on_disk == 1)
+        stager.wait_for_room(PIECES[0])
+        submit(stager, PIECES[0], range(1, 5))
+        waiting = threading.Thread(target=stager.wait_for_room, args=(PIECES[0],))
+        waiting.start()
+        waiting.join(0.1)
+        assert waiting.is_alive()
+        assert stager.progress.chunks_in_memory == staging.CHUNKS_IN_MEMORY_MAX == 4
+        files.open.set()
+        waiting.join()
+        check(storage, PIECES[0], stager.finish(PIECES[0]), range(5))
+        files.broken = True
+        submit(stager, PIECES[1], range(1))
+        wait_until(lambda: stager.progress == Progress(**{**vars_of(NOTHING), **stored_of(stager)}))
+        with pytest.raises(StorageError, match="not today"):
+            stager.wait_for_room(PIECES[1])
+
+
+def stored_of(stager: Stager) -> dict[str, int]:
+    return {name: getattr(stager.progress, name) for name in ("stored_chunks", "stored_bytes")}
+
+
 def test_a_chunk_larger_than_the_room_goes_alone(tmp_path: Path) -> None:
     stager, storage, files = world(tmp_path, disk_bytes_max=1)
     with stager:
@@ -232,7 +260,7 @@ def test_abort_does_not_wait_for_other_pieces(tmp_path: Path, monkeypatch: pytes
     """The disk is full of one piece, and stays so, while another that waits for room in it is given up."""
     encoded: list[str] = []
 
-    def noted(data: bytes, name: str, chunk: Chunk, *, shard: str) -> ChunkInfo:
+    def noted(data: Any, name: str, chunk: Chunk, *, shard: str) -> ChunkInfo:
         encoded.append(shard)
         return describe(data, name, chunk, shard=shard)
 

@@ -1,9 +1,8 @@
 """Goal: rows get to storage and back whatever the layout that wrote them and the one that reads them, and a checkpoint
 that does not fit is told so in one line.
 
-Method: records of every row of a job are cut into the servers' parts as a capture gives them, made into chunks, and
-taken in by the servers of another layout; in the end each row must be where that layout has it. Savers and manifests on
-a real directory.
+Method: records of every row of a job are written to its servers, captured in chunks, and taken in by the servers of
+another layout; in the end each row must be where that layout has it. Savers and manifests on a real directory.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ import numpy as np
 import pytest
 from helpers import job, table
 
+from regrow.checkpoint.chunks import Chunk
 from regrow.checkpoint.manifest import Cut, Manifest
 from regrow.checkpoint.storage import Storage
 from regrow.core.cut import Publish, Save, Saved
@@ -67,33 +67,34 @@ def records_of(of: JobSpec) -> list[np.ndarray[Any, Any]]:
     return [rng.random((spec.rows, spec.record_floats), np.float32) for spec in of.tables]
 
 
-def part_of(of: JobSpec, server: int, records: list[np.ndarray[Any, Any]]) -> Any:
-    """All that a server has, in the order of its slots, padded; holes have something in them too."""
-    counts, slots, values = [], [], []
+def chunks_of(of: JobSpec, server: int, records: list[np.ndarray[Any, Any]]) -> list[Chunk]:
+    """All that a server has; holes have something in them too."""
+    store = MemoryStore(of, server)
     for index, (spec, stride) in enumerate(zip(of.tables, strides_of(of), strict=True)):
         owners, places = layout_of(of, index).place(np.arange(spec.rows), table=index)
         mine = np.flatnonzero(owners == server)
-        held = np.full((int(places[mine].max(initial=-1)) + 1, stride), 99.0, np.float32)
+        held = np.full((store.slots(index), stride), 99.0, np.float32)
         held[places[mine], : spec.record_floats] = records[index][mine]
-        counts.append(len(held))
-        slots.append(np.arange(len(held), dtype=np.uint32))
-        values.append(held.reshape(-1))
-    return np.array(counts, np.int32), np.concatenate(slots), np.concatenate(values)
+        store.write_records(index, 0, len(held), held.reshape(-1))
+    store.add_tenant()
+    store.begin_capture(0, True)
+    chunks = []
+    while store.capture_left():
+        chunks.append(chunk_of(of, *store.capture_chunk(700)))
+    return chunks
 
 
 @pytest.mark.parametrize(("wrote", "reads"), list(itertools.product(LAYOUTS, LAYOUTS)))
 def test_rows_find_their_place(wrote: dict[str, int], reads: dict[str, int]) -> None:
     before, after = made(**wrote), made(**reads)
     records = records_of(before)
-    chunks = [
-        chunk_of(before, server, part_of(before, server, records), strides_of(before))
-        for server in range(before.servers)
-    ]
+    chunks = [chunk for server in range(before.servers) for chunk in chunks_of(before, server, records)]
     ids = [np.concatenate([chunk[spec.name].ids for chunk in chunks if spec.name in chunk]) for spec in before.tables]
     for spec, found in zip(before.tables, ids, strict=True):
         assert np.array_equal(np.sort(found), np.arange(spec.rows)), "each row once, and no hole"
     for server in range(after.servers):
-        taken = [loaded_rows(after, server, chunk, strides_of(after)) for chunk in chunks]
+        store = MemoryStore(after, server)
+        taken = [loaded_rows(after, store, chunk) for chunk in chunks]
         for index, (spec, stride) in enumerate(zip(after.tables, strides_of(after), strict=True)):
             owners, places = layout_of(after, index).place(np.arange(spec.rows), table=index)
             mine = np.flatnonzero(owners == server)
@@ -114,17 +115,37 @@ def float_start(counts: Any, of: JobSpec, index: int) -> int:
 
 
 def test_chunks_have_rows_in_order_and_no_empty_tables() -> None:
-    of = made(servers=3)
-    counts, slots, values = part_of(of, 1, records_of(of))
-    first = int(counts[0])
-    part = (np.array([first, 0, 0], np.int32), slots[:first][::-1], values[: first * strides_of(of)[0]])
-    chunk = chunk_of(of, 1, part, strides_of(of))
-    assert list(chunk) == ["a"]
-    assert np.all(np.diff(chunk["a"].ids.astype(np.int64)) > 0)
-    assert list(chunk["a"].states) == [name for name, _ in of.tables[0].optimizer.state_parts(3)]
-    nothing = (np.zeros(3, np.int32), np.zeros(0, np.uint32), np.zeros(0, np.float32))
-    assert chunk_of(of, 1, nothing, strides_of(of)) == {}
-    assert loaded_rows(of, 1, {}, strides_of(of)).slots.size == 0
+    of = made(servers=5, k=4, r=1)
+    chunks = chunks_of(of, 1, records_of(of))
+    assert {name for chunk in chunks for name in chunk} == {"a", "b", "c"}
+    assert any(list(chunk) == ["a"] for chunk in chunks)
+    for chunk in chunks:
+        for spec in of.tables:
+            if spec.name in chunk:
+                rows = chunk[spec.name]
+                assert len(rows)
+                assert np.all(np.diff(rows.ids.astype(np.int64)) > 0)
+                assert list(rows.states) == [name for name, _ in spec.optimizer.state_parts(spec.dim)]
+    assert chunk_of(of, np.zeros(3, np.int32), np.zeros(0, np.uint32)) == {}
+    assert loaded_rows(of, MemoryStore(of, 1), {}).slots.size == 0
+
+
+def test_wrong_rows_are_refused() -> None:
+    """By the kernel, which would write past the end of what it is given."""
+    store = MemoryStore(made(servers=1), 0)
+    ids, weight, state = np.arange(7, dtype=np.uint32), np.zeros((7, 4), np.float32), np.zeros((7, 1), np.float32)
+    slots, records = np.zeros(7, np.uint32), np.zeros(7 * 8, np.float32)
+    assert store.own_rows(1, ids, [weight, state], slots, records) == 7
+    for arguments, error, words in [
+        ((3, ids, [weight, state], slots, records), IndexError, "there is no table 3"),
+        ((1, ids + 1, [weight, state], slots, records), IndexError, "there is no row 7 in table 1"),
+        ((1, ids, [weight], slots, records), ValueError, "have 2 parts, not 1"),
+        ((1, ids, [weight, state[1:]], slots, records), ValueError, "part 1 of 7 rows has 7 floats; the array has 6"),
+        ((1, ids, [weight, state], slots[1:], records), ValueError, "must have room for 7 rows"),
+        ((1, ids, [weight, state], slots, records[1:]), ValueError, "must have room for 7 rows"),
+    ]:
+        with pytest.raises(error, match=words):
+            store.own_rows(*arguments)
 
 
 def test_shards_of_other_layouts_have_other_names() -> None:

@@ -75,6 +75,13 @@ struct CapturedRows {
   Buffer<float> records;
 };
 
+// The same as a chunk of a checkpoint has them. Per table: numbers of rows, rising, then [rows][dim] weights, then each
+// part of the optimizer's state. What is behind the last row means nothing.
+struct CapturedChunk {
+  std::vector<int32_t> counts;
+  Buffer<uint32_t> words;  // numbers, and the bits of floats
+};
+
 // What one table takes on one server, in bytes, parities included; the same on every server.
 size_t shard_bytes(int64_t rows, int64_t dim, int64_t k, int64_t r, int64_t groups, int64_t servers,
                    Optimizer optimizer);
@@ -142,10 +149,17 @@ class Shard {
   // Captured rows not taken yet, as they were at begin_capture: records of up to bytes_max bytes, at least one row,
   // none at the end. By table and slot; with `aside_first`, those that are kept aside come in an earlier call.
   CapturedRows capture_next(int64_t bytes_max, bool aside_first = false);
+  // The same rows as a chunk of up to bytes_max bytes. Slots that no row of the table has are taken and left out.
+  CapturedChunk capture_chunk(int64_t bytes_max, bool aside_first = false);
   size_t capture_left() const;
   size_t capture_side_bytes() const;  // of records kept aside, because they changed before they were taken
   // Not durable: what was captured is dirty again. Durable: only when all rows were taken.
   void end_capture(bool durable);
+
+  // The way back. Of these rows of a table, given by their numbers and parts as above, the slots and records of those
+  // that live here; returns how many. There must be room for all.
+  size_t own_rows(size_t table, std::span<const uint32_t> ids, const std::vector<std::span<const float>>& values,
+                  std::span<uint32_t> slots, std::span<float> records) const;
 
   // ---- as the replacement of a server that died (src/recovery.cpp)
 
@@ -212,6 +226,15 @@ class Shard {
     }
     bool touched(uint32_t slot) const { return touched_word(slot / 64) >> (slot % 64) & 1; }
   };
+  struct Part {  // of a record: floats that follow each other
+    size_t first;
+    size_t width;
+  };
+  struct Share {  // what a call takes of each table: rows kept aside, and others
+    std::vector<size_t> aside, rest;
+    size_t rows;
+    size_t count(size_t table) const { return aside[table] + rest[table]; }
+  };
   struct Run;                            // a piece of a call that lies within one table
   enum class Width { weights, record };  // how much of a row the floats of a call are
 
@@ -249,7 +272,11 @@ class Shard {
   void settle(Table& table) const;
   size_t aside_left(const Table& table) const;
   void select(Table& table, size_t aside, size_t rest, uint32_t* slots) const;
-  void copy_aside(const Run& run, float* out) const;
+  Share share(int64_t bytes_max, bool aside_first, const std::vector<size_t>& row_bytes) const;
+  std::vector<Part> parts(const Table& table) const;
+  size_t number(const Table& table, std::span<uint32_t> slots, uint32_t* ids) const;
+  void copy_rows(const Table& table, std::span<const uint32_t> slots, Part part, float* out) const;
+  void copy_part(const Run& run, Part part, float* out, bool past_caches) const;
   void forget(Table& table, std::span<const uint32_t> slots) const;
 
   ShardSettings settings_;

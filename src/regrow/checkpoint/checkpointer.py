@@ -8,7 +8,8 @@
 A cut is taken between two steps: the rows updated since the last cut are copied, then training goes on while a thread
 writes the copies. The rules. One cut is written at a time; a cut that is due meanwhile is taken when that one is done.
 Rows are forgotten once the manifest is on storage and not before, so a write that failed costs a larger next delta and
-nothing else. A cut whose copy would take more than `copy_bytes_max` is written while training waits, a chunk at a time.
+nothing else. A cut whose copy would take more than `copy_bytes_max` is written while training waits, straight from the
+tensors.
 
 With torch.distributed every rank makes its own checkpointer and calls the same methods at the same steps. Each rank
 writes its rows, and the first one writes the manifest when all have.
@@ -251,8 +252,8 @@ class DeltaCheckpointer:
         plan = self._agree(full=full, dense_bytes=len(packed), extra=extra)
         handover = self._tracker.compact(full=plan.source is None)
         try:
-            parts = self._parts(handover, packed)
             behind = handover.nbytes <= self._copy_bytes_max
+            parts = self._parts(handover, packed, views=not behind)
             if behind:
                 parts = _emptied(collections.deque(parts))
         except BaseException:
@@ -289,9 +290,9 @@ class DeltaCheckpointer:
         encode(self._manifest(plan, ()))  # What no manifest can say, a NaN in `extra` perhaps, is the caller's to hear.
         return plan
 
-    def _parts(self, handover: Handover, packed: bytes) -> Iterator[Chunk]:
-        """Copies of this rank's rows, and the dense part behind them."""
-        yield from handover.chunks({table.name: table.first for table in self._state.saved})
+    def _parts(self, handover: Handover, packed: bytes, *, views: bool) -> Iterator[Chunk]:
+        """This rank's rows, and the dense part behind them."""
+        yield from handover.chunks({table.name: table.first for table in self._state.saved}, views=views)
         if packed:
             yield {dense.DENSE: dense.to_rows(packed)}
 

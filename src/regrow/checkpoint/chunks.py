@@ -1,7 +1,8 @@
 """Rows as files: one chunk is a safetensors file of a few tables' rows, maybe in fewer bits, maybe compressed.
 
 A chunk says nothing about itself that its manifest does not say too, and a reader believes neither alone: size and
-checksum of the stored bytes come first, then every tensor's name, type and shape, then that ids rise and exist. With
+checksum of the stored bytes come first, then every tensor's name, type and shape, then that ids rise and exist. Rows
+are not copied on the way: an encoded chunk is a list of views of them, and decoded rows are views of the file. With
 bits 32, rows come back bit by bit, NaN included. With 8 or 4 bits (Check-N-Run, NSDI 2022, section 5.2: asymmetric, a
 scale and an offset per row) a value comes back within half a step of its row, and a row that is not finite is refused.
 The dense parameters (table "dense") are always stored whole: they are small, and a model does not survive less.
@@ -10,15 +11,16 @@ The dense parameters (table "dense") are always stored whole: they are small, an
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import math
 import struct
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
-import safetensors
-import safetensors.numpy
+from typing_extensions import Buffer
 
 from regrow import _core
 from regrow.checkpoint.manifest import ChunkInfo, Encoding, Manifest, TableInfo
@@ -33,7 +35,12 @@ HEADER_BYTES_MAX = 16 << 20  # of a chunk with very many tables; bounds what a c
 DENSE = "dense"  # the table of dense parameters
 QUANTIZE_FLOATS = 1 << 16  # Rows are quantised in blocks that stay in the cache.
 
-_DTYPES = {np.dtype("<f4"): "F32", np.dtype("<u4"): "U32", np.dtype("u1"): "U8"}
+_DTYPES = {
+    f"{kind}{8 * size}": np.dtype(f"<{kind.lower()}{size}")
+    for kind, size in itertools.product("FIU", (1, 2, 4, 8))
+    if f"{kind}{size}" != "F1"
+}
+_DTYPE_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 Floats = npt.NDArray[np.float32]
 Ids = npt.NDArray[np.uint32]
@@ -125,14 +132,18 @@ def read_chunk(storage: Storage, manifest: Manifest, info: ChunkInfo) -> Chunk:
     return decode_chunk(storage.read(f"{manifest.name}/{info.name}"), manifest, info)
 
 
-def describe(data: bytes, name: str, chunk: Chunk, *, shard: str) -> ChunkInfo:
+def describe(data: Sequence[memoryview], name: str, chunk: Chunk, *, shard: str) -> ChunkInfo:
     """What the manifest will say about an encoded chunk."""
     rows = {table: len(part) for table, part in chunk.items()}
-    return ChunkInfo(name=name, bytes=len(data), crc32c=_core.crc32c(data), rows=rows, shard=shard)
+    crc32c = 0
+    for buffer in data:
+        crc32c = _core.crc32c(buffer, crc32c)
+    size = sum(buffer.nbytes for buffer in data)
+    return ChunkInfo(name=name, bytes=size, crc32c=crc32c, rows=rows, shard=shard)
 
 
-def encode_chunk(chunk: Chunk, *, encoding: Encoding = "raw", bits: int = 32) -> bytes:
-    """The bytes of the file: one copy of the rows, two if compressed."""
+def encode_chunk(chunk: Chunk, *, encoding: Encoding = "raw", bits: int = 32) -> list[memoryview]:
+    """The bytes of the file, one buffer after the other: views of the rows where these are contiguous."""
     assert bits in (32, 8, 4), bits
     tensors: dict[str, npt.NDArray[Any]] = {}
     for table, rows in chunk.items():
@@ -152,22 +163,29 @@ def encode_chunk(chunk: Chunk, *, encoding: Encoding = "raw", bits: int = 32) ->
                 )
             tensors[f"{table}/{part}"], tensors[f"{table}/{part}.range"] = quantize(values, bits)
     data = _file(tensors)
-    return _zstd().ZstdCompressor(level=ZSTD_LEVEL).compress(data) if encoding == "zstd" else data
+    if encoding == "raw":
+        return data
+    compressor = _zstd().ZstdCompressor(level=ZSTD_LEVEL).compressobj(size=sum(buffer.nbytes for buffer in data))
+    return [memoryview(part) for part in [*map(compressor.compress, data), compressor.flush()]]
 
 
-def decode_chunk(data: bytes, tables: Manifest | Iterable[TableInfo], info: ChunkInfo) -> Chunk:
-    """The rows in a file, or CheckpointError naming it. With a manifest, its bits must be those of the file too."""
+def decode_chunk(data: Buffer, tables: Manifest | Iterable[TableInfo], info: ChunkInfo) -> Chunk:
+    """The rows in a file, or CheckpointError naming it. With a manifest, its bits must be those of the file too.
+
+    Rows are views of `data` if it may be written to, or else of a copy.
+    """
     where = f"{tables.name}/{info.name}" if isinstance(tables, Manifest) else info.name
     bits: list[int] = [tables.bits] if isinstance(tables, Manifest) else [32, 8, 4]
     infos = {table.name: table for table in (tables.tables if isinstance(tables, Manifest) else tables)}
     try:
-        if len(data) != info.bytes:
-            raise _Refused(f"{len(data)} bytes, the manifest says {info.bytes}")
-        if _core.crc32c(data) != info.crc32c:
+        file = memoryview(data)
+        if file.nbytes != info.bytes:
+            raise _Refused(f"{file.nbytes} bytes, the manifest says {info.bytes}")
+        if _core.crc32c(file) != info.crc32c:
             raise _Refused("damaged (checksum)")
         if info.name.endswith(".zst"):
-            data = _decompressed(data, infos, info)
-        tensors = _tensors(data)
+            file = _decompressed(file, infos, info)
+        tensors = _tensors(memoryview(bytearray(file)) if file.readonly else file)
         chunk = {name: _rows(tensors, infos[name], count, bits) for name, count in info.rows.items()}
         if tensors:
             raise _Refused(f"it also has {sorted(tensors)[0]!r}, about which the manifest says nothing")
@@ -247,27 +265,56 @@ def _rising(ids: Ids) -> bool:
     return bool((ids[1:] > ids[:-1]).all())
 
 
-def _file(tensors: dict[str, npt.NDArray[Any]]) -> bytes:
+def _file(tensors: dict[str, npt.NDArray[Any]]) -> list[memoryview]:
     """A safetensors file: the length of a header, the header in JSON, then the tensors, widest types first so that
-    all are aligned. The library's own `save` copies twice, into fresh memory each time (0.3 to 0.6 GB/s where this
-    makes 5 to 9); it reads what is written here, and a test compares the two."""
+    all are aligned. The library's own `save` and `load` copy rows, into fresh memory each time; it reads what is
+    written here, and a test compares the two."""
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].itemsize, item[0]))
     header: dict[str, Any] = {}
     end = 0
     for name, tensor in ordered:
         start, end = end, end + tensor.nbytes
-        header[name] = {"dtype": _DTYPES[tensor.dtype], "shape": tensor.shape, "data_offsets": (start, end)}
+        header[name] = {"dtype": _DTYPE_NAMES[tensor.dtype], "shape": tensor.shape, "data_offsets": (start, end)}
     text = msgspec.json.encode(header)
     text += b" " * (-len(text) % 8)
     buffers = [tensor.data.cast("B") for _, tensor in ordered if tensor.size]  # an empty array has no bytes to cast
-    return b"".join([struct.pack("<Q", len(text)), text, *buffers])
+    return [memoryview(struct.pack("<Q", len(text)) + text), *buffers]
 
 
-def _tensors(data: bytes) -> dict[str, npt.NDArray[Any]]:
+class _Entry(msgspec.Struct, forbid_unknown_fields=True):
+    """Of a tensor, in the header."""
+
+    dtype: str
+    shape: tuple[Annotated[int, msgspec.Meta(ge=0)], ...]
+    data_offsets: tuple[int, int]
+
+
+def _tensors(file: memoryview) -> dict[str, npt.NDArray[Any]]:
+    """Views of the tensors, which must fill the file without a gap."""
+    length = int.from_bytes(file[:8], "little")
+    if file.nbytes < 8 or length > min(HEADER_BYTES_MAX, file.nbytes - 8):
+        raise _Refused("not a safetensors file: its header does not end in it")
     try:
-        return safetensors.numpy.load(data)
-    except (safetensors.SafetensorError, KeyError, ValueError) as error:
+        header = msgspec.json.decode(file[8 : 8 + length], type=dict[str, _Entry])
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise _Refused(f"not a safetensors file: {error}") from None
+    tensors: dict[str, npt.NDArray[Any]] = {}
+    end = 8 + length
+    for name, entry in sorted(header.items(), key=lambda item: item[1].data_offsets):
+        dtype = _DTYPES.get(entry.dtype)
+        count = math.prod(entry.shape)
+        start, stop = (8 + length + offset for offset in entry.data_offsets)
+        if dtype is None or start != end or stop - start != count * dtype.itemsize or stop > file.nbytes:
+            raise _Refused(f"not a safetensors file: {name!r} cannot be {entry.dtype} {list(entry.shape)}")
+        try:
+            tensor = np.frombuffer(file[start:stop], dtype).reshape(entry.shape)
+        except ValueError as error:  # more axes than an array may have
+            raise _Refused(f"not a safetensors file: {error}") from None
+        tensors[name] = tensor if tensor.flags.aligned else tensor.copy()
+        end = stop
+    if end != file.nbytes:
+        raise _Refused(f"not a safetensors file: {file.nbytes - end} bytes belong to no tensor")
+    return tensors
 
 
 def _rows(tensors: dict[str, npt.NDArray[Any]], table: TableInfo, count: int, bits: list[int]) -> Rows:
@@ -321,7 +368,7 @@ def _zstd() -> Any:
     return zstandard
 
 
-def _decompressed(data: bytes, tables: dict[str, TableInfo], info: ChunkInfo) -> bytes:
+def _decompressed(data: memoryview, tables: dict[str, TableInfo], info: ChunkInfo) -> memoryview:
     zstandard = _zstd()
     most = HEADER_BYTES_MAX
     for name, count in info.rows.items():
@@ -331,6 +378,6 @@ def _decompressed(data: bytes, tables: dict[str, TableInfo], info: ChunkInfo) ->
         size = zstandard.frame_content_size(data)
         if not 0 <= size <= most:
             raise _Refused(f"would be {size} bytes uncompressed, its rows take at most {most}")
-        return zstandard.ZstdDecompressor().decompress(data)  # type: ignore[no-any-return]
+        return memoryview(zstandard.ZstdDecompressor().decompress(data))
     except zstandard.ZstdError as error:
         raise _Refused(f"not a zstd file: {error}") from None

@@ -17,6 +17,7 @@ import dataclasses
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 from regrow.checkpoint.chunks import Chunk, read_chunk
 from regrow.checkpoint.lineage import Graph, Plan
@@ -33,7 +34,7 @@ BROKEN_PIECES_MAX = 16
 
 ALL_SHARDS = "all"  # the shard of a chunk that holds rows of any
 
-Apply = Callable[[Manifest, Chunk], None]
+Apply = Callable[[Manifest, Any], None]
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
 
@@ -62,7 +63,7 @@ class LoadReport:
     exact: bool
 
 
-_Ahead = Generator[tuple[Manifest, ChunkInfo | None, Chunk | None], None, None]
+_Ahead = Generator[tuple[Manifest, ChunkInfo | None, Any], None, None]
 
 
 class _Broken(Exception):
@@ -81,6 +82,7 @@ def restore(
     plan: Plan,
     apply: Apply,
     *,
+    prepare: Callable[[Chunk], Any] = lambda chunk: chunk,
     threads: int = THREADS_DEFAULT,
     shard_filter: Callable[[str], bool] | None = None,
     progress: Progress | None = None,
@@ -88,10 +90,11 @@ def restore(
 ) -> LoadReport:
     """Applies the pieces of a plan to an untouched model, in order. The target is the plan's or CheckpointError.
 
+    `apply` is called with what `prepare` made of a chunk, in the thread that read it.
     `shard_filter` says, by the name of the shard that wrote a chunk, whether its rows are wanted here. Chunks merged
     from jobs of different layouts have the shard "all" and are always read.
     """
-    load = _Load(storage, plan, apply, shard_filter, progress, ahead_bytes_max)
+    load = _Load(storage, plan, apply, prepare, shard_filter, progress, ahead_bytes_max)
     with ThreadPoolExecutor(max_workers=threads, thread_name_prefix="restore") as pool:
         return load.run(pool)
 
@@ -104,11 +107,12 @@ class _Load:
         storage: Storage,
         plan: Plan,
         apply: Apply,
+        prepare: Callable[[Chunk], Any],
         shard_filter: Callable[[str], bool] | None,
         progress: Progress | None,
         ahead_bytes_max: int,
     ) -> None:
-        self.storage, self.target, self.apply = storage, plan.target, apply
+        self.storage, self.target, self.apply, self.prepare = storage, plan.target, apply, prepare
         self.graph: Graph = plan.graph
         self.way: list[Manifest] = list(plan.pieces)
         self.shard_filter, self.progress, self.ahead_bytes_max = shard_filter, progress, ahead_bytes_max
@@ -158,7 +162,7 @@ class _Load:
         total = self.bytes + sum(info.bytes for piece in self.way for info in self._wanted(piece))
         with contextlib.closing(self._chunks_ahead(pool)) as chunks:
             for piece, info, chunk in chunks:
-                if info is None or chunk is None:  # the piece is complete
+                if info is None:  # the piece is complete
                     self.reached.append(piece.target.id)
                     self.applied.append(piece)
                     continue
@@ -169,12 +173,15 @@ class _Load:
                     self.progress(self.bytes, total)
         self.way = []
 
+    def _read(self, piece: Manifest, info: ChunkInfo) -> Any:
+        return self.prepare(read_chunk(self.storage, piece, info))
+
     def _chunks_ahead(self, pool: ThreadPoolExecutor) -> _Ahead:
-        """Decoded chunks in order; after the last one of a piece, (piece, None, None)."""
+        """Prepared chunks in order; after the last one of a piece, (piece, None, None)."""
         jobs: Iterator[tuple[Manifest, ChunkInfo | None]] = (
             (piece, info) for piece in self.way for info in (*self._wanted(piece), None)
         )
-        ahead: collections.deque[tuple[Manifest, ChunkInfo | None, Future[Chunk] | None]] = collections.deque()
+        ahead: collections.deque[tuple[Manifest, ChunkInfo | None, Future[Any] | None]] = collections.deque()
         held, waiting = 0, next(jobs, None)
         try:
             while ahead or waiting is not None:
@@ -184,7 +191,7 @@ class _Load:
                     if held and held + cost > self.ahead_bytes_max:
                         break
                     held += cost
-                    future = None if info is None else pool.submit(read_chunk, self.storage, piece, info)
+                    future = None if info is None else pool.submit(self._read, piece, info)
                     ahead.append((piece, info, future))
                     waiting = next(jobs, None)
                 piece, info, future = ahead.popleft()

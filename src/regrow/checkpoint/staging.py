@@ -6,7 +6,7 @@ one before it wait: the disk the memory, the memory `submit`. So memory holds at
 rows, and one encoded chunk in each thread.
 
 If storage is a local file system there is no second place: the disk hop would write every byte twice to gain nothing,
-so chunks go straight to storage, from two threads.
+so chunks go straight to storage, from a few threads.
 
 The first error of a piece stays with it: `submit` and `finish` raise it, and what is left of the piece is dropped.
 Other pieces go on. Staged files are worth nothing after a crash (their piece has no manifest), so they are not fsynced,
@@ -34,9 +34,9 @@ from regrow.checkpoint.manifest import ChunkInfo, Encoding
 from regrow.checkpoint.storage import Storage
 from regrow.errors import CheckpointError, RegrowError, StorageError
 
-# Each chunk on a local file system is fsynced, and meanwhile the next one can be encoded. Too many: processor time
-# that training needs.
-LOCAL_WRITERS = 2
+# Each chunk on a local file system is fsynced, and meanwhile the next ones are written. Too few: the disk waits for
+# files. Too many: no chunk may be made while all that memory may hold are on their way.
+LOCAL_WRITERS = 3
 CHUNKS_IN_MEMORY_MAX = 4  # Too small: the disk has to wait for rows. Too large: memory.
 DISK_BYTES_MAX = 8 << 30  # Too small: a slow network is felt in training. Too large: the disk fills up.
 PREFIX = "staged-"  # of the directory that one process has inside the staging directory
@@ -153,10 +153,7 @@ class Stager:
         """Takes over a chunk. Blocks while too many are in memory; raises what already went wrong with its piece."""
         with self._changed:
             state = self._pieces.setdefault(piece, _Piece())
-            self._changed.wait_for(
-                lambda: self._chunks_in_memory < self._chunks_in_memory_max or state.lost or self._closed
-            )
-            self._raise_if_lost(piece, state)
+            self._wait_for_room(piece, state)
             self._chunks_in_memory += 1
             state.open_chunks += 1
             state.infos.append(None)
@@ -165,6 +162,11 @@ class Stager:
         self._encoding.put(
             _Job(piece=state, index=index, path=path, name=name, chunk=chunk, encoding=encoding, bits=bits, shard=shard)
         )
+
+    def wait_for_room(self, piece: str) -> None:
+        """Blocks while too many chunks are in memory: whoever makes the next one only then holds none beyond them."""
+        with self._changed:
+            self._wait_for_room(piece, self._pieces.setdefault(piece, _Piece()))
 
     def finish(self, piece: str) -> list[ChunkInfo]:
         """Waits until all chunks of a piece are stored, durably; returns them in the order of submission.
@@ -221,6 +223,12 @@ class Stager:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _wait_for_room(self, piece: str, state: _Piece) -> None:
+        self._changed.wait_for(
+            lambda: self._chunks_in_memory < self._chunks_in_memory_max or state.lost or self._closed
+        )
+        self._raise_if_lost(piece, state)
+
     def _raise_if_lost(self, piece: str, state: _Piece) -> None:
         if isinstance(state.error, RegrowError):
             raise state.error
@@ -245,7 +253,7 @@ class Stager:
                 data = encode_chunk(job.chunk, encoding=job.encoding, bits=job.bits)
                 info = describe(data, job.name, job.chunk, shard=job.shard)
                 if self._own is not None:
-                    staged = self._stage(job, info, data)
+                    staged = self._stage(job, info, b"".join(data))
                 elif self._wait_for_pace(job.piece, info.bytes):
                     self._storage.write(job.path, data)
                     stored = info

@@ -54,7 +54,8 @@ _FINAL_NAMES = {"NoCredentialsError", "PartialCredentialsError", "ParamValidatio
 _CHANGED_KEYS = ("LastModified", "last_modified", "mtime", "updated", "created")
 
 T = TypeVar("T")
-Data = bytes | Sequence[memoryview]  # in one piece, or in several that follow each other
+Whole = bytes | memoryview
+Data = Whole | Sequence[memoryview]  # in one piece, or in several that follow each other
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,11 +119,7 @@ class Storage:
         found = self._call("list", piece, lambda given_up: self._files.names(piece))
         return {name: size for name, size in sorted(found.items()) if TEMPORARY not in name}
 
-    def read(self, path: str) -> bytes:
-        return bytes(self.read_buffer(path))
-
-    def read_buffer(self, path: str) -> bytes | memoryview:
-        """As the file system has it: for large files, which are not copied once more."""
+    def read(self, path: str) -> Whole:
         return self._call("read", path, lambda given_up: self._files.read(path))
 
     def write(self, path: str, data: Data) -> None:
@@ -144,7 +141,7 @@ class Storage:
 
     def read_manifest(self, name: str) -> Manifest:
         """The manifest of a piece; CheckpointError if it is damaged or another piece's."""
-        manifest = decode(self.read(f"{name}/{MANIFEST}"), f"{name}/{MANIFEST}")
+        manifest = decode(bytes(self.read(f"{name}/{MANIFEST}")), f"{name}/{MANIFEST}")
         if manifest.name != name:
             raise CheckpointError(
                 f"{name}/{MANIFEST}: is the manifest of {manifest.name}",
@@ -293,7 +290,7 @@ class Files(Protocol):
     def names(self, directory: str) -> dict[str, int]: ...
     def changes(self, directory: str) -> list[tuple[int, float | None]]: ...
     def exists(self, path: str) -> bool: ...
-    def read(self, path: str) -> bytes | memoryview: ...
+    def read(self, path: str) -> Whole: ...
     def write(self, path: str, data: Data, given_up: threading.Event) -> None: ...
     def delete(self, path: str) -> None: ...
     def delete_directory(self, directory: str) -> None: ...
@@ -363,7 +360,7 @@ class LocalFiles:
     def exists(self, path: str) -> bool:
         return (self._root / path).is_file()
 
-    def read(self, path: str) -> bytes | memoryview:
+    def read(self, path: str) -> Whole:
         with (self._root / path).open("rb", buffering=0) as file:
             # NumPy's memory is on huge pages where the system has them: then it is not slower to take than to fill.
             data = np.empty(os.fstat(file.fileno()).st_size, np.uint8).data
@@ -464,7 +461,7 @@ class RemoteFiles:
 
     def write(self, path: str, data: Data, given_up: threading.Event) -> None:
         torn = failpoints.hit(f"{_kind(path)}.put")
-        whole = data if isinstance(data, bytes) else b"".join(data)
+        whole = bytes(data) if isinstance(data, Whole) else b"".join(data)
         self._system.pipe_file(f"{self._root}/{path}", whole[: len(whole) // 2] if torn else whole)
         if torn:
             failpoints.die()
@@ -509,7 +506,7 @@ def _kind(path: str) -> str:
 
 
 def _write_all(file: int, data: Data, *, torn: bool) -> None:
-    buffers = [memoryview(data)] if isinstance(data, bytes) else data
+    buffers = [memoryview(data)] if isinstance(data, Whole) else data
     left = sum(buffer.nbytes for buffer in buffers) // (2 if torn else 1)
     for buffer in buffers:
         rest = buffer[:left]

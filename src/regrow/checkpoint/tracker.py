@@ -116,31 +116,47 @@ class Handover:
 
     def rows(self) -> dict[str, tuple[Tensor, dict[str, Tensor]]]:
         """Table -> (ids, copies of these rows), all at once."""
-        return {fqn: self._part(fqn, 0, self.count(fqn)) for fqn in self.ids}
+        found = {}
+        for fqn, ids in self.ids.items():
+            states = self.states[fqn]
+            if ids is None:
+                copies = {name: values.detach().to("cpu", copy=True) for name, values in states.items()}
+            else:
+                copies = {name: values.detach()[ids.to(values.device)].cpu() for name, values in states.items()}
+            found[fqn] = torch.arange(self.count(fqn)) if ids is None else ids, copies
+        return found
 
-    def chunks(self, first_row: Mapping[str, int] | None = None, chunk_bytes: int = CHUNK_BYTES) -> Iterator[Chunk]:
+    def chunks(
+        self, first_row: Mapping[str, int] | None = None, chunk_bytes: int = CHUNK_BYTES, *, views: bool = False
+    ) -> Iterator[Chunk]:
         """Copies, a part of a table at a time, of up to `chunk_bytes`. `first_row`: the number of a table's first row
-        here, where other processes hold the rows before it."""
+        here, where other processes hold the rows before it. `views`: training waits until they are written, so rows
+        that need not change their form need not be copied."""
         for fqn in self.ids:
             states = self.states[fqn]
+            first = (first_row or {}).get(fqn, 0)
             step = max(1, chunk_bytes // _row_bytes(states))
             for start in range(0, self.count(fqn), step):
-                ids, rows = self._part(fqn, start, min(start + step, self.count(fqn)))
-                copies = {name: _floats(values) for name, values in rows.items()}
-                numbers = (ids + (first_row or {}).get(fqn, 0)).numpy().astype(np.uint32)
-                yield {fqn: Rows(numbers, copies.pop(WEIGHT), copies)}
+                stop = min(start + step, self.count(fqn))
+                ids = self.ids[fqn]
+                numbers = np.arange(start, stop) if ids is None else ids[start:stop].numpy()
+                parts = {name: self._floats(fqn, values, start, stop, views) for name, values in states.items()}
+                yield {fqn: Rows((numbers + first).astype(np.uint32), parts.pop(WEIGHT), parts)}
 
-    def _part(self, fqn: str, start: int, stop: int) -> tuple[Tensor, dict[str, Tensor]]:
-        """Never views: training goes on while the copies are written."""
-        ids = self.ids[fqn]
-        copies = {}
-        for name, values in self.states[fqn].items():
-            source = values.detach()
-            if ids is None:
-                copies[name] = source[start:stop].to("cpu", copy=True)
-            else:
-                copies[name] = source.index_select(0, ids[start:stop].to(source.device)).cpu()
-        return torch.arange(start, stop) if ids is None else ids[start:stop], copies
+    def _floats(self, fqn: str, values: Tensor, start: int, stop: int, views: bool) -> Floats:
+        """[n, width] of 32-bit floats. Narrower floats become wider here and come back the same."""
+        ids, source = self.ids[fqn], values.detach()
+        if ids is not None:
+            source, views = source.index_select(0, ids[start:stop].to(source.device)), True
+        else:
+            source = source[start:stop]
+        source = source.reshape(stop - start, -1)
+        if views:
+            return source.to("cpu", torch.float32).contiguous().numpy()
+        # NumPy's memory is on huge pages where the system has them: taking it costs less than the copy.
+        copy: Floats = np.empty(tuple(source.shape), np.float32)
+        torch.from_numpy(copy).copy_(source)
+        return copy
 
 
 @dataclasses.dataclass(slots=True)
@@ -226,9 +242,3 @@ def _width(values: Tensor) -> int:
 
 def _row_bytes(states: States) -> int:
     return 4 + 4 * sum(_width(values) for values in states.values())
-
-
-def _floats(values: Tensor) -> Floats:
-    """[n, width] of 32-bit floats. Narrower floats become wider here and come back the same."""
-    flat: Floats = values.reshape(len(values), -1).to(torch.float32).contiguous().numpy()
-    return flat

@@ -1,8 +1,9 @@
 """A server's rows on their way to storage and back, and the manifest that makes a checkpoint of them.
 
 `regrow.core.cut` says when; here are the threads. Captured rows are taken a chunk at a time: the capture is read on
-the server's own loop, for a few milliseconds, everything else happens in threads, with at most four chunks at once. A
-storage that fails or hangs costs the checkpoint, never the training.
+the server's own loop, for a few milliseconds, straight into the form of a file; everything else happens in threads. At
+most four chunks are in memory, and no byte of them is copied again before it is written. A storage that fails or hangs
+costs the checkpoint, never the training.
 """
 
 from __future__ import annotations
@@ -29,7 +30,6 @@ from regrow.checkpoint.storage import Storage
 from regrow.core.cut import Publish, Published, Save, Saved
 from regrow.core.job import JobSpec
 from regrow.core.layout import Layout
-from regrow.core.publish import Part
 from regrow.core.shard import LoadedAll, LoadedRows
 from regrow.errors import CheckpointError, RegrowError
 from regrow.store.memory import MemoryStore
@@ -68,29 +68,22 @@ def table_infos(job: JobSpec) -> tuple[TableInfo, ...]:
     )
 
 
-def chunk_of(job: JobSpec, server: int, part: Part, strides: list[int]) -> Chunk:
-    """Captured records as rows by their ids. Holes, which no row has, are left out."""
-    counts, slots, records = part
+def chunk_of(job: JobSpec, counts: Any, words: Any) -> Chunk:
+    """What `capture_chunk` took, by table. Views."""
     chunk: Chunk = {}
-    row = start = 0
-    for index, count in enumerate(counts.tolist()):
+    floats = words.view(np.float32)
+    at = 0
+    for table, count in zip(job.tables, counts.tolist(), strict=True):
         if not count:
             continue
-        table = job.tables[index]
-        mine = records[start : start + count * strides[index]].reshape(count, strides[index])
-        ids = layout_of(job, index).row_of(server, slots[row : row + count], table=index)
-        row, start = row + count, start + count * strides[index]
-        if not (ids[1:] > ids[:-1]).all():  # with k > 1, within a block of stripes
-            order = np.argsort(ids, kind="stable")
-            ids, mine = ids[order], mine[order]
-        count = int(np.searchsorted(ids, table.rows))
-        states: dict[str, Any] = {}
-        at = table.dim
-        for name, width in table.optimizer.state_parts(table.dim):
-            states[name] = mine[:count, at : at + width]
-            at += width
-        chunk[table.name] = Rows(ids[:count].astype(np.uint32), mine[:count, : table.dim], states)
-    return {name: rows for name, rows in chunk.items() if len(rows)}
+        ids = words[at : at + count]
+        at += count
+        parts: dict[str, Any] = {}
+        for name, width in (("weight", table.dim), *table.optimizer.state_parts(table.dim)):
+            parts[name] = floats[at : at + count * width].reshape(count, width)
+            at += count * width
+        chunk[table.name] = Rows(ids, parts.pop("weight"), parts)
+    return chunk
 
 
 class Saver:
@@ -156,30 +149,29 @@ class Saver:
                 lambda: Stager(Storage.open(self._url), bytes_per_second=self._bytes_per_second)
             )
         stager = self._stager
-        strides = [store.record_floats(table) for table in range(len(job.tables))]
         shard = shard_name(job, self._server)
         try:
             number = 0
             while self._number == save.number:
+                if not store.capture_left():
+                    infos = await asyncio.to_thread(stager.finish, save.piece)
+                    return msgspec.json.encode(infos).decode()
+                await asyncio.to_thread(stager.wait_for_room, save.piece)
+                if self._number != save.number:
+                    break
                 began = time.perf_counter()
                 aside_bytes = store.capture_side_bytes()
                 if aside_bytes > ASIDE_BYTES_LIMIT:
                     raise CheckpointError(f"storage is too slow: {aside_bytes >> 20} MiB of rows changed meanwhile")
-                aside_first = aside_bytes > ASIDE_BYTES_MAX
-                counts, slots, records = store.capture_next(CHUNK_BYTES, aside_first)
+                captured = store.capture_chunk(CHUNK_BYTES, aside_bytes > ASIDE_BYTES_MAX)
                 self.pause_seconds_max = max(self.pause_seconds_max, time.perf_counter() - began)
-                if not slots.size:
-                    infos = await asyncio.to_thread(stager.finish, save.piece)
-                    return msgspec.json.encode(infos).decode()
-                name = chunk_name(shard, number, self._encoding)
-                number += 1
-
-                def submit(name: str = name, part: Part = (counts, slots, records)) -> None:
-                    chunk = chunk_of(job, self._server, part, strides)
-                    if chunk:
-                        stager.submit(save.piece, name, chunk, encoding=self._encoding, bits=self._bits, shard=shard)
-
-                await asyncio.to_thread(submit)
+                chunk = chunk_of(job, *captured)
+                del captured
+                if chunk:
+                    name = chunk_name(shard, number, self._encoding)
+                    number += 1
+                    stager.submit(save.piece, name, chunk, encoding=self._encoding, bits=self._bits, shard=shard)
+                del chunk  # or it would stay in memory beside those that may
             raise CheckpointError("the cut was given up")
         except BaseException:
             await asyncio.to_thread(stager.abort, save.piece)
@@ -266,7 +258,6 @@ class Loader:
 
     async def load(self, job: JobSpec, store: MemoryStore) -> LoadReport:
         loop = asyncio.get_running_loop()
-        strides = [store.record_floats(table) for table in range(len(job.tables))]
         mine = shard_name(job, self._server)
         ours = mine.partition("of")[2]
 
@@ -292,13 +283,11 @@ class Loader:
             marks = plan.target.marks
             check_fits(plan.pieces[-1], job)
 
-            def apply(piece: Manifest, chunk: Chunk) -> None:
-                told(loaded_rows(job, self._server, chunk, strides))
-
             report = restore(
                 storage,
                 plan,
-                apply,
+                lambda _, rows: told(rows),
+                prepare=lambda chunk: loaded_rows(job, store, chunk),
                 shard_filter=lambda shard: shard == mine or shard.partition("of")[2] != ours,
                 progress=self._progress,
             )
@@ -334,27 +323,18 @@ def check_fits(piece: Manifest, job: JobSpec) -> None:
         )
 
 
-def loaded_rows(job: JobSpec, server: int, chunk: Chunk, strides: list[int]) -> LoadedRows:
+def loaded_rows(job: JobSpec, store: MemoryStore, chunk: Chunk) -> LoadedRows:
     """Those rows of a chunk that live on this server."""
+    strides = [store.record_floats(table) for table in range(len(job.tables))]
+    held = [(table, chunk[spec.name]) for table, spec in enumerate(job.tables) if spec.name in chunk]
     counts = np.zeros(len(job.tables), np.int32)
-    slots: list[Any] = [np.zeros(0, np.uint32)]
-    records: list[Any] = [np.zeros(0, np.float32)]
-    for index, table in enumerate(job.tables):
-        rows = chunk.get(table.name)
-        if rows is None:
-            continue
-        servers, places = layout_of(job, index).place(rows.ids, table=index)
-        here = servers == server
-        mine: Any = slice(None) if here.all() else np.flatnonzero(here)
-        places = places[mine]
-        part = np.zeros((places.size, strides[index]), np.float32)
-        part[:, : table.dim] = rows.weight[mine]
-        at = table.dim
-        for name, width in table.optimizer.state_parts(table.dim):
-            part[:, at : at + width] = rows.states[name][mine].reshape(places.size, width)
-            at += width
-        counts[index] = places.size
-        slots.append(places.astype(np.uint32))
-        records.append(part.reshape(-1))
-    joined = records[1] if len(records) == 2 else np.concatenate(records)  # large, and mostly of one table
-    return LoadedRows(counts=counts, slots=np.concatenate(slots), records=joined)
+    slots = np.empty(sum(len(rows) for _, rows in held), np.uint32)
+    records = np.empty(sum(len(rows) * strides[table] for table, rows in held), np.float32)
+    row = at = 0
+    for table, rows in held:
+        states = job.tables[table].optimizer.state_parts(job.tables[table].dim)
+        parts = [rows.weight, *(rows.states[name] for name, _ in states)]
+        counts[table] = store.own_rows(table, rows.ids, parts, slots[row:], records[at:])
+        row += int(counts[table])
+        at += int(counts[table]) * strides[table]
+    return LoadedRows(counts=counts, slots=slots[:row], records=records[:at])

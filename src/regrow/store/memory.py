@@ -71,6 +71,8 @@ class MemoryStore:
         self.dirty_rows = self._shard.dirty_rows
         self.begin_capture = self._shard.begin_capture
         self.capture_next = self._shard.capture_next
+        self.capture_chunk = self._shard.capture_chunk
+        self.own_rows = self._shard.own_rows
         self.capture_left = self._shard.capture_left
         self.capture_side_bytes = self._shard.capture_side_bytes
         self.end_capture = self._shard.end_capture
