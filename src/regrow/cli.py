@@ -1,6 +1,7 @@
 """The `regrow` command: options in, one message or one result out, and an exit code.
 
     0  done      1  the run failed      2  bad usage      4  rows are lost for good
+    5  the model is trained, and could not be stored: the last checkpoint failed
     130, 143  stopped by Ctrl-C, SIGTERM
 
 A user's mistake is answered with "error: ..." and a hint, never with a traceback; REGROW_DEBUG=1 shows it all

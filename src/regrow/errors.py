@@ -2,7 +2,8 @@
 
 Each is one readable message (what happened, to what) and, where there is something to do about it, a hint.
 Whose mistake it was decides the class, and the class decides the exit code: a user's mistake is 2, a run that
-failed is 1, one that lost rows for good is 4 (3 is a child's, whose launcher went away). Anything that is not a
+failed is 1, one that lost rows for good is 4 (3 is a child's, whose launcher went away), one that trained a model and
+could not store it is 5. Anything that is not a
 `RegrowError` is a bug and may show its traceback.
 """
 
@@ -12,6 +13,7 @@ EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_USAGE = 2
 EXIT_DATA_LOSS = 4
+EXIT_NOT_SAVED = 5
 EXIT_SIGNAL_BASE = 128  # as shells do: 130 after Ctrl-C, 143 after SIGTERM
 
 
@@ -87,6 +89,12 @@ class StorageError(CheckpointError):
     def __init__(self, message: str, *, hint: str | None = None, missing: bool = False) -> None:
         super().__init__(message, hint=hint)
         self.missing = missing
+
+
+class NotSaved(CheckpointError):
+    """The model is trained and its results are known, but the checkpoint of the end, which was asked for, failed."""
+
+    exit_code = EXIT_NOT_SAVED
 
 
 class ChildFailed(RegrowError):

@@ -25,6 +25,7 @@ from regrow.checkpoint.storage import Storage
 from regrow.config import TrainConfig
 from regrow.core.twins import initial_rows
 from regrow.launch import local
+from regrow.launch.display import Display
 
 SECONDS_MAX = 90.0  # for a run. One that hangs fails, and says where.
 SMALL: dict[str, Any] = {
@@ -55,7 +56,7 @@ class Run:
         return [failure["role"] for failure in self.summary["failures"]]
 
 
-def run(path: Path, *, plan: dict[str, Any] | None = None, **options: Any) -> Run:
+def run(path: Path, *, plan: dict[str, Any] | None = None, display: Display | None = None, **options: Any) -> Run:
     """A run in this directory; checkpoints are in it too unless another place is named."""
     options = {**SMALL, "ckpt": str(path / "ckpt"), **options}
     if options["protection"] in ("none", "ec"):
@@ -66,7 +67,7 @@ def run(path: Path, *, plan: dict[str, Any] | None = None, **options: Any) -> Ru
     (path / "plan.json").write_text(json.dumps({"room": str(room), **(plan or {})}))
     command = (sys.executable, "-P", armed_child.__file__, str(path / "plan.json"))
     with watched():
-        summary = local.train(config, command=command)
+        summary = local.train(config, command=command, display=display)
     return Run(config=config, summary=summary, room=room)
 
 

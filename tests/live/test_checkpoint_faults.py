@@ -15,6 +15,7 @@ line.
 from __future__ import annotations
 
 import itertools
+import json
 import shutil
 import sys
 import tempfile
@@ -30,7 +31,9 @@ from regrow import cli
 from regrow.checkpoint import failpoints
 from regrow.checkpoint.load import verify
 from regrow.checkpoint.storage import Storage
-from regrow.errors import RegrowError
+from regrow.config import TrainConfig
+from regrow.errors import NotSaved, RegrowError
+from regrow.launch.display import PlainDisplay
 
 pytestmark = pytest.mark.live
 
@@ -117,6 +120,17 @@ def test_what_was_begun_before_a_fall_back_is_cleared_away(tmp_path: Path) -> No
     assert len(run.summary["restores"]) == 1
     said = "".join(log.read_text() for log in (tmp_path / "run" / "logs").glob("merger*"))
     assert said.count("unfinished, and whoever wrote it has ended") == run.summary["merges"]["deleted"] == 1
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_training_that_waits_for_a_checkpoint_outlives_its_coordinator(tmp_path: Path, mode: str) -> None:
+    """It dies with the manifest half written, while no server applies anything. Twice: also the next one's first."""
+    points = {"coordinator 0": ["manifest.data:1:tear", "manifest.rename:1:exit"]}
+    options = {"protection": "ec+delta", "servers": 3, "k": 2, "ckpt_pause": True, "mode": mode, "steps": 200}
+    run = runs.run(tmp_path, plan={**armed(points), "hold": 150}, **options)
+    assert run.roles_lost == ["coordinator"] * 2
+    assert run.summary["restores"] == []
+    assert runs.check_cuts(run)[-1].step == 200
 
 
 # --- Checkpoints that are damaged ---
@@ -244,13 +258,29 @@ def test_no_place_for_checkpoints_until_somebody_makes_one(tmp_path: Path) -> No
 
 
 def test_no_place_for_checkpoints_at_all(tmp_path: Path) -> None:
-    """The model is trained all the same, and the summary says what is missing."""
+    """The model is trained and judged all the same; that it is not stored is an error with a code of its own."""
     (tmp_path / "ckpt").write_text("in the way")
-    run = runs.run(tmp_path / "run", ckpt=str(tmp_path / "ckpt"), steps=60)
-    assert run.summary["model_sha256"] == runs.undisturbed(run.config)[-1]
-    assert run.summary["checkpoints"]["saved"] == 0
-    assert run.summary["checkpoints"]["failed"] >= 3
-    assert str(tmp_path / "ckpt") in run.summary["checkpoints"]["last_error"]
+    with pytest.raises(NotSaved, match="the model is trained, but its checkpoint failed 3 times: ") as caught:
+        runs.run(tmp_path / "run", ckpt=str(tmp_path / "ckpt"), steps=60)
+    assert caught.value.exit_code == 5
+    assert "no checkpoint of this run is stored" in str(caught.value.hint)
+    summary = json.loads((tmp_path / "run" / "run" / "summary.json").read_text())
+    assert (summary["status"], summary["error"]) == ("not saved", caught.value.message)
+    assert summary["model_sha256"] == runs.undisturbed(TrainConfig(**{**runs.SMALL, "steps": 60, "ckpt": "c"}))[-1]
+    assert summary["checkpoints"]["saved"] == 0
+    assert summary["checkpoints"]["failed"] >= 3
+    assert str(tmp_path / "ckpt") in summary["checkpoints"]["last_error"]
+
+
+def test_storage_that_fails_at_the_end(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every manifest after the first is refused. Results are shown before the error; the newest that is stored is
+    named."""
+    plan = {"arm": {"coordinator 0": ["manifest.open:2:raise:1000"]}}
+    with pytest.raises(NotSaved, match=r"failpoint manifest\.open") as caught:
+        runs.run(tmp_path, plan=plan, display=PlainDisplay())
+    assert "test" in capsys.readouterr().out
+    (cut,) = runs.graph(str(tmp_path / "ckpt")).cuts
+    assert f"the newest that is stored is {cut}" in str(caught.value.hint)
 
 
 # --- Bad input ---

@@ -24,7 +24,7 @@ from datetime import datetime
 from typing import Any
 
 from regrow.config import TrainConfig
-from regrow.errors import CheckpointError, ChildFailed, DataLoss, Interrupted, RegrowError, UserError
+from regrow.errors import CheckpointError, ChildFailed, DataLoss, Interrupted, NotSaved, RegrowError, UserError
 from regrow.launch import checkpoints, memory
 from regrow.launch.causes import KILLED, MISSES_ANOTHER, Suspect, verdict
 from regrow.launch.crew import CHILD_COMMAND, Crew
@@ -117,6 +117,7 @@ class _Run:
         self.start = self.asked = start  # None: from nothing; `asked` stays what the user said
         self.suspects: list[Suspect] = []
         self.data_loss: DataLoss | None = None
+        self.not_saved: NotSaved | None = None
         self._paused: list[tuple[float, Child]] = []  # until when
         self._spare_due: float | None = None
         self._accused: set[str] = set()
@@ -137,9 +138,11 @@ class _Run:
             finally:
                 # After the children are reaped, so that their usage is known; while signals are still held
                 # back, so that a third Ctrl-C cannot lose the summary.
-                summary = self._summary(error)
+                summary = self._summary(error or self.not_saved)
                 self.run_dir.write_summary(summary)
         self.display.finish(summary, self.run_dir.path)
+        if self.not_saved is not None:
+            raise self.not_saved
         return summary
 
     # -- the story -------------------------------------------------------------------------------------------
@@ -196,22 +199,32 @@ class _Run:
         self._tick()
 
     def _save_the_end(self) -> None:
-        """The last checkpoint, of the trained model. Not without a word, but not at any price."""
-        for _ in range(SAVE_TRIES):
-            self.status.still = None
-            deadline = time.monotonic() + SAVE_SECONDS_MAX
-            asked: Child | None = None
-            while self.status.still is None and time.monotonic() < deadline:
-                if asked is not self.crew.current("coordinator", 0):  # it may have died with the question
-                    asked = self.crew.current("coordinator", 0)
-                    asked.tell({"do": "checkpoint", "still": True})
-                self._until(
-                    lambda asked=asked: self.status.still is not None  # type: ignore[misc]
-                    or self.crew.current("coordinator", 0) is not asked,
-                    deadline=deadline,
-                )
-            if self.status.checkpoints["last_error"] is None or self.status.still:
-                return
+        """The last checkpoint, of the trained model. Where it fails, the model is judged all the same."""
+        self.not_saved = None
+        if any(self._saved_the_end() for _ in range(SAVE_TRIES)):
+            return
+        reason = self.status.checkpoints["last_error"] or f"it was not stored within {SAVE_SECONDS_MAX:.0f} s"
+        last = self.status.checkpoints["last"]
+        have = "no checkpoint of this run is stored" if last is None else f"the newest that is stored is {last['cut']}"
+        self.not_saved = NotSaved(
+            f"the model is trained, but its checkpoint failed {SAVE_TRIES} times: {reason}",
+            hint=f"{have}; when storage is well again, --resume goes on from it",
+        )
+
+    def _saved_the_end(self) -> bool:
+        self.status.still = None
+        deadline = time.monotonic() + SAVE_SECONDS_MAX
+        asked: Child | None = None
+        while self.status.still is None and time.monotonic() < deadline:
+            if asked is not self.crew.current("coordinator", 0):  # it may have died with the question
+                asked = self.crew.current("coordinator", 0)
+                asked.tell({"do": "checkpoint", "still": True})
+            self._until(
+                lambda asked=asked: self.status.still is not None  # type: ignore[misc]
+                or self.crew.current("coordinator", 0) is not asked,
+                deadline=deadline,
+            )
+        return self.status.still is True
 
     def _train(self, sockets: SocketDir) -> None:
         config = self.config
@@ -525,7 +538,8 @@ class _Run:
     def _summary(self, error: BaseException | None) -> dict[str, Any]:
         config = self.config
         self.status.failures.finish(time.monotonic())
-        summary: dict[str, Any] = {"status": "ok" if error is None else "failed"}
+        status = "ok" if error is None else "not saved" if isinstance(error, NotSaved) else "failed"
+        summary: dict[str, Any] = {"status": status}
         if error is not None:
             summary["error"] = error.message if isinstance(error, RegrowError) else repr(error)
         return {
