@@ -14,10 +14,11 @@ constexpr size_t huge_page = size_t{1} << 21;
 }  // namespace
 
 size_t Arena::rounded(size_t bytes) {
-  const size_t page = bytes >= huge_page ? huge_page : small_page;
   if (bytes > SIZE_MAX - 2 * huge_page)
     throw OutOfMemory("a table cannot have " + std::to_string(bytes) + " bytes");
-  return (bytes + page - 1) / page * page;
+  // What is left over at the end of the last huge page lies on small ones: to take it whole would cost a megabyte
+  // for every table and parity, several percent of a model with many tables.
+  return (bytes + small_page - 1) / small_page * small_page;
 }
 
 Arena::Arena(size_t bytes, Pages pages) : data_(nullptr), bytes_(rounded(bytes ? bytes : 1)) {
