@@ -122,15 +122,14 @@ def test_what_was_begun_before_a_fall_back_is_cleared_away(tmp_path: Path) -> No
     assert said.count("unfinished, and whoever wrote it has ended") == run.summary["merges"]["deleted"] == 1
 
 
-@pytest.mark.parametrize("mode", ["sync", "async"])
-def test_training_that_waits_for_a_checkpoint_outlives_its_coordinator(tmp_path: Path, mode: str) -> None:
+def test_training_that_waits_for_a_checkpoint_outlives_its_coordinator(tmp_path: Path) -> None:
     """It dies with the manifest half written, while no server applies anything. Twice: also the next one's first."""
     points = {"coordinator 0": ["manifest.data:1:tear", "manifest.rename:1:exit"]}
-    options = {"protection": "ec+delta", "servers": 3, "k": 2, "ckpt_pause": True, "mode": mode, "steps": 200}
+    options = {"protection": "ec+delta", "servers": 3, "k": 2, "ckpt_pause": True, "steps": 200}
     run = runs.run(tmp_path, plan={**armed(points), "hold": 150}, **options)
     assert run.roles_lost == ["coordinator"] * 2
     assert run.summary["restores"] == []
-    assert runs.check_cuts(run)[-1].step == 200
+    runs.check(run)
 
 
 # --- Checkpoints that are damaged ---
@@ -211,6 +210,19 @@ def test_storage_that_errs_costs_a_checkpoint(tmp_path: Path) -> None:
     checkpoints = run.summary["checkpoints"]
     assert (checkpoints["failed"], checkpoints["saved"]) == (2, len(cuts))
     assert "manifest.json: failpoint manifest.rename" in checkpoints["last_error"]
+    assert (run.summary["restores"], run.summary["failures"]) == ([], [])
+
+
+def test_a_disk_that_fills_up_costs_a_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A server's second chunk does not fit. The user is told, training goes on, and where there is room again the next
+    checkpoint is stored: of all that changed since the last."""
+    plan = {"arm": {"server 1": ["chunk.data:2:full"]}, "until": ["raised chunk.data 0"], "hold": 100}
+    run = runs.run(tmp_path, plan=plan, display=PlainDisplay())
+    cuts = runs.check(run)
+    checkpoints = run.summary["checkpoints"]
+    assert (checkpoints["failed"], checkpoints["saved"]) == (1, len(cuts))
+    assert "no space left there" in checkpoints["last_error"]
+    assert f"1 checkpoint failed: {checkpoints['last_error']}" in capsys.readouterr().err
     assert (run.summary["restores"], run.summary["failures"]) == ([], [])
 
 

@@ -14,16 +14,19 @@ import os
 import subprocess
 import sys
 import threading
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
+import checkpoint_runs as runs
 import numpy as np
 import pytest
 
 from regrow.checkpoint import storage
 from regrow.checkpoint.chunks import Chunk, Rows, read_chunk, write_chunk
+from regrow.checkpoint.load import verify
 from regrow.checkpoint.manifest import MANIFEST, Cut, Manifest, TableInfo, chunk_name, cut_id, piece_name
 from regrow.checkpoint.staging import Stager
 from regrow.checkpoint.storage import Storage
@@ -315,3 +318,25 @@ def test_both_variables_name_an_endpoint(door: Door, url: str, s3: str) -> None:
     nowhere = "http://127.0.0.1:9"
     done = run_child(url, 60.0, AWS_ENDPOINT_URL=nowhere, FSSPEC_S3_ENDPOINT_URL=s3)
     assert (done.stdout, done.stderr) == (f"['{FULL}']\n", "")
+
+
+def test_training(url: str, tmp_path: Path) -> None:
+    """A server dies, and all begin again from S3; then another run, of other servers, goes on from an older cut."""
+    plan = {"until": ["server 1 life 1"]}
+    died = runs.run(tmp_path / "died", ckpt=url, steps=80, kill=("server:1@step:60",), plan=plan)
+    cuts = runs.check(died)
+    (restore,) = died.summary["restores"]
+    assert restore["cut"] in [None, *(cut.id for cut in cuts)]
+    options = {"protection": "none", "servers": 1, "steps": 80}
+    resumed = runs.run(tmp_path / "resumed", resume=f"{url}@{cuts[0].id}", **options)
+    assert resumed.summary["model_sha256"] == died.summary["model_sha256"]
+    assert [problem for problem in verify(Storage.open(url)) if problem.harmful] == []
+
+
+def test_ages_of_unfinished_pieces(url: str) -> None:
+    store = Storage.open(url)
+    store.write(f"{FULL}/s0of1-00000.safetensors", b"half of something")
+    (found,) = store.unfinished_pieces()
+    assert (found.name, found.bytes) == (FULL, 17)
+    assert found.changed is not None
+    assert found.seconds(time.time()) < 3600.0

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 
 VARIABLE = "REGROW_FAILPOINT"
 EXIT_CODE = 77  # of a process that ended here, to tell it from one that failed
-ACTIONS = ("exit", "raise", "tear")
+ACTIONS = ("exit", "raise", "full", "tear")
 
 _WRITE = ("mkdir", "mkdir_fsync", "open", "data", "fsync", "rename", "rename_fsync", "put")
 _DELETE = ("delete", "delete_fsync")
@@ -49,7 +49,8 @@ _recorded: list[str] | None = None
 def hit(name: str) -> bool:
     """Passes `name`. True asks the caller to leave half of its work behind and then call `die` (action "tear").
 
-    "exit" ends the process here as a kill would; "raise" is an I/O error, of the kind that is tried again.
+    "exit" ends the process here as a kill would; "raise" is an I/O error, of the kind that is tried again, "full" is
+    a disk without space, which is not.
     """
     if _armed is None and _recorded is None:
         return False
@@ -65,8 +66,8 @@ def hit(name: str) -> bool:
         action = _armed.action
     if action == "exit":
         die()
-    if action == "raise":
-        raise OSError(errno.EIO, f"failpoint {name}")
+    if action in ("raise", "full"):
+        raise OSError(errno.EIO if action == "raise" else errno.ENOSPC, f"failpoint {name}")
     return True
 
 
