@@ -208,18 +208,15 @@ def run_ours(config: TrainConfig, *, size: Size, rate: float, seconds: float | N
 def children_cpu_seconds(name: str | None = None) -> float | None:
     """Processor time of this process and its direct children so far, or of children whose name begins so; None where
     /proc does not tell."""
-    own = os.getpid()
     ticks = 0
     try:
-        for entry in os.scandir("/proc"):
-            if not entry.name.isdigit():
-                continue
+        tasks = [Path(task.path, "children").read_text() for task in os.scandir("/proc/self/task")]
+        for process in [os.getpid(), *" ".join(tasks).split()]:
             with contextlib.suppress(OSError):
                 # The name in parentheses may hold anything; the fields follow its end.
-                head, _, tail = Path(entry.path, "stat").read_text().rpartition(")")
-                fields = tail.split()
-                mine = int(entry.name) == own or int(fields[1]) == own
-                if mine and (name is None or head.partition("(")[2].startswith(name)):
+                head, _, tail = Path(f"/proc/{process}/stat").read_text().rpartition(")")
+                if name is None or head.partition("(")[2].startswith(name):
+                    fields = tail.split()
                     ticks += int(fields[11]) + int(fields[12])
     except OSError:
         return None

@@ -23,10 +23,10 @@ A delta adds at most (1 - d) rows that the one before it did not have, and so at
 
         R(n) <= min(n, RESTORE_BOUND f)  and  sum of a(l) <= PIECES_MAX                    for every n < N
 
-Of the pairs (s, N) that satisfy both, the one with the smallest worst restore f + max R(n) is taken; restores within
-ALIKE of it count as equal, and of equals the one of least work wins: a restore is not worth much writing for a percent.
-If none satisfies (2), the same among those that satisfy (1); if none satisfies (1), the one of least work, and the
-reason says so.
+Of the pairs (s, N) that satisfy both, the one of least work is taken: merging runs beside training, day and night, and
+a restore that is within its bound is good enough. If none satisfies (2), the one with the smallest worst restore of
+those that satisfy (1); restores within ALIKE of it count as equal, and of equals the one of least work wins. If none
+satisfies (1), the one of least work. The reason says so.
 
 DECK (PVLDB 18) chooses s and N by two inequalities of the same kind; this derivation is our own from that idea and does
 not follow the paper letter by letter.
@@ -54,7 +54,9 @@ from regrow.errors import CheckpointError, StorageError
 S_MAX = 16
 N_CHOICES = (4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 HEADROOM = 0.8  # of the merger's speed. Too large: it falls behind with the first slow hour. Too small: restores cost.
-RESTORE_BOUND = 0.5  # what may be read beside the full, in fulls
+# What a restore may read beside the full, in fulls. Too small: fulls are written all the time, next to training. Too
+# large: coming back, which is rare, takes longer.
+RESTORE_BOUND = 1.0
 PIECES_MAX = 48  # beside the full; each costs a manifest, a listing and at least one request
 
 S_DEFAULT, N_DEFAULT = 4, 64  # until something was measured
@@ -126,7 +128,7 @@ def work(s: int, n: int, *, d: float, f: float) -> float:
 
 
 def choose(measured: Measured) -> Choice:
-    """s and N with the smallest worst restore that the merger can keep up with, and why."""
+    """The s and N of least work that keep a restore within its bound, and why."""
     if measured.overlap is None or measured.speed_ratio is None or measured.full_deltas is None:
         why = f"s={S_DEFAULT}, N={N_DEFAULT}: defaults, not everything was measured yet"
         return Choice(s=S_DEFAULT, n=N_DEFAULT, reason=why)
@@ -139,9 +141,9 @@ def choose(measured: Measured) -> Choice:
         best = min(pairs, key=lambda pair: (pair.work, pair.restore))
         verdict = f"the merger cannot keep up: it may use {HEADROOM * v:.2f} deltas per delta; make deltas less often"
     else:
-        least = min(f + pair.restore for pair in good or able)
-        alike = [pair for pair in good or able if f + pair.restore <= (1.0 + ALIKE) * least]
-        best = min(alike, key=lambda pair: (pair.work, pair.restore, pair.s, pair.n))
+        least = min(f + pair.restore for pair in able)
+        alike = [pair for pair in able if f + pair.restore <= (1.0 + ALIKE) * least]
+        best = min(good or alike, key=lambda pair: (pair.work, pair.restore, pair.s, pair.n))
         bound = f"{RESTORE_BOUND:g} fulls in {PIECES_MAX} pieces"
         verdict = f"within the bound of {bound}" if good else f"no choice it can keep up with is within {bound}"
     figures = f"overlap d={d:.2f}, speed v={v:.1f}, full f={f:.1f} deltas"

@@ -16,7 +16,7 @@ from regrow.runtime.parent import Parent
 
 log = logging.getLogger("regrow.merger")
 
-NICENESS = 10  # Training comes first.
+NICENESS = 19  # Training comes first.
 
 
 def run(parent: Parent) -> None:
