@@ -3,7 +3,8 @@
     URL/<piece>/<chunk>          written first
     URL/<piece>/manifest.json    written last: with it the piece exists, without it the directory is litter
 
-On a local file system a file is written under a temporary name, fsynced, renamed, and its directory fsynced. Object
+On a local file system a file is written under a temporary name, fsynced, renamed, and its directory fsynced; large ones
+go past the page cache, both ways, where the file system lets them (`direct`). Object
 stores put whole objects. Where a put can be cut short (sftp and the like) the order still protects: a torn chunk has no
 manifest yet, and a torn manifest is refused by its checksum. Deleting goes the other way, the manifest first.
 
@@ -31,9 +32,8 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import fsspec
-import numpy as np
 
-from regrow.checkpoint import failpoints
+from regrow.checkpoint import direct, failpoints
 from regrow.checkpoint.manifest import MANIFEST, Manifest, decode, encode, is_piece_name, parse_piece_name
 from regrow.errors import CheckpointError, StorageError, UserError
 
@@ -325,8 +325,10 @@ def _open_files(url: str) -> Files:
 class LocalFiles:
     """A directory of this machine, or one that is mounted."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, direct_bytes_min: int = direct.BYTES_MIN) -> None:
         self._root = root
+        self._direct_bytes_min = direct_bytes_min
+        self._blocks = direct.Blocks()
 
     def directories(self) -> list[str]:
         try:
@@ -362,12 +364,10 @@ class LocalFiles:
 
     def read(self, path: str) -> Whole:
         with (self._root / path).open("rb", buffering=0) as file:
-            # NumPy's memory is on huge pages where the system has them: then it is not slower to take than to fill.
-            data = np.empty(os.fstat(file.fileno()).st_size, np.uint8).data
-            end = 0
-            while end < len(data) and (count := file.readinto(data[end:])):
-                end += count
-            return data[:end]
+            size = os.fstat(file.fileno()).st_size
+            if size >= self._direct_bytes_min:
+                return direct.read(file.fileno(), size)
+            return file.readall()
 
     def write(self, path: str, data: Data, given_up: threading.Event) -> None:
         target = self._root / path
@@ -378,7 +378,9 @@ class LocalFiles:
         try:
             failpoints.hit(f"{kind}.open")
             with temporary.open("xb", buffering=0) as file:
-                _write_all(file.fileno(), data, torn=failpoints.hit(f"{kind}.data"))
+                torn = failpoints.hit(f"{kind}.data")
+                if not self._write_direct(file.fileno(), data, torn=torn):
+                    _write_all(file.fileno(), data, torn=torn)
                 failpoints.hit(f"{kind}.fsync")
                 os.fsync(file.fileno())
             if given_up.is_set():
@@ -391,6 +393,12 @@ class LocalFiles:
             raise
         failpoints.hit(f"{kind}.rename_fsync")
         _fsync_directory(target.parent)
+
+    def _write_direct(self, file: int, data: Data, *, torn: bool) -> bool:
+        buffers = _buffers(data)
+        if torn or sum(buffer.nbytes for buffer in buffers) < self._direct_bytes_min:
+            return False
+        return direct.write(file, buffers, self._blocks)
 
     def delete(self, path: str) -> None:
         target = self._root / path
@@ -505,8 +513,12 @@ def _kind(path: str) -> str:
     return "manifest" if path.rpartition("/")[2] == MANIFEST else "chunk"
 
 
+def _buffers(data: Data) -> Sequence[memoryview]:
+    return [memoryview(data)] if isinstance(data, Whole) else data
+
+
 def _write_all(file: int, data: Data, *, torn: bool) -> None:
-    buffers = [memoryview(data)] if isinstance(data, Whole) else data
+    buffers = _buffers(data)
     left = sum(buffer.nbytes for buffer in buffers) // (2 if torn else 1)
     for buffer in buffers:
         rest = buffer[:left]

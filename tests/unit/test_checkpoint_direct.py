@@ -1,0 +1,141 @@
+"""Goal: what goes past the page cache is what would have gone through it, in files of any size and buffers cut
+anywhere; and where a file system will have none of it, files are written and read as usual.
+
+Method: sizes around every border, on a real directory (one that refuses O_DIRECT shows nothing but that it is asked);
+refusals are made, at each step that may refuse.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from regrow.checkpoint import direct
+from regrow.checkpoint.storage import LocalFiles, Storage
+from regrow.errors import StorageError
+
+SIZES = (1, 4095, 4096, 4097, direct.BLOCK_BYTES - 1, direct.BLOCK_BYTES, direct.BLOCK_BYTES + 1, 9_000_001)
+
+
+def opened(path: Path) -> Storage:
+    files = LocalFiles(path, direct_bytes_min=1)
+    return Storage(str(path), files, timeout_seconds=60.0, attempts=1)
+
+
+def parts_of(data: bytes, seed: int) -> list[memoryview]:
+    """Cut at random places."""
+    cuts = np.sort(np.random.default_rng(seed).integers(0, len(data) + 1, 5)).tolist()
+    return [memoryview(data)[first:end] for first, end in zip([0, *cuts], [*cuts, len(data)], strict=True)]
+
+
+def there_and_back(path: Path) -> None:
+    store, usual = opened(path), Storage.open(str(path))
+    for seed, size in enumerate(SIZES):
+        data = np.random.default_rng(seed).bytes(size)
+        for form in (data, memoryview(data), parts_of(data, seed)):
+            store.write("dir/file", form)
+            assert (path / "dir" / "file").read_bytes() == data
+            for reader in (store, usual):
+                again = reader.read("dir/file")
+                assert again == data
+            assert not memoryview(store.read("dir/file")).readonly
+        assert store.names("dir") == {"file": size}
+
+
+def test_there_and_back(tmp_path: Path) -> None:
+    there_and_back(tmp_path)
+
+
+@pytest.mark.skipif(not direct.FLAG, reason="there is no O_DIRECT here")
+def test_large_files_are_direct_and_small_ones_are_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a file is as usual again when it is closed: its last bytes are no whole block."""
+    asked: list[bool] = []
+    really = fcntl.fcntl
+
+    def noted(file: int, command: int, *value: int) -> Any:
+        if command == fcntl.F_SETFL:
+            asked.append(bool(value[0] & direct.FLAG))
+        return really(file, command, *value)
+
+    monkeypatch.setattr(fcntl, "fcntl", noted)
+    store = Storage.open(str(tmp_path))
+    store.write("small", bytes(direct.BYTES_MIN - 1))
+    store.read("small")
+    assert asked == []
+    store.write("large", bytes(direct.BYTES_MIN))
+    assert asked[0]
+    store.read("large")
+    assert asked[-1]
+
+
+@pytest.mark.parametrize("step", ["switch", "write", "read"])
+def test_a_file_system_that_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    refusals: list[int] = []
+    get_flags = fcntl.fcntl
+
+    def refused(file: int) -> None:
+        if get_flags(file, fcntl.F_GETFL) & direct.FLAG:
+            refusals.append(file)
+            raise OSError(errno.EINVAL, "not here")
+
+    if step == "switch":
+
+        def switch(file: int, command: int, *value: int) -> Any:
+            if command == fcntl.F_SETFL and value[0] & direct.FLAG:
+                refusals.append(file)
+                raise OSError(errno.EINVAL, "not here")
+            return get_flags(file, command, *value)
+
+        monkeypatch.setattr(fcntl, "fcntl", switch)
+    elif step == "write":
+        write = os.write
+        monkeypatch.setattr(os, "write", lambda file, data: (refused(file), write(file, data))[1])
+    else:
+        preadv = os.preadv
+        monkeypatch.setattr(os, "preadv", lambda file, *rest: (refused(file), preadv(file, *rest))[1])
+    there_and_back(tmp_path)
+    assert refusals or not direct.FLAG
+
+
+def test_a_refusal_in_the_middle_begins_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that takes part of a block leaves us at a place where nothing direct may begin."""
+    data = np.random.default_rng(1).bytes(9_000_001)
+    write, preadv = os.write, os.preadv
+    monkeypatch.setattr(os, "write", lambda file, part: write(file, part[:8192] if len(part) > 8192 else part))
+    monkeypatch.setattr(os, "preadv", lambda file, parts, at: preadv(file, [parts[0][:1_000_000]], at))
+    store = opened(tmp_path)
+    store.write("file", parts_of(data, 1))
+    assert store.read("file") == data
+
+
+def test_other_errors_are_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = opened(tmp_path)
+    store.write("file", bytes(10_000))
+
+    def full(*_: Any) -> int:
+        raise OSError(errno.ENOSPC, "full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", full)
+        with pytest.raises(StorageError, match="no space left"):
+            store.write("file", bytes(20_000))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "preadv", full)
+        with pytest.raises(StorageError, match="no space left"):
+            store.read("file")
+    assert store.read("file") == bytes(10_000)
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_blocks_are_used_again() -> None:
+    blocks = direct.Blocks()
+    first, second = blocks.take(), blocks.take()
+    assert first.ctypes.data % direct.ALIGNMENT == second.ctypes.data % direct.ALIGNMENT == 0
+    blocks.give(first)
+    assert blocks.take() is first
