@@ -294,9 +294,10 @@ def export(where: str, target: str, format_: Any, prefix: str) -> None:
     store = work.opened(url)
     cut = store.cut(wish)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), views.Bar("exporting") as bar:
             warnings.simplefilter("ignore")  # torch's about itself
-            done = written(store.storage, store.graph.restore_plan(cut.id)[0], target, format=format_, prefix=prefix)
+            plan = store.graph.restore_plan(cut.id)[0]
+            done = written(store.storage, plan, target, format=format_, prefix=prefix, progress=bar)
     except OSError as error:
         raise UserError(f"cannot write {target}: {error.strerror or error}") from error
     for problem in done.report.broken:

@@ -17,9 +17,8 @@ from regrow.checkpoint.lineage import Graph, Plan
 from regrow.checkpoint.load import ALL_SHARDS
 from regrow.checkpoint.manifest import ChunkInfo, TableInfo
 
-# The merger's own way through a path of pieces. Private there, and the one place where rows come in order: a second
-# one would be a second truth about which row is newest.
-from regrow.checkpoint.merge import MEMORY_BYTES_MAX, PieceBroken, _Disorder, _Fold, _rising_runs
+# The merger's own way through a path of pieces: a second one would be a second truth about which row is newest.
+from regrow.checkpoint.merge import MEMORY_BYTES_MAX, Disorder, Fold, PieceBroken, rising_runs
 from regrow.checkpoint.storage import Storage
 from regrow.errors import CheckpointError
 
@@ -75,8 +74,8 @@ class Side:
                 self.bytes_read += self._stream.bytes_read - before
                 before = self._stream.bytes_read
                 yield rows
-        except _Disorder as disorder:
-            self._runs[disorder.piece.name] = _rising_runs(self._storage, disorder.piece)
+        except Disorder as disorder:
+            self._runs[disorder.piece.name] = rising_runs(self._storage, disorder.piece)
             self._begin()
             raise Again from disorder
         except PieceBroken as error:
@@ -98,7 +97,7 @@ class Again(Exception):
     """A table has to be compared from its beginning."""
 
 
-class _Stream(_Fold):
+class _Stream(Fold):
     def __init__(self, storage: Storage, plan: Plan, runs: dict[str, list[list[ChunkInfo]]]) -> None:
         last = plan.pieces[-1]
         super().__init__(

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, Literal
 
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
@@ -29,6 +29,7 @@ from regrow.ckpt_work import PrunePlan, Store, why_not
 
 BAR_AFTER_SECONDS = 2.0
 WIDTH_PLAIN = 220  # of lines that go to a file
+WRAPPED_MIN = 20  # letters that a column which is broken into lines should have
 MARKS_SHOWN_MAX = 16
 JSON_SHOWN_MAX = 400  # letters of `job` and `extra`; --json shows all
 
@@ -72,26 +73,49 @@ def note(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _table(*columns: str) -> Table:
-    """Columns that begin with > hold numbers, with = names; neither is ever broken where the terminal is narrow."""
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for column in columns:
-        whole = column.startswith((">", "="))
-        table.add_column(column.lstrip(">="), justify="right" if column.startswith(">") else "left", no_wrap=whole)
-    return table
+class _Table:
+    """Rows under headings. > in front of a heading: numbers, to the right. ~: left out where the terminal is too narrow
+    for all columns, the last such one first; so is a column without a word. Only the last column is ever broken into
+    lines, as long as the others leave it some room."""
 
+    def __init__(self, *headings: str) -> None:
+        self._headings = [heading.lstrip(">~") for heading in headings]
+        self._right = [">" in heading for heading in headings]
+        self._spare = ["~" in heading for heading in headings]
+        self._rows: list[tuple[tuple[str, ...], str]] = []
 
-def _print(table: Table) -> None:
-    console = Console(highlight=False, soft_wrap=False)
-    if not console.is_terminal:
-        console.width = WIDTH_PLAIN
-    with console.capture() as captured:
-        console.print(table)
-    say("\n".join(line.rstrip() for line in captured.get().splitlines()))
+    def add(self, *cells: str, style: str = "") -> None:
+        assert len(cells) == len(self._headings)
+        self._rows.append((cells, style))
 
+    def show(self) -> None:
+        console = Console(highlight=False, soft_wrap=False)
+        if not console.is_terminal:
+            console.width = WIDTH_PLAIN
+        columns = [each for each in range(len(self._headings)) if any(cells[each] for cells, _ in self._rows)]
+        while self._width(columns) > console.width and any(self._spare[each] for each in columns):
+            columns.remove(max(each for each in columns if self._spare[each]))
+        table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+        fits = self._width(columns) <= console.width
+        for each in columns:
+            justify: Literal["left", "right"] = "right" if self._right[each] else "left"
+            whole = fits and each != columns[-1]
+            table.add_column(self._headings[each], justify=justify, no_wrap=whole, overflow="fold")
+        for cells, style in self._rows:
+            table.add_row(*(Text(cells[each], style=style) for each in columns))
+        with console.capture() as captured:
+            console.print(table)
+        say("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
-def _cells(*cells: str, style: str = "") -> Iterator[Text]:
-    return (Text(cell, style=style) for cell in cells)
+    def _width(self, columns: Sequence[int]) -> int:
+        """Letters of a line, if the last column has at least some room."""
+        widths = [max(self._letters(each)) for each in columns]
+        return sum(widths[:-1]) + 2 * (len(columns) - 1) + min(widths[-1], WRAPPED_MIN)
+
+    def _letters(self, column: int) -> Iterator[int]:
+        yield len(self._headings[column])
+        for cells, _ in self._rows:
+            yield from (len(line) for line in cells[column].splitlines())
 
 
 def count_text(count: int, noun: str) -> str:
@@ -104,7 +128,7 @@ def count_text(count: int, noun: str) -> str:
 def show_list(store: Store, *, unfinished: Sequence[Unfinished], wanted: str | None, now: float) -> None:
     graph = store.graph
     if graph.cuts:
-        _print(_list_table(store, now))
+        _list_table(store, now).show()
         say()
         size = size_text(sum(piece.bytes for piece in graph.pieces.values()))
         can = len(graph.restorable())
@@ -128,9 +152,9 @@ def _unfinished_text(unfinished: Sequence[Unfinished], now: float) -> str:
     return f"{what}: being written, or left by a process that died; `regrow ckpt prune` deletes old ones"
 
 
-def _list_table(store: Store, now: float) -> Table:
+def _list_table(store: Store, now: float) -> _Table:
     graph, newest = store.graph, store.graph.newest()
-    table = _table("=cut", ">step", "age", "=pieces", ">rows", ">size", "restore reads")
+    table = _Table("cut", "~>step", "~age", "pieces", "~>rows", ">size", "restore reads")
     for drawn, cut in _drawn(graph, now):
         pieces = graph.into(cut)
         way = graph.path(cut)
@@ -140,17 +164,15 @@ def _list_table(store: Store, now: float) -> Table:
             need = f"{count_text(len(way), 'piece')}, {size_text(sum(piece.bytes for piece in way))}"
             need += "" if all(piece.exact for piece in way) else ", approximate"
             need += "  <- newest" if newest is not None and cut == newest.id else ""
-        table.add_row(
-            Text(f"{drawn} {cut}"),
-            *_cells(
-                f"{graph.cuts[cut].step:,}",
-                age_text(now - graph.cuts[cut].created),
-                "\n".join(_origin_text(piece) for piece in pieces),
-                "\n".join(f"{piece.rows:,}" for piece in pieces),
-                "\n".join(size_text(piece.bytes) for piece in pieces),
-                need,
-                style="dim" if way is None else "",
-            ),
+        table.add(
+            f"{drawn} {cut}",
+            f"{graph.cuts[cut].step:,}",
+            age_text(now - graph.cuts[cut].created),
+            "\n".join(_origin_text(piece) for piece in pieces),
+            "\n".join(f"{piece.rows:,}" for piece in pieces),
+            "\n".join(size_text(piece.bytes) for piece in pieces),
+            need,
+            style="dim" if way is None else "",
         )
     return table
 
@@ -246,12 +268,12 @@ def show_cut(store: Store, cut: Cut, *, chunks: bool, now: float) -> None:
     for name, text in facts:
         say(f"{name:{width}}  {text}")
     say()
-    _print(_tables_table(last, pieces))
+    _tables_table(last, pieces).show()
     say()
-    _print(_pieces_table(pieces))
+    _pieces_table(pieces).show()
     if chunks:
         say()
-        _print(_chunks_table(pieces))
+        _chunks_table(pieces).show()
 
 
 def _marks_text(marks: Sequence[int]) -> str:
@@ -265,46 +287,44 @@ def _json_text(value: dict[str, Any]) -> str:
     return text if len(text) <= JSON_SHOWN_MAX else f"{text[:JSON_SHOWN_MAX]}... ({len(text)} letters; --json)"
 
 
-def _tables_table(last: Manifest, pieces: Iterable[Manifest]) -> Table:
+def _tables_table(last: Manifest, pieces: Iterable[Manifest]) -> _Table:
     """`rows to write`: one that is in several pieces counts in each."""
     written: dict[str, int] = {}
     for piece in pieces:
         for info in piece.chunks:
             for name, rows in info.rows.items():
                 written[name] = written.get(name, 0) + rows
-    table = _table("=table", ">rows", ">dim", "optimizer state", ">rows to write")
+    table = _Table("table", ">rows", ">dim", "~optimizer state", ">rows to write")
     for found in sorted(last.tables, key=lambda table: table.index):
         states = ", ".join(f"{name} ({floats})" for name, floats in found.states)
         cells = found.name, f"{found.rows:,}", str(found.dim), states or "-", f"{written.get(found.name, 0):,}"
-        table.add_row(*_cells(*cells))
+        table.add(*cells)
     return table
 
 
-def _pieces_table(pieces: Iterable[Manifest]) -> Table:
-    table = _table("=piece", "=kind", ">rows", ">size", ">chunks", "=encoding", ">bits", "made by")
+def _pieces_table(pieces: Iterable[Manifest]) -> _Table:
+    table = _Table("piece", "kind", ">rows", ">size", "~>chunks", "~encoding", "~>bits", "~made by")
     for piece in pieces:
-        table.add_row(
-            *_cells(
-                piece.name,
-                kind(piece),
-                f"{piece.rows:,}",
-                size_text(piece.bytes),
-                f"{len(piece.chunks):,}",
-                piece.encoding,
-                str(piece.bits),
-                piece.made_by,
-            )
+        table.add(
+            piece.name,
+            kind(piece),
+            f"{piece.rows:,}",
+            size_text(piece.bytes),
+            f"{len(piece.chunks):,}",
+            piece.encoding,
+            str(piece.bits),
+            piece.made_by,
         )
     return table
 
 
-def _chunks_table(pieces: Iterable[Manifest]) -> Table:
-    table = _table("=chunk", "shard", ">rows", ">size", "=crc32c")
+def _chunks_table(pieces: Iterable[Manifest]) -> _Table:
+    table = _Table("chunk", "~shard", "~>rows", "~>size", "~crc32c")
     for piece in pieces:
         for info in piece.chunks:
             name = f"{piece.name}/{info.name}"
             rows = f"{sum(info.rows.values()):,}"
-            table.add_row(*_cells(name, info.shard, rows, size_text(info.bytes), f"{info.crc32c:08x}"))
+            table.add(name, info.shard, rows, size_text(info.bytes), f"{info.crc32c:08x}")
     return table
 
 
@@ -369,7 +389,7 @@ def show_problems(store: Store, problems: Sequence[Problem], lost: Sequence[str]
 
 def show_prune(store: Store, plan: PrunePlan) -> None:
     graph = store.graph
-    table = _table("=", "=piece", "=kind", ">size", "why")
+    table = _Table("", "piece", "~kind", "~>size", "why")
     order = {cut: index for index, cut in enumerate(graph.cuts)}
     pieces = sorted(graph.pieces.values(), key=lambda piece: (order[piece.target.id], piece.name))
     rows: list[tuple[str, str, int]] = [(piece.name, kind(piece), piece.bytes) for piece in pieces]
@@ -377,31 +397,29 @@ def show_prune(store: Store, plan: PrunePlan) -> None:
         goes = name in plan.doomed
         _, _, why = plan.why[name].partition(": ")
         cells = "delete" if goes else "keep", name, what, size_text(size), why
-        table.add_row(*_cells(*cells, style="red" if goes else ""))
-    _print(table)
+        table.add(*cells, style="red" if goes else "")
+    table.show()
     say()
 
 
 def show_diff(found: Sequence[TableDiff], origin: str | None) -> None:
-    table = _table(
-        "=table", ">changed", ">same", ">only in 1st", ">only in 2nd", ">largest change", ">mean change", "note"
+    table = _Table(
+        "table", ">changed", ">same", ">only in 1st", ">only in 2nd", ">largest change", "~>mean change", "note"
     )
     for each in found:
         notes = [each.note] if each.note else []
         notes += [f"{each.not_finite} not finite"] if each.not_finite else []
-        table.add_row(
-            *_cells(
-                each.table,
-                f"{each.changed:,}",
-                f"{each.same:,}",
-                f"{each.only_left:,}",
-                f"{each.only_right:,}",
-                "-" if each.largest is None else f"{each.largest:.6g}",
-                "-" if each.mean is None else f"{each.mean:.6g}",
-                ", ".join(notes),
-            )
+        table.add(
+            each.table,
+            f"{each.changed:,}",
+            f"{each.same:,}",
+            f"{each.only_left:,}",
+            f"{each.only_right:,}",
+            "-" if each.largest is None else f"{each.largest:.6g}",
+            "-" if each.mean is None else f"{each.mean:.6g}",
+            ", ".join(notes),
         )
-    _print(table)
+    table.show()
     if origin is not None:
         say(origin)
     elif all(each.equal for each in found):

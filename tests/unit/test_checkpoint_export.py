@@ -227,3 +227,17 @@ def test_rows_that_are_nowhere_are_not_made_up(tmp_path: Path) -> None:
     storage.write_manifest(Manifest(source=None, target=cut, tables=(table,), seed=0, chunks=(stored,), made_by="test"))
     with pytest.raises(CheckpointError, match=r"2 of the 3 rows of 't'"):
         export(storage, None, tmp_path / "out")
+
+
+def test_progress_covers_initial_values_and_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It rises to the end, and initial values, which take longest where few rows were touched, are a part of it."""
+    monkeypatch.setattr("regrow.checkpoint.export.INITIAL_BYTES", 4096)
+    storage = Storage.open(str(tmp_path / "url"))
+    trained_by_servers(storage)
+    told: list[tuple[int, int]] = []
+    done = export(storage, None, tmp_path / "out", progress=lambda *each: told.append(each))
+    read = Graph(storage.manifests()[0]).restore_plan()[0].bytes
+    assert {total for _, total in told} == {done.bytes + read}
+    assert [count for count, _ in told] == sorted(count for count, _ in told)
+    assert sum(count < done.bytes for count, _ in told) > 2
+    assert told[-1] == (done.bytes + read, done.bytes + read)

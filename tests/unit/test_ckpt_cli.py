@@ -11,6 +11,7 @@ compared where they are stable; numbers with what stupid code finds in the world
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import shutil
@@ -199,7 +200,7 @@ def test_verify_finds_that_a_whole_piece_is_gone(run: Run) -> None:
     assert lines[1] == "0 problems; 9 pieces, 10.9 KiB read; 6 cuts restorable, 1 not"
 
 
-def test_a_bar_is_shown_to_those_who_wait(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bar_is_shown_to_those_who_wait(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run("ckpt verify URL")
     assert run.err == ""
     monkeypatch.setattr(ckpt_views, "BAR_AFTER_SECONDS", -1.0)
@@ -209,6 +210,36 @@ def test_a_bar_is_shown_to_those_who_wait(run: Run, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("TERM", "xterm")
     run("ckpt verify URL")
     assert "verifying" in run.err
+    run(f"ckpt export URL --to {tmp_path / 'model'}")
+    assert "exporting" in run.err
+
+
+@pytest.fixture
+def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A terminal of 80 columns."""
+    console = functools.partial(ckpt_views.Console, force_terminal=True, width=80, color_system=None)
+    monkeypatch.setattr(ckpt_views, "Console", console)
+
+
+LS_NARROW = """\
+cut                    step  pieces              size  restore reads
+● 0000000100-ee1e5d     100  full             1.1 KiB  1 piece, 1.1 KiB
+● 0000000200-f1550b     200  delta from 100   1.1 KiB  2 pieces, 2.3 KiB
+● 0000000300-8a08a2     300  delta from 200   1.1 KiB  1 piece, 1.6 KiB
+                             full             1.6 KiB
+"""
+
+
+def test_a_narrow_terminal(run: Run, narrow: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Columns are left out rather than broken, but for the last one; what is left fits."""
+    text = run("ckpt ls URL")
+    assert text.startswith(LS_NARROW)
+    for line in ("ckpt ls URL", "ckpt show URL@710", "ckpt prune URL --keep-last 1 --dry-run", "ckpt diff URL 100 710"):
+        lines = run(line).splitlines()
+        assert all(len(each) <= 80 for each in lines), line
+        for piece in run.world.graph().restore_plan()[0].pieces:
+            assert line.startswith(("ckpt ls", "ckpt diff")) or any(piece.name in each for each in lines), line
+    assert max(map(len, run("ckpt show URL@710 --chunks").splitlines())) <= 80
 
 
 # -- export and diff ---------------------------------------------------------------------------------------
@@ -281,7 +312,7 @@ def test_diff_is_what_stupid_code_finds(shuffled: bool, run: Run) -> None:
 
 DIFF = """\
 1st 0000000100-ee1e5d (step 100), 2nd 0000000400-50d43c (step 400)
-table  changed  same  only in 1st  only in 2nd  largest change  mean change  note
+table  changed  same  only in 1st  only in 2nd  largest change  mean change
 user         0     6            0           11               -            -
 item         1     3            0            7         1.89444      1.15154
 place        1     1            0            3          3.2133       3.2133

@@ -16,7 +16,7 @@ import os
 import secrets
 import shutil
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -70,11 +70,13 @@ def export(
     format: Format = "safetensors",
     prefix: str = "",
     dense_shapes: Mapping[str, Sequence[int]] | None = None,
+    progress: load.Progress | None = None,
 ) -> Exported:
     """Writes a cut (a plan, an id, a step; None: the newest) to a local file (safetensors) or directory (dcp).
 
     `dense_shapes` names the dense parameters of a model that Regrow's servers trained, in the order of its
-    `named_parameters()`; without it they are exported as they are stored, as rows of a table.
+    `named_parameters()`; without it they are exported as they are stored, as rows of a table. `progress` hears of bytes
+    done and in all: initial values that were computed, then pieces that were read.
     """
     if format not in ("safetensors", "dcp"):
         raise UserError(f"format = {format!r}: it must be 'safetensors' or 'dcp'")
@@ -86,7 +88,11 @@ def export(
     scratch = path.parent / f".{path.name}.tmp-{secrets.token_hex(4)}"
     try:
         work = _Export(plan, scratch, prefix=prefix, dense_shapes=dense_shapes)
-        report = load.restore(storage, plan, work.apply)
+        told = progress or (lambda done, total: None)
+        work.fill(lambda done: told(done, work.bytes + plan.bytes))
+        report = load.restore(
+            storage, plan, work.apply, progress=lambda done, total: told(work.bytes + done, work.bytes + total)
+        )
         tensors = work.finish()
         if format == "dcp":
             _save_dcp(tensors, path)
@@ -116,11 +122,19 @@ class _Export:
         self._file = _File(scratch, self._layout(last))
         self.shapes = {name: tuple(shape) for name, (_, shape) in self._layout(last).items()}
         self.bytes = self._file.bytes
+        self._full, self._seed = plan.pieces[0], last.seed
+
+    def fill(self, progress: Callable[[int], None]) -> None:
+        """What rows are that no piece holds."""
+        done = 0
         for table in self._row_tables():
+            values = self._file.tensors[self._name(table.name)]
             if table.init_bound is None:
-                _check_whole(plan.pieces[0], table)
+                _check_whole(self._full, table)
             elif table.init_bound:
-                _fill_initial(self._file.tensors[self._name(table.name)].numpy(), table, seed=last.seed)
+                for count in _fill_initial(values.numpy(), table, seed=self._seed):
+                    done += count
+                    progress(done)
 
     def apply(self, _: Manifest, chunk: Chunk) -> None:
         import torch
@@ -224,8 +238,9 @@ def _dtype(name: str, described: tuple[str, tuple[int, ...]]) -> tuple[str, int]
     return DTYPES[described[0]]
 
 
-def _fill_initial(values: npt.NDArray[np.float32], table: TableInfo, *, seed: int) -> None:
-    """What rows were before anybody touched them. A server's arena computes its own, and is the fastest to ask."""
+def _fill_initial(values: npt.NDArray[np.float32], table: TableInfo, *, seed: int) -> Iterator[int]:
+    """What rows were before anybody touched them; yields bytes done. A server's arena computes its own, and is the
+    fastest to ask."""
     assert table.init_bound is not None
     arenas = min(INITIAL_ARENAS_MAX, max(1, -(-values.nbytes // INITIAL_BYTES)))
     for arena in range(arenas):
@@ -245,6 +260,7 @@ def _fill_initial(values: npt.NDArray[np.float32], table: TableInfo, *, seed: in
         if len(own):
             shard.read_records(0, 0, len(own), records)
             own[...] = records[:, : table.dim]
+        yield own.nbytes
 
 
 def _check_whole(full: Manifest, table: TableInfo) -> None:

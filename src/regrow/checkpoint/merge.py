@@ -54,7 +54,7 @@ class PieceBroken(CheckpointError):
         self.gone = gone
 
 
-class _Disorder(Exception):
+class Disorder(Exception):
     """Chunks of a shard whose ids do not rise from one to the next."""
 
     def __init__(self, piece: Manifest) -> None:
@@ -96,7 +96,7 @@ def fold(
     how = encoding or path[-1].encoding
     scanned: dict[str, list[list[ChunkInfo]]] = {}  # runs of pieces whose chunks turned out not to be in order
     while True:
-        work = _Fold(storage, path, scanned, bits=bits, encoding=how, memory=memory_bytes_max, chunk=chunk_bytes)
+        work = Fold(storage, path, scanned, bits=bits, encoding=how, memory=memory_bytes_max, chunk=chunk_bytes)
         try:
             if (fitting := work.fitting()) == len(path):
                 return work.run(progress)
@@ -104,10 +104,10 @@ def fold(
             # than those it is made of, so what follows needs no more memory than this.
             tail, bits_tail = path[-fitting:], min(piece.bits for piece in path[-fitting:])
             chunk = min(chunk_bytes, max(run.bytes_max for run in work.runs))
-            work = _Fold(storage, tail, scanned, bits=bits_tail, encoding=how, memory=memory_bytes_max, chunk=chunk)
+            work = Fold(storage, tail, scanned, bits=bits_tail, encoding=how, memory=memory_bytes_max, chunk=chunk)
             path = [*path[:-fitting], work.run(None)]
-        except _Disorder as disorder:
-            scanned[disorder.piece.name] = _rising_runs(storage, disorder.piece)
+        except Disorder as disorder:
+            scanned[disorder.piece.name] = rising_runs(storage, disorder.piece)
 
 
 def _found(storage: Storage, name: str) -> Manifest | None:
@@ -152,7 +152,7 @@ def different(older: Manifest, newer: Manifest) -> str | None:
     return None
 
 
-class _Fold:
+class Fold:
     """One piece in the making."""
 
     def __init__(
@@ -340,7 +340,7 @@ class _Cursor:
         self.rows, self.start = self.run.read(info, self.table), 0
         self.source = _Source(self.run.age, self.run.position[info.name], info.shard)
         if last is not None and self.rows.ids[0] <= last:
-            raise _Disorder(self.run.piece)
+            raise Disorder(self.run.piece)
         return True
 
     def reach(self, share: int) -> int:
@@ -376,7 +376,7 @@ def _by_shard(piece: Manifest) -> list[list[ChunkInfo]]:
     return list(found.values())
 
 
-def _rising_runs(storage: Storage, piece: Manifest) -> list[list[ChunkInfo]]:
+def rising_runs(storage: Storage, piece: Manifest) -> list[list[ChunkInfo]]:
     """For a piece whose chunks are not in order: reads them once, and lays each behind the first run it fits."""
     runs: list[tuple[dict[str, int], list[ChunkInfo]]] = []
     for info in piece.chunks:
