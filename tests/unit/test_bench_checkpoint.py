@@ -123,12 +123,12 @@ def test_trace_hears_of_every_checkpoint_and_passes_it_on() -> None:
     status.receive("coordinator", 0, _saved("a"), 1.0)
     status.receive("coordinator", 0, {"event": "checkpoint", "status": "begun", "cut": "b", "kind": "delta"}, 2.0)
     status.receive("coordinator", 0, {"event": "checkpoint", "status": "failed", "reason": "x"}, 3.0)
-    status.receive("server", 3, {"event": "server", "capture_seconds_max": 0.004}, 4.0)
+    status.receive("server", 3, {"event": "server", "capture_seconds_max": 0.004, "hold_seconds_max": 0.01}, 4.0)
     status.receive("server", 1, {"event": "server", "capture_seconds_max": 0.002}, 5.0)
     # Nothing new since the last one: told as saved, without a kind.
     status.receive("coordinator", 0, {"event": "checkpoint", "status": "saved", "cut": "a", "count": 1}, 6.0)
     assert [(cut["cut"], cut["at"], cut["seconds"]) for cut in trace.cuts] == [("a", 1.0, 1.5)]
-    assert trace.capture_seconds_max == 0.004
+    assert (trace.capture_seconds_max, trace.cut_hold_seconds_max) == (0.004, 0.01)
     assert [entry[3] for entry in heard] == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
 
 
@@ -144,7 +144,7 @@ def test_one_run_becomes_a_row(
 
     def run(config: Any, *, display: checkpoint.Trace) -> dict[str, Any]:
         asked.append(config)
-        done = _trace(_steady(40.0), _steady(40.0), cuts=(10.0, 20.0, 30.0) if config.saves else ())
+        done = _trace(_steady(40.0), _steady(40.0), cuts=(16.0, 26.0, 36.0) if config.saves else ())
         display.reports, display.cuts = done.reports, done.cuts
         return {
             "checkpoints": {"failed": 1},
@@ -188,7 +188,9 @@ def _run_row(variant: str, turn: int, speed: float, hold: float, **more: Any) ->
         "round": turn,
         "samples_per_second": speed,
         "cpu_seconds_per_1000_samples": 100.0 / speed,
+        "worker_seconds_per_sample": 1.0 if variant == "none" else 1.2,  # slower processors
         "hold_seconds": hold,
+        "cut_hold_seconds_max": hold / 2,
         "silence_seconds": 0.6,
         "step_seconds": 0.1,
         "cut_seconds_max": 0.05,
@@ -248,8 +250,12 @@ def test_ratios_compare_within_a_round() -> None:
     values = {name: ratio.value for name, ratio in report.ratios.items()}
     assert values["lost_delta"] == pytest.approx(0.005)
     assert values["lost_delta_less_pausing"] == pytest.approx(0.005 - 0.1)
-    assert values["hold_steps_full"] == pytest.approx(1.5)
+    assert values["late_steps_full"] == pytest.approx(1.5)
+    assert values["late_steps_delta"] == pytest.approx(0.5)
+    assert values["hold_steps_full"] == pytest.approx(1.0)
     assert values["hold_steps_delta"] == pytest.approx(0.5)
+    assert values["lost_equal_speed_delta"] == pytest.approx(1 - 0.995 * 1.2)
+    assert values["lost_equal_speed_delta_less_pausing"] == pytest.approx((0.9 - 0.995) * 1.2)
     assert values["tracking_time"] == pytest.approx(1 / 0.998 - 1)
     assert values["tracking_cpu"] == pytest.approx(1 / 0.998 - 1)
     assert values["tracking_share"] == pytest.approx(0.002)
@@ -258,7 +264,7 @@ def test_ratios_compare_within_a_round() -> None:
     assert values["torch_save_seconds"] == 2.0
     assert values["torch_async_blocked"] == pytest.approx(4 / 3)
     missed = {name for name, ratio in report.ratios.items() if not ratio.met}
-    assert {"hold_steps_full", "load_bandwidth"} <= missed
+    assert {"late_steps_full", "load_bandwidth"} <= missed
     assert not missed & {"lost_delta", "lost_delta_less_pausing", "tracking_share", "save_bandwidth", "restore_merged"}
 
 
@@ -275,10 +281,10 @@ def test_costs_are_told_by_variant() -> None:
 def test_a_figure_that_was_not_measured_is_left_out() -> None:
     report = _report()
     row = _run_row("none", 0, 10.0, 0.0)
-    del row["cpu_seconds_per_1000_samples"]
+    del row["cpu_seconds_per_1000_samples"], row["worker_seconds_per_sample"]
     report.rows += [row, _run_row("delta", 0, 10.0, 0.0)]
     checkpoint_figures.compare(report, labels={"none": "no", "delta": "some"})
-    assert set(report.ratios) == {"lost_delta", "hold_steps_delta"}
+    assert set(report.ratios) == {"lost_delta", "hold_steps_delta", "late_steps_delta"}
     assert [row["cpu"] for row in report.rows if row["kind"] == "cost"] == [None, None]
     checkpoint_figures.print_rows(report)
 

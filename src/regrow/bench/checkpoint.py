@@ -5,9 +5,14 @@ checkpoints is scaled down with the model: T here is seconds where it is half an
 about as large a part of it. All run on the same cores as training, the merger too.
 
 What is measured of a run lies between two checkpoints (from the end of one to the end of a later one), so it has whole
-periods; the first full of a run with deltas, which comes once in its life, lies before it. How long training was held
-up is read from the workers' reports, two a second with exact numbers of samples: the time by which the worst of
-them lies behind the worker's usual pace. The run without checkpoints has such a figure too, and it is taken off.
+periods; the first full of a run with deltas, which comes once in its life, lies before it. Processors are not as fast
+at all times, and workers do the same work for each sample whatever is stored, so time lost is also given at equal
+speed.
+
+How long a cut holds training up is measured where it happens: in servers, from the moment they hold pushes back until
+rows are captured. Beside it, from the workers' reports, two a second with exact numbers of samples: the time by which
+the worst of them lies behind the worker's usual pace. The run without checkpoints has such a figure too, and it is
+taken off.
 """
 
 from __future__ import annotations
@@ -84,12 +89,12 @@ class Size:
     update_repetitions: int
 
 
-# Ten to twelve minutes.
+# Twenty-five minutes.
 FULL = Size(
     rounds=2,
     server_bytes=48_000_000,
-    period_seconds=12.0,
-    periods=3.4,
+    period_seconds=60.0,
+    periods=2.2,
     tracking_rounds=3,
     tracking_rows_max=2_000_000,
     tracking_seconds=8.0,
@@ -157,6 +162,7 @@ class Trace(recovery.Trace):
         super().__init__(warmup_seconds=warmup_seconds)
         self.cuts: list[dict[str, Any]] = []
         self.capture_seconds_max = 0.0
+        self.cut_hold_seconds_max = 0.0
 
     def update(self, status: RunStatus, now: float) -> None:
         if self.status is None:
@@ -174,6 +180,7 @@ class Trace(recovery.Trace):
 
     def hear(self, event: Mapping[str, Any], now: float) -> None:
         self.capture_seconds_max = max(self.capture_seconds_max, float(event.get("capture_seconds_max", 0.0)))
+        self.cut_hold_seconds_max = max(self.cut_hold_seconds_max, float(event.get("hold_seconds_max", 0.0)))
         if event["event"] == "checkpoint" and event.get("status") == "saved" and "kind" in event:
             self.cuts.append({**{name: event[name] for name in ("cut", "kind", "seconds", "cut_seconds")}, "at": now})
 
@@ -192,6 +199,8 @@ class Trace(recovery.Trace):
             cores = (looks[-1].own_seconds - looks[0].own_seconds) / (looks[-1].at - looks[0].at)
             found["cpu_seconds_per_1000_samples"] = cores * 1000 / rate
             found["others_cores"] = common.rounded(looks[0].others_cores(looks[-1]), 2)
+        if (work := self.work_per_sample(begin, end)) is not None:
+            found["worker_seconds_per_sample"] = work
         spans = [inside(seen, begin, end) for seen in self._points()]
         found["hold_seconds"] = max(longest_hold(seen) for seen in spans)
         found["silence_seconds"] = max(longest_silence(seen) for seen in spans)
@@ -305,6 +314,7 @@ def trained(
         "store_seconds_max": max((cut["seconds"] for cut in within), default=0.0),
         "cut_seconds_max": max((cut["cut_seconds"] for cut in within), default=0.0),
         "capture_seconds_max": trace.capture_seconds_max,
+        "cut_hold_seconds_max": trace.cut_hold_seconds_max,
         "table_bytes": summary["table_bytes"],
         # The merger is a process of its own, which may as well run elsewhere.
         "peak_rss_bytes": summary["peak_rss_bytes"]["total"] - summary["peak_rss_bytes"].get("merger", 0),

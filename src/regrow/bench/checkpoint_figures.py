@@ -44,9 +44,22 @@ def lost(mine: Row, other: Row) -> float:
     return 1.0 - float(mine["samples_per_second"] / other["samples_per_second"])
 
 
-def hold_steps(mine: Row, other: Row) -> float:
-    """By how many steps more than without checkpoints was a worker held up, at most."""
+def lost_equal_speed(mine: Row, other: Row) -> float | None:
+    """The same, had the processors been as fast in both runs."""
+    works = [row.get("worker_seconds_per_sample") for row in (mine, other)]
+    if not all(works):
+        return None
+    return 1.0 - float(mine["samples_per_second"] * works[0] / (other["samples_per_second"] * works[1]))
+
+
+def late_steps(mine: Row, other: Row) -> float:
+    """By how many steps more than without checkpoints was a worker late, at most."""
     return float((mine["hold_seconds"] - other["hold_seconds"]) / other["step_seconds"])
+
+
+def hold_steps(mine: Row, other: Row) -> float:
+    """For how many steps did a server hold pushes back, at most."""
+    return float(mine["cut_hold_seconds_max"] / other["step_seconds"])
 
 
 def spread(values: Sequence[float]) -> dict[str, Any] | None:
@@ -105,8 +118,10 @@ def compare_training(report: common.Report, labels: Mapping[str, str]) -> None:
                 "variant": name,
                 "label": labels[name],
                 "lost": spread(rounds(runs, name, "none", lost)),
+                "lost_equal_speed": spread(rounds(runs, name, "none", lost_equal_speed)),
                 "cpu": spread([ratio - 1.0 for ratio in cpu]),
                 "hold_steps": spread(rounds(runs, name, "none", hold_steps)),
+                "late_steps": spread(rounds(runs, name, "none", late_steps)),
                 "memory_bytes": statistics.median(memory) if memory else None,
                 "step_seconds": statistics.median(row["step_seconds"] for row in mine),
                 "merger_cpu_share": statistics.median(row["merger_cpu_share"] for row in mine),
@@ -116,17 +131,20 @@ def compare_training(report: common.Report, labels: Mapping[str, str]) -> None:
                 "merged_bytes_all": round(statistics.median(row["merged_bytes_all"] for row in mine)),
             }
         )
-    judge(report, "lost_delta", rounds(runs, "delta", "none", lost), LOST_TARGET)
-    # Both against the run without, so the difference of the two is what is left.
-    pairs = zip(rounds(runs, "delta", "none", lost), rounds(runs, "pausing", "none", lost), strict=False)
-    judge(report, "lost_delta_less_pausing", [delta - pausing for delta, pausing in pairs], 0.0)
+    for figure, name in ((lost, "lost"), (lost_equal_speed, "lost_equal_speed")):
+        judge(report, f"{name}_delta", rounds(runs, "delta", "none", figure), LOST_TARGET)
+        # Both against the run without, so the difference of the two is what is left.
+        pairs = zip(rounds(runs, "delta", "none", figure), rounds(runs, "pausing", "none", figure), strict=False)
+        judge(report, f"{name}_delta_less_pausing", [delta - pausing for delta, pausing in pairs], 0.0)
     for name in ("full", "delta"):
         judge(report, f"hold_steps_{name}", rounds(runs, name, "none", hold_steps), HOLD_STEPS_TARGET)
+        judge(report, f"late_steps_{name}", rounds(runs, name, "none", late_steps), HOLD_STEPS_TARGET)
 
 
 WORST = (
     "hold_seconds",
     "silence_seconds",
+    "cut_hold_seconds_max",
     "cut_seconds_max",
     "capture_seconds_max",
     "store_seconds_max",
@@ -175,7 +193,7 @@ def print_rows(report: common.Report) -> None:
     if costs:
         common.print_table(
             "training with checkpoints: more than the run without them of the same round, medians (lowest to highest)",
-            ("", "time lost", "CPU", "held up", "in steps", "cut", "capture", "stored in", "memory", "written per T"),
+            ("", "time lost", "at equal speed", "held up", "steps", "late", "capture", "stored in", "memory", "per T"),
             [cost_row(row) for row in costs],
         )
         for row in costs:
@@ -207,14 +225,14 @@ def print_rows(report: common.Report) -> None:
 
 
 def cost_row(row: Row) -> tuple[str, ...]:
-    held, memory = row["hold_steps"], row["memory_bytes"]
+    held, late, memory = row["hold_steps"], row["late_steps"], row["memory_bytes"]
     return (
         row["label"],
         percent(row["lost"]),
-        percent(row["cpu"]),
-        f"{row['hold_seconds'] * 1e3:.0f} ms",
-        "-" if held is None else f"{held['value']:+.2f}",
-        f"{row['cut_seconds_max'] * 1e3:.0f} ms",
+        percent(row["lost_equal_speed"]),
+        f"{row['cut_hold_seconds_max'] * 1e3:.0f} ms",
+        "-" if held is None else f"{held['value']:.2f}",
+        "-" if late is None else f"{late['value']:+.2f}",
         f"{row['capture_seconds_max'] * 1e3:.1f} ms",
         f"{row['store_seconds_max']:.2f} s",
         "-" if memory is None else f"{memory / 2**20:,.0f} MiB",

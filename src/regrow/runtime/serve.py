@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import time
 from collections.abc import Coroutine
 from typing import Any
 
@@ -28,7 +29,7 @@ from regrow.core.effects import (
 )
 from regrow.core.job import JobSpec
 from regrow.core.link import Identity
-from regrow.core.messages import Message, Ready
+from regrow.core.messages import CutMarks, Message, Ready
 from regrow.core.shard import Load, ShardServer
 from regrow.errors import RegrowError
 from regrow.runtime.checkpoint import Loader, Saver, discard, publish
@@ -58,6 +59,8 @@ class Node:
         self.machine: ShardServer | Coordinator
         self.saver: Saver | None = None
         self._tasks: set[asyncio.Task[None]] = set()
+        self._marked_at = 0.0  # since when pushes are held back for a cut
+        self._hold_seconds_max = 0.0
         saving = assignment.get("checkpoints")
         if self.identity.role == "server":
             self.machine = ShardServer(
@@ -159,6 +162,9 @@ class Node:
             case Save():
                 assert self.saver is not None and isinstance(self.machine, ShardServer)
                 assert self.machine.view is not None and isinstance(self.machine.store, MemoryStore)
+                if self.machine.view.job.mode == "async":  # else nobody waited
+                    held = time.perf_counter() - self._marked_at
+                    self._hold_seconds_max = max(held, self._hold_seconds_max)
                 self.saver.begin(effect, self.machine.view.job, self.machine.store)
             case Unsave(number=number):
                 assert self.saver is not None
@@ -217,6 +223,8 @@ class Node:
     def _send(self, target: Identity, message: Message) -> None:
         if isinstance(message, Ready):
             self.parent.report("ready", rows=message.rows, bytes=message.memory_bytes)
+        elif isinstance(message, CutMarks):
+            self._marked_at = time.perf_counter()
         self.endpoint.send(target, message)
 
     def _on_resumed(self, peer: Identity) -> None:
@@ -286,7 +294,11 @@ class Node:
     def _saved(self) -> dict[str, Any]:
         if self.saver is None:
             return {}
-        return {"stored_bytes": self.saver.stored_bytes, "capture_seconds_max": round(self.saver.pause_seconds_max, 5)}
+        return {
+            "stored_bytes": self.saver.stored_bytes,
+            "capture_seconds_max": round(self.saver.pause_seconds_max, 5),
+            "hold_seconds_max": round(self._hold_seconds_max, 5),
+        }
 
 
 def run(parent: Parent) -> None:
