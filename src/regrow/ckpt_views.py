@@ -147,9 +147,8 @@ def show_list(store: Store, *, unfinished: Sequence[Unfinished], wanted: str | N
 def _unfinished_text(unfinished: Sequence[Unfinished], now: float) -> str:
     size = size_text(sum(piece.bytes for piece in unfinished))
     newest = max((piece.changed for piece in unfinished if piece.changed is not None), default=None)
-    when = "" if newest is None else f", the last written to {age_text(now - newest)}"
-    what = f"{count_text(len(unfinished), 'unfinished piece')}, {size}{when}"
-    return f"{what}: being written, or left by a process that died; `regrow ckpt prune` deletes old ones"
+    when = "" if newest is None else f", last written to {age_text(now - newest)}"
+    return f"{count_text(len(unfinished), 'unfinished piece')}, {size}{when}; `regrow ckpt prune` deletes old ones"
 
 
 def _list_table(store: Store, now: float) -> _Table:

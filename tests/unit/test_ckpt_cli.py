@@ -64,8 +64,7 @@ def test_ls_says_what_cannot_be_restored_and_why(run: Run) -> None:
     assert text.splitlines()[-3:] == [
         "6 cuts, 5 restorable; 8 pieces, 9.7 KiB on storage",
         "cannot be read: 0000000600-b85ca6.0000000500-a09d62: damaged or not a manifest (its ends are not there)",
-        "1 unfinished piece, 0 B, the last written to 0 s ago: being written, or left by a process that died; "
-        "`regrow ckpt prune` deletes old ones",
+        "1 unfinished piece, 0 B, last written to 0 s ago; `regrow ckpt prune` deletes old ones",
     ]
     found = json.loads(run("ckpt ls URL --json"))
     assert [each["step"] for each in found["cuts"] if not each["restorable"]] == [710]
