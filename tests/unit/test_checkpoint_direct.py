@@ -133,9 +133,32 @@ def test_other_errors_are_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert os.listdir(tmp_path) == ["file"]
 
 
-def test_blocks_are_used_again() -> None:
-    blocks = direct.Blocks()
-    first, second = blocks.take(), blocks.take()
-    assert first.ctypes.data % direct.ALIGNMENT == second.ctypes.data % direct.ALIGNMENT == 0
-    blocks.give(first)
-    assert blocks.take() is first
+def test_memory_is_used_again() -> None:
+    memory = direct.Memory()
+    small, large = memory.take(10_000), memory.take(20_000)
+    for buffer, least in ((small, 10_000), (large, 20_000)):
+        assert buffer.ctypes.data % direct.ALIGNMENT == len(buffer) % direct.ALIGNMENT == 0
+        assert len(buffer) >= least
+    memory.give(small)
+    memory.give(large)
+    assert memory.take(5_000) is large
+    again = memory.take(30_000)
+    memory.give(again)
+    assert memory.take(1) is again
+    assert memory.take(1) is not small, "it made way"
+
+
+def test_read_into_memory(tmp_path: Path) -> None:
+    """What is too small for a file, or too small a file for it, is read as usual."""
+    data = np.random.default_rng(1).bytes(10_000)
+    store = opened(tmp_path)
+    store.write("file", data)
+    for size, used in ((10_000, True), (20_000, True), (4_096, False)):
+        buffer = direct.aligned(size)
+        found = store.read("file", into=buffer)
+        assert found == data
+        assert np.shares_memory(np.asarray(found), buffer) == used
+    assert Storage.open(str(tmp_path)).read("file", into=direct.aligned(10_000)) == data
+    remote = Storage.open("memory://test_read_into_memory/x")
+    remote.write("file", data)
+    assert remote.read("file", into=direct.aligned(10_000)) == data

@@ -54,12 +54,12 @@ class Slow:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._storage, name)
 
-    def read(self, path: str) -> bytes:
+    def read(self, path: str, **options: Any) -> bytes | memoryview:
         with self._lock:
             self.reads += 1
         if self.fail(path):
             raise StorageError(f"cannot read {path}: no answer within 1 s")
-        return self._storage.read(path)
+        return self._storage.read(path, **options)
 
 
 # -- restore -----------------------------------------------------------------------------------------------

@@ -27,6 +27,7 @@ from regrow.checkpoint.manifest import ChunkInfo, Encoding, Manifest, TableInfo
 from regrow.errors import CheckpointError, UserError
 
 if TYPE_CHECKING:
+    from regrow.checkpoint.direct import Bytes
     from regrow.checkpoint.storage import Storage
 
 CHUNK_BYTES = 16 << 20  # Too small: requests cost more than bytes. Too large: memory, and a lost transfer is repeated.
@@ -128,8 +129,10 @@ def write_chunk(
     return info
 
 
-def read_chunk(storage: Storage, manifest: Manifest, info: ChunkInfo) -> Chunk:
-    return decode_chunk(storage.read(f"{manifest.name}/{info.name}"), manifest, info)
+def read_chunk(storage: Storage, manifest: Manifest, info: ChunkInfo, *, into: Bytes | None = None) -> Chunk:
+    """With `into`, rows are in that memory, if they can be."""
+    path = f"{manifest.name}/{info.name}"
+    return decode_chunk(storage.read(path) if into is None else storage.read(path, into=into), manifest, info)
 
 
 def describe(data: Sequence[memoryview], name: str, chunk: Chunk, *, shard: str) -> ChunkInfo:

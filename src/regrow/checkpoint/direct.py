@@ -28,34 +28,41 @@ FLAG = getattr(os, "O_DIRECT", 0)  # not everywhere
 Bytes = npt.NDArray[np.uint8]
 
 
-class Blocks:
-    """Buffers that are used again: as many as there ever were writers at once."""
+class Memory:
+    """Buffers that are used again, as many as there ever were in use at once: fresh memory can cost more than all that
+    is done with it. What may still be written to, by a call that hangs, must not be given back."""
 
     def __init__(self) -> None:
         self._free: list[Bytes] = []
         self._lock = threading.Lock()
 
-    def take(self) -> Bytes:
+    def take(self, size: int) -> Bytes:
+        """At least `size` bytes. A free buffer that is too small makes way for a larger one."""
         with self._lock:
-            return self._free.pop() if self._free else aligned(BLOCK_BYTES)
+            self._free.sort(key=len)
+            if self._free and len(self._free[-1]) >= size:
+                return self._free.pop()
+            del self._free[:1]
+        return aligned(size)
 
-    def give(self, block: Bytes) -> None:
+    def give(self, buffer: Bytes) -> None:
         with self._lock:
-            self._free.append(block)
+            self._free.append(buffer)
 
 
 def aligned(size: int) -> Bytes:
-    """Memory that begins where direct transfers may. NumPy's is on huge pages where the system has them."""
+    """Memory that begins and ends where direct transfers may. NumPy's is on huge pages where the system has them."""
+    size = -(-size // ALIGNMENT) * ALIGNMENT
     memory = np.empty(size + ALIGNMENT, np.uint8)
     first = -memory.ctypes.data % ALIGNMENT
     return memory[first : first + size]
 
 
-def write(file: int, buffers: Iterable[memoryview], blocks: Blocks) -> bool:
+def write(file: int, buffers: Iterable[memoryview], memory: Memory) -> bool:
     """Writes these buffers, one after the other, to an empty file. False: the file system does not do that."""
     if not _switch(file, on=True):
         return False
-    block = blocks.take()
+    block = memory.take(BLOCK_BYTES)
     try:
         end = filled = 0
         for buffer in buffers:
@@ -81,18 +88,17 @@ def write(file: int, buffers: Iterable[memoryview], blocks: Blocks) -> bool:
         return False
     finally:
         _switch(file, on=False)
-        blocks.give(block)
+        memory.give(block)
     return True
 
 
-def read(file: int, size: int) -> memoryview:
-    """The first `size` bytes of a file, fewer if it has fewer. They may be written to."""
-    memory = aligned(-(-size // ALIGNMENT) * ALIGNMENT)
+def read(file: int, size: int, into: Bytes) -> memoryview:
+    """The first `size` bytes of a file, fewer if it has fewer, into memory that was made here and is enough."""
     directly = _switch(file, on=True)
     end = 0
     while end < size:
         try:
-            count = os.preadv(file, [memory[end:].data], end)
+            count = os.preadv(file, [into[end:].data], end)
         except OSError as error:
             if not directly or error.errno != errno.EINVAL:
                 raise
@@ -102,7 +108,7 @@ def read(file: int, size: int) -> memoryview:
         if not count:
             break
         end += count
-    return memory[: min(end, size)].data
+    return into[: min(end, size)].data
 
 
 def _switch(file: int, *, on: bool) -> bool:

@@ -17,24 +17,25 @@ import dataclasses
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
 
-from regrow.checkpoint.chunks import Chunk, read_chunk
+from regrow.checkpoint import direct
+from regrow.checkpoint.chunks import CHUNK_BYTES, Chunk, read_chunk
+from regrow.checkpoint.direct import Bytes
 from regrow.checkpoint.lineage import Graph, Plan
 from regrow.checkpoint.manifest import MANIFEST, ChunkInfo, Manifest
 from regrow.checkpoint.storage import Storage
 from regrow.errors import CheckpointError, StorageError
 
 THREADS_DEFAULT = 4
-# Stored and decoded bytes of chunks that are on their way or wait to be applied; one chunk always may. Too small:
-# threads wait for each other. Too large: a restore needs memory that the rows need.
-AHEAD_BYTES_MAX = 256 << 20
+# Of chunks that are on their way or wait to be applied; one always may. Four, as when they are stored. Too small:
+# threads wait for each other. Too large: a restore needs memory that the rows need, and fresh memory is slow.
+AHEAD_BYTES_MAX = 4 * CHUNK_BYTES + (8 << 20)
 # So many pieces may turn out broken before a restore gives up: then the storage is broken and not a piece.
 BROKEN_PIECES_MAX = 16
 
 ALL_SHARDS = "all"  # the shard of a chunk that holds rows of any
 
-Apply = Callable[[Manifest, Any], None]
+Apply = Callable[[Manifest, Chunk], None]
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
 
@@ -63,7 +64,8 @@ class LoadReport:
     exact: bool
 
 
-_Ahead = Generator[tuple[Manifest, ChunkInfo | None, Any], None, None]
+_Ahead = Generator[tuple[Manifest, ChunkInfo | None, Chunk], None, None]
+_Read = tuple[Chunk, Bytes]  # and the memory it was read into
 
 
 class _Broken(Exception):
@@ -82,7 +84,6 @@ def restore(
     plan: Plan,
     apply: Apply,
     *,
-    prepare: Callable[[Chunk], Any] = lambda chunk: chunk,
     threads: int = THREADS_DEFAULT,
     shard_filter: Callable[[str], bool] | None = None,
     progress: Progress | None = None,
@@ -90,11 +91,11 @@ def restore(
 ) -> LoadReport:
     """Applies the pieces of a plan to an untouched model, in order. The target is the plan's or CheckpointError.
 
-    `apply` is called with what `prepare` made of a chunk, in the thread that read it.
+    Rows are `apply`'s until it returns: their memory is used again.
     `shard_filter` says, by the name of the shard that wrote a chunk, whether its rows are wanted here. Chunks merged
     from jobs of different layouts have the shard "all" and are always read.
     """
-    load = _Load(storage, plan, apply, prepare, shard_filter, progress, ahead_bytes_max)
+    load = _Load(storage, plan, apply, shard_filter, progress, ahead_bytes_max)
     with ThreadPoolExecutor(max_workers=threads, thread_name_prefix="restore") as pool:
         return load.run(pool)
 
@@ -107,12 +108,12 @@ class _Load:
         storage: Storage,
         plan: Plan,
         apply: Apply,
-        prepare: Callable[[Chunk], Any],
         shard_filter: Callable[[str], bool] | None,
         progress: Progress | None,
         ahead_bytes_max: int,
     ) -> None:
-        self.storage, self.target, self.apply, self.prepare = storage, plan.target, apply, prepare
+        self.storage, self.target, self.apply = storage, plan.target, apply
+        self.memory = direct.Memory()
         self.graph: Graph = plan.graph
         self.way: list[Manifest] = list(plan.pieces)
         self.shard_filter, self.progress, self.ahead_bytes_max = shard_filter, progress, ahead_bytes_max
@@ -173,15 +174,16 @@ class _Load:
                     self.progress(self.bytes, total)
         self.way = []
 
-    def _read(self, piece: Manifest, info: ChunkInfo) -> Any:
-        return self.prepare(read_chunk(self.storage, piece, info))
+    def _read(self, piece: Manifest, info: ChunkInfo) -> _Read:
+        memory = self.memory.take(info.bytes)
+        return read_chunk(self.storage, piece, info, into=memory), memory
 
     def _chunks_ahead(self, pool: ThreadPoolExecutor) -> _Ahead:
-        """Prepared chunks in order; after the last one of a piece, (piece, None, None)."""
+        """Decoded chunks in order; after the last one of a piece, (piece, None, {})."""
         jobs: Iterator[tuple[Manifest, ChunkInfo | None]] = (
             (piece, info) for piece in self.way for info in (*self._wanted(piece), None)
         )
-        ahead: collections.deque[tuple[Manifest, ChunkInfo | None, Future[Any] | None]] = collections.deque()
+        ahead: collections.deque[tuple[Manifest, ChunkInfo | None, Future[_Read] | None]] = collections.deque()
         held, waiting = 0, next(jobs, None)
         try:
             while ahead or waiting is not None:
@@ -196,15 +198,16 @@ class _Load:
                     waiting = next(jobs, None)
                 piece, info, future = ahead.popleft()
                 if info is None or future is None:
-                    yield piece, None, None
+                    yield piece, None, {}
                     continue
                 try:
-                    chunk = future.result()
+                    chunk, memory = future.result()
                 except CheckpointError as error:
                     raise _Broken(piece, info.name, error) from error
                 del future
                 yield piece, info, chunk
                 del chunk
+                self.memory.give(memory)
                 held -= chunk_bytes(piece, info)
         finally:
             for _, _, left in ahead:
@@ -233,8 +236,9 @@ class _Load:
 
 
 def chunk_bytes(piece: Manifest, info: ChunkInfo) -> int:
-    """Bytes a chunk takes in memory while it is read: as stored, and its rows."""
-    return info.bytes + rows_bytes(piece, info)
+    """Bytes a chunk takes in memory while it is read: as stored, and its rows unless they are the same."""
+    plain = piece.exact and piece.encoding == "raw"
+    return info.bytes + (0 if plain else rows_bytes(piece, info))
 
 
 def rows_bytes(piece: Manifest, info: ChunkInfo) -> int:

@@ -119,8 +119,11 @@ class Storage:
         found = self._call("list", piece, lambda given_up: self._files.names(piece))
         return {name: size for name, size in sorted(found.items()) if TEMPORARY not in name}
 
-    def read(self, path: str) -> Whole:
-        return self._call("read", path, lambda given_up: self._files.read(path))
+    def read(self, path: str, *, into: direct.Bytes | None = None) -> Whole:
+        """A file. `into` is memory of `direct` that is used if it can be. After an error it must not be used again."""
+        if into is None:
+            return self._call("read", path, lambda given_up: self._files.read(path))
+        return self._call("read", path, lambda given_up: self._files.read_into(path, into))
 
     def write(self, path: str, data: Data) -> None:
         """Writes a file, whole or not at all; once this returns it survives a crash."""
@@ -291,6 +294,7 @@ class Files(Protocol):
     def changes(self, directory: str) -> list[tuple[int, float | None]]: ...
     def exists(self, path: str) -> bool: ...
     def read(self, path: str) -> Whole: ...
+    def read_into(self, path: str, memory: direct.Bytes) -> Whole: ...
     def write(self, path: str, data: Data, given_up: threading.Event) -> None: ...
     def delete(self, path: str) -> None: ...
     def delete_directory(self, directory: str) -> None: ...
@@ -328,7 +332,7 @@ class LocalFiles:
     def __init__(self, root: Path, *, direct_bytes_min: int = direct.BYTES_MIN) -> None:
         self._root = root
         self._direct_bytes_min = direct_bytes_min
-        self._blocks = direct.Blocks()
+        self._blocks = direct.Memory()
 
     def directories(self) -> list[str]:
         try:
@@ -363,11 +367,14 @@ class LocalFiles:
         return (self._root / path).is_file()
 
     def read(self, path: str) -> Whole:
+        return self.read_into(path, direct.aligned(0))
+
+    def read_into(self, path: str, memory: direct.Bytes) -> Whole:
         with (self._root / path).open("rb", buffering=0) as file:
             size = os.fstat(file.fileno()).st_size
-            if size >= self._direct_bytes_min:
-                return direct.read(file.fileno(), size)
-            return file.readall()
+            if size < self._direct_bytes_min:
+                return file.readall()
+            return direct.read(file.fileno(), size, memory if len(memory) >= size else direct.aligned(size))
 
     def write(self, path: str, data: Data, given_up: threading.Event) -> None:
         target = self._root / path
@@ -463,6 +470,9 @@ class RemoteFiles:
             return bool(self._system.info(f"{self._root}/{path}")["type"] == "file")
         except FileNotFoundError:
             return False
+
+    def read_into(self, path: str, memory: direct.Bytes) -> bytes:
+        return self.read(path)
 
     def read(self, path: str) -> bytes:
         return bytes(self._system.cat_file(f"{self._root}/{path}"))

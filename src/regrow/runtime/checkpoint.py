@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from regrow.checkpoint.chunks import CHUNK_BYTES, Chunk, Rows
+from regrow.checkpoint.chunks import CHUNK_BYTES, Chunk, Rows, split
 from regrow.checkpoint.lineage import Graph
 from regrow.checkpoint.load import LoadReport, restore
 from regrow.checkpoint.manifest import ChunkInfo, Cut, Manifest, TableInfo, chunk_name
@@ -41,6 +41,9 @@ ASIDE_BYTES_MAX = 64 << 20
 ASIDE_BYTES_LIMIT = 1 << 30  # ... and above this the checkpoint is given up: training has the memory.
 # Loaded rows that parity holders do not have yet. Too small: loading waits for each message. Too large: memory.
 LOAD_BYTES_MAX = 64 << 20
+# Of rows that the server takes at once. Too small: taking turns costs more than the rows. Too large: the loop is kept
+# from its work, and they leave the cache before they are in their place.
+LOAD_PART_BYTES = 4 << 20
 
 
 def layout_of(job: JobSpec, table: int) -> Layout:
@@ -261,7 +264,7 @@ class Loader:
         mine = shard_name(job, self._server)
         ours = mine.partition("of")[2]
 
-        def told(event: LoadedRows | LoadedAll) -> None:
+        def told(event: LoadedRows | LoadedAll) -> Future[None]:
             done: Future[None] = Future()
 
             def tell() -> None:
@@ -274,7 +277,7 @@ class Loader:
             while self._backlog_bytes() > LOAD_BYTES_MAX:  # parity holders are slower than storage
                 time.sleep(0.005)
             loop.call_soon_threadsafe(tell)
-            done.result()
+            return done
 
         def run() -> LoadReport:
             storage = Storage.open(self._url)
@@ -283,15 +286,25 @@ class Loader:
             marks = plan.target.marks
             check_fits(plan.pieces[-1], job)
 
+            before: Future[None] = Future()  # the rows told last: the next are made while the server takes them
+            before.set_result(None)
+
+            def apply(_: Manifest, chunk: Chunk) -> None:
+                nonlocal before
+                for part in split([chunk], LOAD_PART_BYTES):
+                    rows = loaded_rows(job, store, part)
+                    before.result()
+                    before = told(rows)
+
             report = restore(
                 storage,
                 plan,
-                lambda _, rows: told(rows),
-                prepare=lambda chunk: loaded_rows(job, store, chunk),
+                apply,
                 shard_filter=lambda shard: shard == mine or shard.partition("of")[2] != ours,
                 progress=self._progress,
             )
-            told(LoadedAll(marks=marks))
+            before.result()
+            told(LoadedAll(marks=marks)).result()
             return report
 
         return await asyncio.to_thread(run)
