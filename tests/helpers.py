@@ -31,6 +31,7 @@ from regrow.core.messages import (
     Declare,
     Dump,
     Durable,
+    Expect,
     Fault,
     Flush,
     FlushAck,
@@ -287,6 +288,7 @@ def example_messages() -> list[Message]:
         Beat(step=ends),
         Durable(durable=ends),
         Commit(seq=ends),
+        Expect(**arrays(counts=[2], slots=[0, 3])),
         *parity_messages(),
         *cut_messages(),
     ]

@@ -16,7 +16,7 @@ from regrow.data.catalog import open_dataset
 from regrow.errors import ConfigError, RegrowError
 from regrow.nn.coded import flush_spec
 from regrow.nn.embedding import KeyedTensor
-from regrow.nn.trainer import Trainer
+from regrow.nn.trainer import EXPECTED_TOGETHER, Trainer
 
 
 def _collection(*, servers=3, optimizer="sgd", pooling=regrow.PoolingType.SUM, learning_rate=0.5):
@@ -266,6 +266,27 @@ def test_dense_parameters_are_kept_whole():
     trainer, _ = _trainer(regrow.InProcessCluster(servers=3), steps=9)
     assert {(table.k, table.r) for table in trainer.job.tables[:-1]} == {(2, 1)}
     assert (trainer.job.tables[-1].name, trainer.job.tables[-1].k, trainer.job.tables[-1].r) == ("dense", 1, 1)
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_a_trainer_looks_ahead_while_a_server_comes_back(mode, monkeypatch):
+    """And trains with the same batches in the same order: the same bits as undisturbed."""
+    options = {"mode": mode, "steps": 9, "prefetch": 0, "flush_pushes": 1}
+    whole, client = _trainer(regrow.InProcessCluster(servers=3), **options)
+    whole.train(steps=9, report=lambda progress: None)
+    cluster = regrow.InProcessCluster(servers=3)
+    struck, its_client = _trainer(cluster, **options)
+    expected = []
+    monkeypatch.setattr(its_client, "expect", lambda plans: expected.append(len(plans)))
+    monkeypatch.setattr(type(its_client), "recovering", property(lambda self: (1,) if 3 <= self.pushes < 7 else ()))
+
+    def report(progress):
+        if progress.step == 3:
+            cluster.kill(1)
+
+    struck.train(steps=9, report=report, report_seconds=0.0)
+    assert expected == [EXPECTED_TOGETHER, 2], "after three steps, and all that is left of nine"
+    assert its_client.digest() == client.digest()
 
 
 @pytest.mark.parametrize("mode", ["async", "sync"])

@@ -40,6 +40,7 @@ WIRE = {
     26: "Assign(counts: <i4, slots: <u4, weights: <f4)",
     27: "Durable(durable)",
     28: "Commit(seq)",
+    29: "Expect(counts: <i4, slots: <u4)",
     30: "Dump(request, table, parity, slot_first, slot_count)",
     31: "Records(request, records: <f4)",
     32: "Load(request, table, slots: <u4, records: <f4)",

@@ -20,6 +20,7 @@ from regrow.core.messages import (
     Assign,
     Dump,
     Durable,
+    Expect,
     Load,
     Loaded,
     Member,
@@ -39,6 +40,7 @@ from regrow.core.session import (
     Connect,
     DumpAnswered,
     DumpWanted,
+    ExpectWanted,
     Failed,
     LoadAnswered,
     LoadWanted,
@@ -393,6 +395,18 @@ def test_the_last_commit_is_told_again() -> None:
     assert kinds(joined) == [("Push", "S0"), ("Pull", "S0")]
     assert hear(session, server(0, incarnation=1), rows(2, [9, 9], durable=1)) == [], "answered before"
     assert hear(session, server(0, incarnation=1), Durable(durable=1)) == [PushDurable(seq=1)]
+
+
+def test_only_a_replacement_is_told_which_rows_will_be_wanted_each_once() -> None:
+    of = job(table("a", k=1, r=1), table("b", k=1, r=1), servers=2)
+    session = opened(of)
+    wanted = ExpectWanted(plans=(plan_of(of, [[4, 0, 2], [1]]), plan_of(of, [[2, 3], []]), plan_of(of, [[6], [3, 1]])))
+    assert told(session.receive(wanted)) == [], "everybody has all rows"
+    hear(session, COORDINATOR, replaced(of, index=0))
+    assert told(session.receive(wanted)) == [], "it is not there yet"
+    newer = server(0, incarnation=1)
+    session.receive(Joined(peer=newer))
+    assert told(session.receive(wanted)) == [sent(newer, Expect(**arrays(counts=[4, 2], slots=[0, 1, 2, 3, 0, 1])))]
 
 
 def test_lost_rows_end_it() -> None:

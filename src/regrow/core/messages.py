@@ -273,6 +273,14 @@ class Commit(Message):
     seq: U62
 
 
+@message(29)
+class Expect(Message):
+    """Worker -> replacement: rows of batches to come. Those that are not back are asked for; nobody waits."""
+
+    counts: Int32Array
+    slots: UInt32Array
+
+
 @message(30)
 class Dump(Message):
     """Worker -> server: whole records (weights and state) of a range of slots, for digests and exports.

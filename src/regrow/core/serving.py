@@ -26,6 +26,7 @@ from regrow.core.messages import (
     Commit,
     Dump,
     Durable,
+    Expect,
     Float32Array,
     Int32Array,
     Load,
@@ -148,6 +149,10 @@ class Serving:
             return [*self.publisher.commit(source.id, message.seq)]
         if isinstance(message, Assign):
             return self._on_assign(message)
+        if isinstance(message, Expect):
+            self._check_counts(message.counts, message.slots)
+            self._check_range(message.counts, message.slots)
+            return self._waits_for(message.counts, message.slots) or []
         if isinstance(message, Dump):
             return self._on_dump(source, message)
         if isinstance(message, Load):
@@ -244,9 +249,7 @@ class Serving:
 
     def _row_floats(self, counts: Int32Array, slots: UInt32Array) -> int:
         """How many floats the rows of these slots have; refuses before anything is allocated for them."""
-        described = counts.size == self._dims.size and not (counts < 0).any()
-        if not described or int(counts.sum(dtype=np.int64)) != slots.size:
-            raise ValueError(f"counts do not describe {slots.size} slots in {self._dims.size} tables")
+        self._check_counts(counts, slots)
         return self.reply_floats(int(counts.astype(np.int64) @ self._dims))
 
     def reply_floats(self, floats: int) -> int:
@@ -257,6 +260,14 @@ class Serving:
     def check_slots(self, counts: Int32Array, slots: UInt32Array) -> None:
         """What is used later is checked now: afterwards a refusal would hit whoever completes the step."""
         self._row_floats(counts, slots)
+        self._check_range(counts, slots)
+
+    def _check_counts(self, counts: Int32Array, slots: UInt32Array) -> None:
+        described = counts.size == self._dims.size and not (counts < 0).any()
+        if not described or int(counts.sum(dtype=np.int64)) != slots.size:
+            raise ValueError(f"counts do not describe {slots.size} slots in {self._dims.size} tables")
+
+    def _check_range(self, counts: Int32Array, slots: UInt32Array) -> None:
         beyond = slots >= np.repeat(self._slots, counts)
         if beyond.any():
             raise IndexError(f"slot {int(slots[beyond][0])} is out of range")

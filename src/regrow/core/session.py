@@ -9,6 +9,9 @@ only after every server has staged the push of step t and has made step t - 1 du
 When a view names another incarnation of a server, that one is sent what its predecessor may not have made durable, in
 order, and what is still to be answered. The rule to keep: what one incarnation acknowledged without making it durable
 says nothing about the next.
+
+While a server's rows come back, nearly every batch lacks a few of them, and each lack costs a round of messages through
+all servers. So a worker tells a replacement of several batches at once (`Expect`), before it needs them.
 """
 
 from __future__ import annotations
@@ -25,7 +28,9 @@ from regrow.core.messages import (
     Commit,
     Dump,
     Durable,
+    Expect,
     Float32Array,
+    Int32Array,
     Load,
     Loaded,
     Message,
@@ -41,6 +46,7 @@ from regrow.core.messages import (
 )
 from regrow.errors import ProtocolError
 
+EXPECTED_ROWS_MAX = 1 << 20  # at one server, in one message; more is not worth a message near the limit of a frame
 CLOCKS_KEPT_MAX = 1024  # Pulls whose push may still come; a caller that never pushes must not grow us.
 
 
@@ -91,6 +97,13 @@ class AssignWanted:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ExpectWanted:
+    """The rows of these plans will be pulled soon: those of them that are being brought back come first."""
+
+    plans: tuple[Plan, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class DumpWanted:
     """Read whole records of one server, or its parities."""
 
@@ -113,7 +126,7 @@ class LoadWanted:
     records: Float32Array
 
 
-Event = Joined | Delivered | Lost | PullWanted | PushWanted | AssignWanted | DumpWanted | LoadWanted
+Event = Joined | Delivered | Lost | PullWanted | PushWanted | AssignWanted | ExpectWanted | DumpWanted | LoadWanted
 
 
 # --- Effects ---
@@ -220,6 +233,8 @@ class Session:
             if self._is_protected():
                 self._assigns.append(event)
             return [self._assign(event, s) for s in self._reachable()]
+        if isinstance(event, ExpectWanted):
+            return [self._expect(event.plans, s) for s in self.recovering if s in self._reachable()]
         if isinstance(event, Joined):
             return self._on_joined(event.peer)
         if isinstance(event, DumpWanted):
@@ -229,6 +244,11 @@ class Session:
             self._loads[event.request] = event
             return [self._load(event)] if event.server in self._reachable() else []
         return [Failed(reason=f"lost {event.peer}: {event.reason}")] if self._matters(event.peer) else []
+
+    @property
+    def recovering(self) -> tuple[int, ...]:
+        """The servers whose rows or parities are still coming back, as far as is known here."""
+        return () if self.view is None else tuple(member.id for member in self.view.servers if member.recovering)
 
     def destination(self, source: Identity, request: int, floats: int) -> Float32Array | None:
         """Where the rows of this reply belong, or None when nobody waits for them."""
@@ -441,6 +461,17 @@ class Session:
         weights, parts = self._part(wanted.plan, wanted.weights, s)
         return Send(target=self._servers[s], message=Assign(weights=weights, **parts))
 
+    def _expect(self, plans: tuple[Plan, ...], s: int) -> Send:
+        """Each row once, however many of the plans have it."""
+        keys = [np.zeros(0, np.int64)]
+        for plan in plans:
+            counts, slots = self._slots(plan, s)
+            keys.append(np.repeat(np.arange(counts.size), counts) << 32 | slots.astype(np.int64))
+        rows = np.unique(np.concatenate(keys))[:EXPECTED_ROWS_MAX]
+        assert self.view is not None
+        counts = np.bincount(rows >> 32, minlength=len(self.view.job.tables)).astype(np.int32)
+        return Send(target=self._servers[s], message=Expect(counts=counts, slots=rows.astype(np.uint32)))
+
     def _dump(self, wanted: DumpWanted) -> Send:
         dump = Dump(
             request=wanted.request,
@@ -456,12 +487,14 @@ class Session:
         return Send(target=self._servers[wanted.server], message=load)
 
     def _part(self, plan: Plan, values: Float32Array, s: int) -> tuple[Float32Array, dict[str, Any]]:
-        assert len(plan.row_start) == len(self._servers) + 1, "the plan is for another number of servers"
         assert values.size == plan.floats
-        rows, floats = plan.row_start, plan.float_start
-        part = values[int(floats[s]) : int(floats[s + 1])]
-        slots = np.asarray(plan.slots)[int(rows[s]) : int(rows[s + 1])]
-        return part, {"counts": np.asarray(plan.counts)[s], "slots": slots}
+        counts, slots = self._slots(plan, s)
+        part = values[int(plan.float_start[s]) : int(plan.float_start[s + 1])]
+        return part, {"counts": counts, "slots": slots}
+
+    def _slots(self, plan: Plan, s: int) -> tuple[Int32Array, UInt32Array]:
+        assert len(plan.row_start) == len(self._servers) + 1, "the plan is for another number of servers"
+        return np.asarray(plan.counts)[s], np.asarray(plan.slots)[int(plan.row_start[s]) : int(plan.row_start[s + 1])]
 
     def _reachable(self) -> list[int]:
         """Servers that have joined. One that has not is sent everything, in order, when it does."""

@@ -11,6 +11,7 @@ steps done, which the servers know.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import time
 from collections import deque
@@ -31,6 +32,11 @@ from regrow.nn.dense import DenseTable
 from regrow.nn.dlrm import DLRM
 from regrow.nn.routing import make_router
 from regrow.runtime.client import Client, Ticket
+
+# While a server is coming back: batches that it is told of at once. Too few: every batch that lacks a row costs
+# messages of its own. Too many: to make them all keeps the current one waiting.
+EXPECTED_TOGETHER = 4
+EXPECTED_AHEAD = 2  # Steps in which rows can come before they are needed.
 
 
 @dataclasses.dataclass(slots=True)
@@ -146,13 +152,14 @@ class Trainer:
             self.dataset, batch=config.batch, worker=self.worker, workers=config.workers, done=self.done
         )
         self.progress.step = self.done
+        planned = self._planned(batches)
         ahead: deque[tuple[Batch | None, Ticket]] = deque()
         reported = time.monotonic()
         asked = self.done
         for step in range(self.done + 1, steps + 1):
             while asked < min(step + config.prefetch, steps):
                 asked += 1
-                self._ask(batches, asked, ahead)
+                self._ask(planned, asked, ahead)
             if not ahead:
                 break
             self._step(step, *ahead.popleft())
@@ -168,11 +175,29 @@ class Trainer:
         report(self.progress)
         self.progress.clear()
 
-    def _ask(self, batches: Iterator[Batch], step: int, ahead: deque[tuple[Batch | None, Ticket]]) -> None:
-        batch = next(batches, None)
-        if batch is None and self.config.mode == "async":
+    def _planned(self, batches: Iterator[Batch]) -> Iterator[tuple[Batch, Any]]:
+        """Batches with their plans. While a server is coming back, several are made at a time, ahead of their use, and
+        it is told of all of them at once: rows that are missing then cost one round of messages for all."""
+        waiting: deque[tuple[Batch, Any]] = deque()
+        while True:
+            if self.client.recovering and len(waiting) <= EXPECTED_AHEAD:
+                fresh = [(batch, self._plan(batch)) for batch in itertools.islice(batches, EXPECTED_TOGETHER)]
+                waiting += fresh
+                if fresh:
+                    self.client.expect([plan for _, plan in fresh])
+            elif not waiting:
+                waiting += [(batch, self._plan(batch)) for batch in itertools.islice(batches, 1)]
+            if not waiting:
+                return
+            yield waiting.popleft()
+
+    def _ask(
+        self, planned: Iterator[tuple[Batch, Any]], step: int, ahead: deque[tuple[Batch | None, Ticket]]
+    ) -> None:
+        found = next(planned, None)
+        if found is None and self.config.mode == "async":
             return
-        plan = self._plan(batch) if batch is not None else self._empty_plan()
+        batch, plan = found or (None, self._empty_plan())
         ahead.append((batch, self.client.pull(plan, step=step)))
 
     def _step(self, step: int, batch: Batch | None, ticket: Ticket) -> None:

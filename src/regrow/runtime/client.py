@@ -13,7 +13,7 @@ import hashlib
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -31,6 +31,7 @@ from regrow.core.session import (
     DumpWanted,
     Effect,
     Event,
+    ExpectWanted,
     Failed,
     LoadAnswered,
     LoadWanted,
@@ -121,6 +122,11 @@ class Client:
         self._submit(PushWanted(seq=self.pushes, request=ticket.request, plan=ticket.plan, grads=grads))
         return self.pushes
 
+    def expect(self, plans: Sequence[Plan]) -> None:
+        """Says which rows will be pulled soon: where a server is coming back, those come first."""
+        self._check()
+        self._submit(ExpectWanted(plans=tuple(plans)))
+
     def assign(self, plan: Plan, weights: Float32Array) -> None:
         """Gives rows that nobody has touched these weights."""
         _check_floats("weights", weights, plan)
@@ -164,8 +170,7 @@ class Client:
     @property
     def recovering(self) -> tuple[int, ...]:
         """The servers whose rows or parities are still coming back, as far as this client knows."""
-        view = self.session.view
-        return () if view is None else tuple(member.id for member in view.servers if member.recovering)
+        return self.session.recovering
 
     def write_records(self, table: int, row_first: int, records: Float32Array) -> None:
         """Replaces whole records of consecutive rows, as `records` gives them."""

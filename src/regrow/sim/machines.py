@@ -15,13 +15,20 @@ from regrow.core.effects import Send
 from regrow.core.job import JobSpec
 from regrow.core.layout import Layout
 from regrow.core.link import Identity
-from regrow.core.messages import CutAt, CutBegun, Fault, FlushCommit, Pull, Push, Stream, Syndrome, Tail
+from regrow.core.messages import CutAt, CutBegun, Expect, Fault, FlushCommit, Pull, Push, Stream, Syndrome, Tail
 from regrow.core.shard import ShardServer
 from regrow.sim.probes import Probes
 from regrow.store.memory import MemoryStore
 
 REPLY_BYTES_MAX = 1 << 20
-PROBED = {Fault: "fault", Stream: "stream", Tail: "tail", Syndrome: "syndrome", FlushCommit: "staged flush"}
+PROBED = {
+    Expect: "rows expected",
+    Fault: "fault",
+    Stream: "stream",
+    Tail: "tail",
+    Syndrome: "syndrome",
+    FlushCommit: "staged flush",
+}
 SERVER_QUEUES = ("_early", "_ahead")
 SERVING_QUEUES = ("_queued", "_pushes", "_parked", "_held", "_staged", "_step_pulls", "_unprepared", "_loads")
 

@@ -29,6 +29,7 @@ PROBES = {
     "flush without rows": "a flush carries watermarks only",
     "row restored": "a decoded row comes back",
     "fault": "a row is asked for on demand",
+    "rows expected": "a worker tells a replacement which rows it will need",
     "snap while pending": "a member answers with a published value that is not its current one",
     "flush during decode": "a flush arrives at a holder that is decoding",
     "stream": "rows stream to a new holder",

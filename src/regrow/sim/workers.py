@@ -8,6 +8,7 @@ import numpy as np
 
 from regrow.core.session import (
     AssignWanted,
+    ExpectWanted,
     Failed,
     PullAnswered,
     PullWanted,
@@ -18,6 +19,8 @@ from regrow.core.session import (
 )
 from regrow.sim.profiles import Scenario
 from regrow.sim.reference import F32, Reference
+
+STEPS_EXPECTED = 3
 
 
 class Program:
@@ -31,6 +34,7 @@ class Program:
         self.failed = ""
         self.assigned = reference.assigned is None
         self.asked = 0
+        self.expected = 0  # the last step that a server on its way back was told of
         self.pushed = 0
         self.durable = 0
         self.since = 0  # when it last acted
@@ -60,12 +64,17 @@ class Program:
     def window_full(self) -> bool:
         return self.pushed - self.durable >= self._scenario.window_pushes
 
+    @property
+    def may_expect(self) -> bool:
+        """Every other worker looks ahead, so that some rows are asked for early and others when they are needed."""
+        return self.index % 2 == 0 and bool(self.session.recovering) and self.expected <= self.asked < self._last_pull
+
     def can_act(self) -> bool:
         if self.opened and not self.assigned:
             return True
         return self.opened and not self.failed and (self.may_pull or (self.has_rows and not self.window_full))
 
-    def act(self) -> AssignWanted | PullWanted | PushWanted:
+    def act(self) -> AssignWanted | ExpectWanted | PullWanted | PushWanted:
         """Pushes the batch whose rows are here, or asks for the next."""
         if not self.assigned:
             self.assigned = True
@@ -77,6 +86,10 @@ class Program:
             plan = self._reference.plans[self.index, self.pushed]
             grads = self._reference.gradients(self.index, self.pushed, self.rows[self.pushed])
             return PushWanted(seq=self.pushed, request=self.pushed, plan=plan, grads=grads)
+        if self.may_expect:
+            steps = range(self.asked + 1, min(self.asked + 1 + STEPS_EXPECTED, self._last_pull + 1))
+            self.expected = steps[-1]
+            return ExpectWanted(plans=tuple(self._reference.plans[self.index, step] for step in steps))
         self.asked += 1
         plan = self._reference.plans[self.index, self.asked]
         rows = self.rows[self.asked] = np.full(plan.floats, np.nan, np.float32)
