@@ -381,11 +381,15 @@ void Shard::write_rows(std::span<const int32_t> counts, std::span<const uint32_t
     for (PendingRows* saver : {run.table.pending.get(), run.table.aside.get()})
       if (saver) saver->save(run.slots, run.count);
     const Records& records = run.table.records;
+    uint64_t bits = 0;  // of one word: loaded rows rise, and most of them follow each other
     for (size_t i = 0; i < run.count; ++i) {
       const uint32_t slot = run.slots[i];
       std::memcpy(records.base + slot * records.stride, source.data() + run.float_begin + i * records.stride,
                   records.stride * sizeof(float));
-      __atomic_fetch_or(records.changed + slot / 64, uint64_t{1} << (slot % 64), __ATOMIC_RELAXED);
+      bits |= uint64_t{1} << (slot % 64);
+      if (i + 1 < run.count && run.slots[i + 1] / 64 == slot / 64) continue;
+      __atomic_fetch_or(records.changed + slot / 64, bits, __ATOMIC_RELAXED);
+      bits = 0;
     }
   });
 }

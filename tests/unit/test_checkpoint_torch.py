@@ -260,6 +260,28 @@ def test_a_cut_too_large_to_copy_is_written_while_training_waits(tmp_path: Path)
         assert checkpointer.newest is not None
 
 
+def test_rows_that_cannot_be_copied_are_part_of_the_next_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first part is copied and on its way when the second fails: nothing of it may look like a checkpoint."""
+    model = Model()
+    with DeltaCheckpointer(model, str(tmp_path), every=1) as checkpointer:
+        really = checkpointer._parts
+
+        def failing(*args: Any, **options: Any) -> Iterator[Any]:
+            yield next(really(*args, **options))
+            raise MemoryError("no room")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(checkpointer, "_parts", failing)
+            with pytest.raises(MemoryError, match="no room"):
+                checkpointer.step()
+        assert Storage.open(str(tmp_path)).pieces() == []
+        checkpointer.step()
+        checkpointer.wait()
+    other = Model(seed=2)
+    DeltaCheckpointer.restore(other, str(tmp_path))
+    assert_same(state(other, []), state(model, []))
+
+
 @pytest.mark.parametrize("value", [float("nan"), torch.zeros(1), {1: 2}])
 def test_extra_that_cannot_be_said_is_refused_at_once(value: Any, tmp_path: Path) -> None:
     with DeltaCheckpointer(Model(), str(tmp_path), every=1) as checkpointer:

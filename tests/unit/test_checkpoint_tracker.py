@@ -17,6 +17,7 @@ import torch
 from torch_models import ROWS, RULES, Model, tables, train
 
 from regrow.checkpoint.checkpointer import DeltaCheckpointer
+from regrow.checkpoint.chunks import split
 from regrow.checkpoint.storage import Storage
 from regrow.checkpoint.tracker import Tracker
 from regrow.errors import CheckpointError
@@ -55,6 +56,20 @@ def test_copies_stay_as_they_were() -> None:
         assert (chunk["t"].weight == copy.numpy()).all()
         assert (copy != weight[: len(copy)]).all()
         handover.durable()
+
+
+def test_views_are_of_the_tensors_where_these_are_all_taken() -> None:
+    """Parts that are joined by nobody, so that a table of any size takes no memory to write."""
+    tracker, weight, half = Tracker(), torch.rand(1000, 8), torch.rand(1000).half()
+    tracker.track("t", torch.tensor([1, 5]), {"weight": weight, "sum": half})
+    some = next(tracker.compact().chunks(views=True))["t"]
+    assert np.array_equal(some.weight, weight[[1, 5]].numpy())
+    tracker._open.again()
+    parts = list(tracker.compact(full=True).chunks(chunk_bytes=9000, views=True))
+    assert len(parts) > 1
+    assert all(np.shares_memory(part["t"].weight, weight.numpy()) for part in parts)
+    assert all(np.shares_memory(chunk["t"].weight, weight.numpy()) for chunk in split(parts, 9000))
+    assert np.array_equal(np.concatenate([part["t"].states["sum"] for part in parts])[:, 0], half.float().numpy())
 
 
 @pytest.mark.parametrize("seed", range(20))

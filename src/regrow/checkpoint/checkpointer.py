@@ -5,11 +5,11 @@
         ...; adagrad.step(); adam.step(); checkpointer.step(extra={"position": n})
     checkpointer.close()
 
-A cut is taken between two steps: the rows updated since the last cut are copied, then training goes on while a thread
-writes the copies. The rules. One cut is written at a time; a cut that is due meanwhile is taken when that one is done.
-Rows are forgotten once the manifest is on storage and not before, so a write that failed costs a larger next delta and
-nothing else. A cut whose copy would take more than `copy_bytes_max` is written while training waits, straight from the
-tensors.
+A cut is taken between two steps: the rows updated since the last cut are copied, then training goes on. A thread writes
+the copies, from the first one on, so that memory of what is written serves for the next. The rules. One cut is written
+at a time; a cut that is due meanwhile is taken when that one is done. Rows are forgotten once the manifest is on
+storage and not before, so a write that failed costs a larger next delta and nothing else. A cut whose copy would take
+more than `copy_bytes_max` is written while training waits, straight from the tensors.
 
 With torch.distributed every rank makes its own checkpointer and calls the same methods at the same steps. Each rank
 writes its rows, and the first one writes the manifest when all have.
@@ -17,9 +17,9 @@ writes its rows, and the first one writes the manifest when all have.
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import os
+import queue
 import re
 import secrets
 import tempfile
@@ -254,17 +254,31 @@ class DeltaCheckpointer:
         try:
             behind = handover.nbytes <= self._copy_bytes_max
             parts = self._parts(handover, packed, views=not behind)
-            if behind:
-                parts = _emptied(collections.deque(parts))
+            copies = _Copies()
+            write = (plan, handover, copies if behind else parts)
+            self._thread = threading.Thread(target=self._write, args=write, name="regrow-checkpoint")
+            self._thread.start()
         except BaseException:
             handover.again()
             raise
-        self._thread = threading.Thread(target=self._write, args=(plan, handover, parts), name="regrow-checkpoint")
-        self._thread.start()
-        if not behind:
+        if behind:
+            self._copy(parts, copies)
+        else:
             self._join()
         self.copy_seconds = _now() - began
         return plan.target.id
+
+    def _copy(self, parts: Iterable[Chunk], copies: _Copies) -> None:
+        try:
+            for part in parts:
+                copies.put(part)
+                del part
+            copies.put(None)
+        except BaseException as error:
+            copies.put(error)
+            self._join()
+            self._error = None  # it is raised here
+            raise
 
     def _agree(self, *, full: bool, dense_bytes: int, extra: Mapping[str, Any] | None) -> _Plan:
         """All ranks together: which tables there are, and whether this is a full."""
@@ -359,10 +373,20 @@ class DeltaCheckpointer:
             self._thread = None
 
 
-def _emptied(parts: collections.deque[Chunk]) -> Iterator[Chunk]:
-    """One after the other; what was taken is not kept here."""
-    while parts:
-        yield parts.popleft()
+class _Copies:
+    """Parts of a cut on their way from the thread that copies them to the one that writes them; None ends them, and an
+    error says that there will be no more."""
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[Chunk | BaseException | None] = queue.SimpleQueue()
+        self.put = self._queue.put
+
+    def __iter__(self) -> Iterator[Chunk]:
+        while (part := self._queue.get()) is not None:
+            if isinstance(part, BaseException):
+                raise CheckpointError(f"not all rows were copied: {part!r}") from part
+            yield part
+            del part  # or it would stay in memory until the next one comes
 
 
 def _staging_directory() -> str:

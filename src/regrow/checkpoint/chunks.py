@@ -88,7 +88,7 @@ def split(parts: Iterable[Chunk], chunk_bytes: int = CHUNK_BYTES) -> Iterator[Ch
     """Cuts rows into chunks of at most `chunk_bytes` (or of one row) and fills up small ones with the next tables.
 
     Parts of a table may follow each other; where ids do not rise from one to the next, a new chunk begins. Rows are
-    copied only where parts are joined.
+    copied only where small parts are joined: a chunk that is half full does without.
     """
     assert chunk_bytes > 0
     waiting: dict[str, list[Rows]] = {}
@@ -100,7 +100,8 @@ def split(parts: Iterable[Chunk], chunk_bytes: int = CHUNK_BYTES) -> Iterator[Ch
                 row_bytes = rows.nbytes // len(rows)
                 room = (chunk_bytes - waiting_bytes) // row_bytes
                 falls = table in waiting and waiting[table][-1].ids[-1] >= rows.ids[start]
-                if waiting and (room < 1 or falls):
+                copies = table in waiting and 2 * waiting_bytes >= chunk_bytes
+                if waiting and (room < 1 or falls or copies):
                     yield {name: concatenate(found) for name, found in waiting.items()}
                     waiting, waiting_bytes = {}, 0
                     continue
