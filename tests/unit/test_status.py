@@ -336,3 +336,19 @@ def test_cuts_that_nobody_stores_any_more() -> None:
     assert run.cuts_dead == ["c"]
     run.start_over(reason="a test", cut=None, cut_step=0, now=14.0)
     assert run.cuts_dead == ["c"]
+
+
+def test_damage_is_told() -> None:
+    """What kept a run from its newest checkpoint, and what a load went around."""
+    run = started(protection="delta", ckpt="c")
+    run.start_over(reason="server 1: no way", cut="a", cut_step=7, now=13.0, damage=["p/f: damaged (checksum)"])
+    run.receive("server", 0, {"event": "damaged", "what": "m/f: missing"}, 14.0)
+    assert display.news_lines(run) == [
+        "damaged: p/f: damaged (checksum)",
+        "server 1: no way; all begin again from checkpoint a (step 7), 0 steps back",
+        "damaged, and gone around: m/f: missing",
+    ]
+    assert run.totals()["restores"][0]["damage"] == ["p/f: damaged (checksum)"]
+    assert run.totals()["damage_gone_around"] == ["m/f: missing"]
+    run.checking = (1 << 20, 3 << 20)
+    assert display.progress_line(run, 15.0) == "looking for a checkpoint without damage: 1.0 MiB of 3.0 MiB read"
