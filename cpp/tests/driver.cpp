@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <functional>
 #include <memory>
 #include <numeric>
 #include <random>
@@ -254,6 +255,31 @@ std::string parity_digest(size_t dim) {
   return digest;
 }
 
+// A chunk of captured rows, and back: every row must be what it was. Optimizers are those of Trio.
+void take_chunk(Shard& shard, size_t dim, int64_t bytes_max, const std::vector<Exact<float>>& before) {
+  const CapturedChunk chunk = shard.capture_chunk(bytes_max, bytes_max % 3 == 1);
+  const uint32_t* words = chunk.words.data();
+  for (size_t t = 0; t < chunk.counts.size(); ++t) {
+    const auto rows = static_cast<size_t>(chunk.counts[t]);
+    const std::span<const uint32_t> ids(words, rows);
+    CHECK(std::is_sorted(ids.begin(), ids.end(), std::less_equal<>()));
+    words += rows;
+    std::vector<std::span<const float>> parts;
+    for (const size_t width : t ? std::vector<size_t>{dim, 1} : std::vector<size_t>{dim}) {
+      parts.emplace_back(reinterpret_cast<const float*>(words), rows * width);
+      words += rows * width;
+    }
+    const size_t stride = shard.record_floats(t);
+    Exact<uint32_t> slots(rows);
+    Exact<float> records(rows * stride);
+    CHECK(shard.own_rows(t, ids, parts, slots.span(), records.span()) == rows);
+    for (size_t i = 0; i < rows; ++i)
+      CHECK(std::equal(records.data.get() + i * stride, records.data.get() + (i + 1) * stride,
+                       before[t].data.get() + slots.data[i] * stride));
+  }
+  CHECK(words <= chunk.words.data() + chunk.words.size());
+}
+
 // Two tenants; rows change, are flushed and are taken while a capture is under way.
 std::string capture_digest(size_t dim) {
   Trio trio(dim);
@@ -298,6 +324,8 @@ std::string capture_digest(size_t dim) {
       taken += rows.slots.size();
       digest += std::to_string(taken) + " ";
       update();
+      take_chunk(shard, dim, bytes_max, before);
+      taken = dirty - shard.capture_left();
       shard.take_flush(taken % 3);
     }
     CHECK(taken == dirty && shard.capture_side_bytes() == 0);
