@@ -251,11 +251,18 @@ class Fold:
         ids = ids[order]
         newest = order[np.append(ids[1:] != ids[:-1], True)]
         if len(self.shards) == 1:
-            yield 0, _gather(parts, newest)
+            yield 0, _gather([rows for _, rows in parts], newest)
             return
-        shards = np.repeat([self.shards.index(part.shard) for part, _ in parts], [len(rows) for _, rows in parts])
-        for shard in np.unique(shards[newest]):
-            yield int(shard), _gather(parts, newest[shards[newest] == shard])
+        owner = np.array([self.shards.index(source.shard) for source, _ in parts])
+        sizes = np.array([len(rows) for _, rows in parts])
+        shards, starts = np.repeat(owner, sizes)[newest], np.cumsum(sizes) - sizes
+        for shard in np.unique(shards).tolist():
+            # Of this shard's parts alone: to lay out all of them for each shard would copy everything so many times.
+            mine = np.flatnonzero(owner == shard)
+            moved = np.zeros_like(starts)
+            moved[mine] = np.cumsum(sizes[mine]) - sizes[mine] - starts[mine]
+            chosen = newest[shards == shard]
+            yield shard, _gather([parts[index][1] for index in mine], chosen + np.repeat(moved, sizes)[chosen])
 
 
 def _folded(path: Iterable[Manifest]) -> Iterator[str]:
@@ -264,12 +271,12 @@ def _folded(path: Iterable[Manifest]) -> Iterator[str]:
         yield from piece.folded if piece.source is not None and piece.folded else (piece.name,)
 
 
-def _gather(parts: list[tuple[_Source, Rows]], index: npt.NDArray[np.intp]) -> Rows:
+def _gather(parts: list[Rows], index: npt.NDArray[np.intp]) -> Rows:
     """The rows at `index` of the parts laid end to end. One tensor at a time: the long copy is short-lived."""
-    ids = np.concatenate([rows.ids for _, rows in parts])[index]
-    weight = np.concatenate([rows.weight for _, rows in parts])[index]
-    names = parts[0][1].states
-    return Rows(ids, weight, {n: np.concatenate([rows.states[n] for _, rows in parts])[index] for n in names})
+    ids = np.concatenate([rows.ids for rows in parts])[index]
+    weight = np.concatenate([rows.weight for rows in parts])[index]
+    names = parts[0].states
+    return Rows(ids, weight, {n: np.concatenate([rows.states[n] for rows in parts])[index] for n in names})
 
 
 def leftovers(storage: Storage, manifests: Iterable[Manifest], unfinished: Iterable[str]) -> list[tuple[str, str]]:
