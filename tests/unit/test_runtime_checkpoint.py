@@ -290,7 +290,16 @@ def test_a_storage_that_is_a_file(tmp_path: Path) -> None:
     (saved,) = save(str(tmp_path / "file"), of, [store_of(of, 0, records_of(of))], piece=NAME)
     assert (saved.chunks, saved.number) == ("", 1)
     assert str(tmp_path / "file") in saved.error
-    assert "cannot write" in publish_piece(str(tmp_path / "file"), of, [Saved(number=1, chunks="[]")]).error
+    assert "cannot list" in publish_piece(str(tmp_path / "file"), of, [Saved(number=1, chunks="[]")]).error
+
+
+def test_what_is_gone_is_not_published(tmp_path: Path) -> None:
+    of = made(servers=1)
+    saved = save(str(tmp_path), of, [store_of(of, 0, records_of(of))], piece=NAME)
+    chunk = next((tmp_path / NAME).glob("*.safetensors"))
+    chunk.unlink()
+    assert publish_piece(str(tmp_path), of, saved).error == f"{NAME}/{chunk.name} is gone"
+    assert Storage.open(str(tmp_path)).pieces() == []
 
 
 def test_a_cut_that_is_given_up_says_nothing(tmp_path: Path) -> None:

@@ -211,6 +211,10 @@ def publish(
             bits=bits,  # type: ignore[arg-type]
             made_by=made_by,
         )
+        # Whoever was stopped for long enough may find that they were taken for left over.
+        there = storage.names(manifest.name)
+        if lost := [info.name for info in chunks if there.get(info.name) != info.bytes]:
+            raise CheckpointError(f"{manifest.name}/{lost[0]} is gone")
         storage.write_manifest(manifest)
         return Published(number=cut.number, full_wanted=_full_wanted(storage, full=cut.source is None))
     except RegrowError as error:
