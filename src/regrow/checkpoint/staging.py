@@ -3,7 +3,7 @@
 `submit` hands a chunk over and returns at once while few are in memory. A thread encodes chunks and puts them on the
 local disk, which frees their memory; another brings them to storage. Both places are bounded, and a full one makes the
 one before it wait: the disk the memory, the memory `submit`. So memory holds at most `chunks_in_memory_max` chunks of
-rows, and one encoded chunk in each thread.
+rows, and in each thread one encoded chunk where that is not the rows as they are.
 
 If storage is a local file system there is no second place: the disk hop would write every byte twice to gain nothing,
 so chunks go straight to storage, from a few threads.
