@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from regrow import _core
 from regrow.bench import common, recovery
 from regrow.checkpoint import policy
 from regrow.checkpoint.lineage import Graph
@@ -199,6 +200,7 @@ def filesystem(path: Path, mounts: str | None = None) -> str | None:
 
 def bandwidth(directory: Path, *, size_bytes: int, repetitions: int) -> Iterator[dict[str, Any]]:
     """Rows of figures: a plain file and a full take turns, both written, then both read from the disk."""
+    _core.tune_malloc()  # as every server does when it starts
     job = make_job(size_bytes)
     store = filled(job)
     expected = sum(4 * (table.record_floats + 1) * table.rows for table in job.tables)  # with ids
