@@ -66,7 +66,7 @@ class Size:
     socket_bytes: int
 
 
-FULL = Size(server_bytes=1_000_000_000, before_seconds=20.0, after_seconds=140.0, rounds=1, socket_bytes=2 << 30)
+FULL = Size(server_bytes=1_000_000_000, before_seconds=20.0, after_seconds=140.0, rounds=2, socket_bytes=2 << 30)
 QUICK = Size(server_bytes=20_000_000, before_seconds=3.0, after_seconds=6.0, rounds=1, socket_bytes=128 << 20)
 
 
