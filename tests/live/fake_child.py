@@ -49,7 +49,8 @@ class FakeChild:
         self.manner = manners.get(self.name, manners.get(f"{self.role} {self.id} always", ""))
         stem = self.name.replace(" ", "-")
         (self.room / f"{stem}.json").write_text(json.dumps(assignment))
-        (self.room / f"{stem}.pid").write_text(str(os.getpid()))
+        (self.room / f"{stem}.new").write_text(str(os.getpid()))
+        (self.room / f"{stem}.new").rename(self.room / f"{stem}.pid")  # whole or not there
         (self.room / f"started-{stem}").touch()
 
     def listen(self) -> None:
@@ -76,6 +77,7 @@ class FakeChild:
             time.sleep(0.005)
 
     def await_stopped(self, stem: str) -> None:
+        self.await_file(f"{stem}.pid")
         pid = (self.room / f"{stem}.pid").read_text()
         deadline = time.monotonic() + DEADLINE_SECONDS
         while Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "T":
@@ -166,6 +168,9 @@ class FakeChild:
         manner = self.manner
         if manner in ("", "deaf", "mute", "fails to stop", "dies when asked to evaluate"):
             return
+        if manner == "misses server 1" and "server 1" in self.plan["manners"]:
+            # At once: it is stopped when the first worker is there, and maybe not any more when the last one is.
+            self.await_stopped("server-1")
         mark = "held" if self.plan.get("hold") else "trained"
         for worker in range(self.assignment["config"]["workers"]):
             self.await_file(f"{mark}-{worker}")
@@ -200,8 +205,6 @@ class FakeChild:
             sys.exit(1)
         elif manner == "misses server 1":
             # As the real one does when a server has been silent.
-            if "server 1" in self.plan["manners"]:
-                self.await_stopped("server-1")
             for _ in range(2):
                 say("replace", role="server", id=1, incarnation=0, reason="silent for 1.5 s")
         elif manner == "comes back":

@@ -267,12 +267,12 @@ class _Run:
             crew.start("server", id)
         for id in range(config.workers):
             crew.start("worker", id)
+        if config.saves:  # now, while workers import torch: training has all processors
+            crew.start("merger", 0)
         self._enter("loading")
         status = self.status
         self._until(lambda: any(worker.state != "starting" for worker in status.workers))
         self._enter("training")
-        if config.saves:
-            crew.start("merger", 0)
         self._spare_due = time.monotonic() if config.code is not None else None
         self._until(lambda: all(worker.state == "trained" for worker in status.workers))
         if config.saves:
