@@ -94,6 +94,7 @@ def compare_tracking(report: common.Report) -> None:
     time = rounds(rows, "on", "off", lambda mine, other: 1.0 / (1.0 - lost(mine, other)) - 1.0)
     cpu = [ratio - 1.0 for ratio in rounds(rows, "on", "off", quotient("cpu_seconds_per_1000_samples"))]
     judge(report, "tracking_time", time, TRACKING_TARGET)
+    judge(report, "tracking_equal_speed", rounds(rows, "on", "off", lost_equal_speed), TRACKING_TARGET)
     judge(report, "tracking_cpu", cpu, TRACKING_TARGET)
     # Whole runs differ by more than this between each other; what an update takes longer can be told exactly.
     whole = [

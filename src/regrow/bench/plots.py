@@ -212,9 +212,11 @@ def draw_checkpoints(costs: Sequence[Mapping[str, Any]], traces: Sequence[Mappin
     left.set_xlabel("seconds", color=INK, fontsize=9)
     left.set_ylabel("thousand samples per second", color=INK, fontsize=9)
     left.set_title("grey: no checkpoints; other colours as on the right", color=INK, fontsize=9, loc="left")
-    values = [100 * row["lost"]["value"] for row in judged]
-    low = [max(0.0, value - 100 * row["lost"]["low"]) for value, row in zip(values, judged, strict=True)]
-    high = [max(0.0, 100 * row["lost"]["high"] - value) for value, row in zip(values, judged, strict=True)]
+    even = all(row["lost_equal_speed"] is not None for row in judged)
+    lost = [row["lost_equal_speed" if even else "lost"] for row in judged]
+    values = [100 * found["value"] for found in lost]
+    low = [max(0.0, value - 100 * found["low"]) for value, found in zip(values, lost, strict=True)]
+    high = [max(0.0, 100 * found["high"] - value) for value, found in zip(values, lost, strict=True)]
     right.barh(
         [row["label"] for row in judged],
         values,
@@ -227,7 +229,8 @@ def draw_checkpoints(costs: Sequence[Mapping[str, Any]], traces: Sequence[Mappin
     right.grid(axis="x", color=GRID, linewidth=0.8)
     right.axvline(0, color=INK, linewidth=0.8)
     right.axvline(1.0, color=INK, linewidth=0.8, linestyle=(0, (3, 3)))
-    right.set_xlabel("training time lost, % (dashes: the target for deltas)", color=INK, fontsize=9)
+    what = "training time lost at equal speed" if even else "training time lost"
+    right.set_xlabel(f"{what}, % (dashes: the target for deltas)", color=INK, fontsize=9)
     figure.savefig(path)
 
 
