@@ -34,7 +34,7 @@ from regrow.nn.routing import make_router
 from regrow.runtime.client import Client, Ticket
 
 # While a server is coming back: batches that it is told of at once. Too few: every batch that lacks a row costs
-# messages of its own. Too many: to make them all keeps the current one waiting.
+# messages of its own. Too many: memory, and all are told late.
 EXPECTED_TOGETHER = 4
 EXPECTED_AHEAD = 2  # Steps in which rows can come before they are needed.
 
@@ -176,17 +176,22 @@ class Trainer:
         self.progress.clear()
 
     def _planned(self, batches: Iterator[Batch]) -> Iterator[tuple[Batch, Any]]:
-        """Batches with their plans. While a server is coming back, several are made at a time, ahead of their use, and
-        it is told of all of them at once: rows that are missing then cost one round of messages for all."""
+        """Batches with their plans. While a server is coming back they are made ahead of their use, two at a time so
+        that no step waits for many, and it is told of several at once: rows that are missing then cost one round of
+        messages for all."""
         waiting: deque[tuple[Batch, Any]] = deque()
+        untold: list[Any] = []
         while True:
-            if self.client.recovering and len(waiting) <= EXPECTED_AHEAD:
-                fresh = [(batch, self._plan(batch)) for batch in itertools.islice(batches, EXPECTED_TOGETHER)]
-                waiting += fresh
-                if fresh:
-                    self.client.expect([plan for _, plan in fresh])
-            elif not waiting:
-                waiting += [(batch, self._plan(batch)) for batch in itertools.islice(batches, 1)]
+            ahead = bool(self.client.recovering) and len(waiting) < EXPECTED_AHEAD + EXPECTED_TOGETHER
+            for batch in itertools.islice(batches, 2 if ahead else 0 if waiting else 1):
+                plan = self._plan(batch)
+                waiting.append((batch, plan))
+                untold.append(plan)
+            if not self.client.recovering:
+                untold.clear()
+            elif len(untold) >= EXPECTED_TOGETHER:
+                self.client.expect(untold)
+                untold = []
             if not waiting:
                 return
             yield waiting.popleft()
