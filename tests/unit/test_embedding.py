@@ -277,6 +277,7 @@ def test_a_trainer_looks_ahead_while_a_server_comes_back(mode, monkeypatch):
     cluster = regrow.InProcessCluster(servers=3)
     struck, its_client = _trainer(cluster, **options)
     expected = []
+    monkeypatch.setattr("regrow.nn.trainer.EXPECTED_AFTER", 0)
     monkeypatch.setattr(its_client, "expect", lambda plans: expected.append(len(plans)))
     monkeypatch.setattr(type(its_client), "recovering", property(lambda self: (1,) if 3 <= self.pushes < 7 else ()))
 

@@ -37,6 +37,9 @@ from regrow.runtime.client import Client, Ticket
 # messages of its own. Too many: memory, and all are told late.
 EXPECTED_TOGETHER = 4
 EXPECTED_AHEAD = 2  # Steps in which rows can come before they are needed.
+# Steps after a failure before any are told of: first come the rows that every batch needs, and nothing shall be before
+# them. Too many: messages for every batch meanwhile.
+EXPECTED_AFTER = 12
 
 
 @dataclasses.dataclass(slots=True)
@@ -181,13 +184,15 @@ class Trainer:
         messages for all."""
         waiting: deque[tuple[Batch, Any]] = deque()
         untold: list[Any] = []
+        steps = 0  # since a server was lost
         while True:
-            ahead = bool(self.client.recovering) and len(waiting) < EXPECTED_AHEAD + EXPECTED_TOGETHER
+            steps = steps + 1 if self.client.recovering else 0
+            ahead = steps > EXPECTED_AFTER and len(waiting) < EXPECTED_AHEAD + EXPECTED_TOGETHER
             for batch in itertools.islice(batches, 2 if ahead else 0 if waiting else 1):
                 plan = self._plan(batch)
                 waiting.append((batch, plan))
                 untold.append(plan)
-            if not self.client.recovering:
+            if steps <= EXPECTED_AFTER:
                 untold.clear()
             elif len(untold) >= EXPECTED_TOGETHER:
                 self.client.expect(untold)
