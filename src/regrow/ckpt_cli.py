@@ -207,21 +207,13 @@ def fold_now(url: str, source: str | None, target: str | None, approximate: bool
 
 def retention_options(function: Any) -> Any:
     """What stays, as retention.py has it."""
-    function = click.option(
-        "--unfinished",
-        type=DURATION,
-        default=UNFINISHED,
-        metavar="TIME",
-        help=f"What is unfinished and was not written to for so long goes.  [{UNFINISHED}]",
-    )(function)
     every = "One full in so much time stays for going back, fewer with age; 0: none."
-    function = click.option(
-        "--keep-full-every",
-        type=DURATION,
-        default=KEEP_FULL_EVERY,
-        metavar="TIME",
-        help=f"{every}  [{KEEP_FULL_EVERY}]",
-    )(function)
+    for name, default, text in (
+        ("--unfinished", UNFINISHED, "What is unfinished and was not written to for so long goes."),
+        ("--keep-full-every", KEEP_FULL_EVERY, every),
+    ):
+        option = click.option(name, type=DURATION, default=default, metavar="TIME", help=f"{text}  [{default}]")
+        function = option(function)
     return click.option(
         "--keep-last", type=int, default=KEEP_LAST, metavar="N", help=f"The newest cuts stay restorable.  [{KEEP_LAST}]"
     )(function)
