@@ -31,15 +31,12 @@ nb::tuple capture_chunk(Shard& shard, int64_t bytes_max, bool aside_first) {
   return nb::make_tuple(owned(std::move(captured.counts)), owned(std::move(captured.words)));
 }
 
-size_t own_rows(const Shard& shard, size_t table, const Input& ids, const std::vector<Input>& parts,
-                const Output& slots, const Output& records) {
+size_t load_rows(Shard& shard, size_t table, const Input& ids, const std::vector<Input>& parts) {
   const auto ids_span = read<uint32_t>(ids, "ids");
   std::vector<std::span<const float>> values;
   for (const Input& part : parts) values.push_back(read<float>(part, "parts"));
-  const auto slots_span = write<uint32_t>(slots, "slots");
-  const auto records_span = write<float>(records, "records");
   nb::gil_scoped_release release;
-  return shard.own_rows(table, ids_span, values, slots_span, records_span);
+  return shard.load_rows(table, ids_span, values);
 }
 
 }  // namespace
@@ -54,7 +51,7 @@ void bind_capture(nb::class_<Shard>& shard) {
       .def("capture_left", &Shard::capture_left)
       .def("capture_side_bytes", &Shard::capture_side_bytes)
       .def("end_capture", &Shard::end_capture, "durable"_a, Released())
-      .def("own_rows", &own_rows, "table"_a, "ids"_a, "parts"_a, "slots"_a, "records"_a);
+      .def("load_rows", &load_rows, "table"_a, "ids"_a, "parts"_a);
 }
 
 }  // namespace regrow::bindings

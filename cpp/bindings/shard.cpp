@@ -77,14 +77,6 @@ void write_records(Shard& shard, size_t table, int64_t first_slot, int64_t count
   shard.write_records(table, first_slot, count, source_span);
 }
 
-void write_rows(Shard& shard, const Input& counts, const Input& slots, const Input& records) {
-  const auto counts_span = read<int32_t>(counts, "counts");
-  const auto slots_span = read<uint32_t>(slots, "slots");
-  const auto records_span = read<float>(records, "records");
-  nb::gil_scoped_release release;
-  shard.write_rows(counts_span, slots_span, records_span);
-}
-
 nb::tuple merged(const Input& dims, const std::vector<std::tuple<Input, Input, Input>>& parts) {
   const auto dims_span = read<int32_t>(dims, "dims");
   std::vector<PushView> views;
@@ -128,7 +120,6 @@ void bind_shard(nb::module_& m) {
       .def("assign_untouched", &assign_untouched, "counts"_a, "slots"_a, "weights"_a)
       .def("read_records", &read_records, "table"_a, "first_slot"_a, "count"_a, "out"_a)
       .def("write_records", &write_records, "table"_a, "first_slot"_a, "count"_a, "src"_a)
-      .def("write_rows", &write_rows, "counts"_a, "slots"_a, "records"_a)
       .def(
           "touched", [](const Shard& shard, size_t table) { return owned(shard.touched(table)); }, "table"_a)
       .def("__repr__", &described);

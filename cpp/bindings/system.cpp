@@ -40,12 +40,14 @@ uint32_t crc32c_of(nb::handle data, uint32_t seed) {
 
 // glibc takes large blocks from the system and gives them back at once, so every step pays anew for zeroed
 // pages. Kept in the heap they cost the memory of one step and no page faults. (M_MMAP_THRESHOLD would do the
-// same, but only for blocks up to 32 MB.)
-void tune_malloc() {
+// same, but only for blocks up to 32 MB.) Of threads that come and go, glibc gives whole heaps back; with one heap for
+// all, which they take turns at, it does not.
+void tune_malloc(bool one_heap) {
 #if defined(__GLIBC__)
   constexpr int keep_bytes = 1 << 30;
   mallopt(M_MMAP_MAX, 0);
   mallopt(M_TRIM_THRESHOLD, keep_bytes);
+  if (one_heap) mallopt(M_ARENA_MAX, 1);
 #endif
 }
 
@@ -63,7 +65,8 @@ void bind_system(nb::module_& m) {
       "Sets how many threads (the caller included) share the loops over rows.");
   m.def("crc32c", &crc32c_of, "data"_a, "seed"_a = 0,
         "CRC-32C of a buffer; seed is the checksum of what came before.");
-  m.def("tune_malloc", &tune_malloc, "Lets the process keep its large buffers from step to step.");
+  m.def("tune_malloc", &tune_malloc, "one_heap"_a = false,
+        "Lets the process keep its large buffers from step to step.");
 }
 
 }  // namespace regrow::bindings

@@ -3,6 +3,7 @@
 // it was taken. The rule to keep: whoever changes rows saves those of Table::aside first. And the way back: which rows
 // of a checkpoint are this server's.
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <bit>
 #include <cstring>
@@ -29,14 +30,11 @@ void for_words(size_t words, Body&& body) {
   });
 }
 
-// Some rows of a part, to where records have it. Of a few widths that are usual, the copy needs no call.
-void put_part(const float* source, std::span<const uint32_t> rows, size_t width, float* target, size_t stride) {
+// Some rows of a part, to where their records have it. Of a few widths that are usual, the copy needs no call.
+void put_part(const float* source, std::span<const uint32_t> rows, const uint32_t* slots, size_t width, float* base,
+              size_t stride) {
   const auto put = [=](auto copy) {
-    float* to = target;
-    for (const uint32_t row : rows) {
-      copy(to, source + row * width);
-      to += stride;
-    }
+    for (size_t i = 0; i < rows.size(); ++i) copy(base + slots[i] * stride, source + rows[i] * width);
   };
   const auto fixed = [](auto floats) {
     return [](float* to, const float* from) { std::memcpy(to, from, decltype(floats)::value * sizeof(float)); };
@@ -251,11 +249,12 @@ std::vector<Shard::Part> Shard::parts(const Table& table) const {
   return parts;
 }
 
-size_t Shard::own_rows(size_t table, std::span<const uint32_t> ids, const std::vector<std::span<const float>>& values,
-                       std::span<uint32_t> slots, std::span<float> records) const {
+size_t Shard::load_rows(size_t table, std::span<const uint32_t> ids,
+                        const std::vector<std::span<const float>>& values) {
   const Table& found = at(table);
   const std::vector<Part> parts = this->parts(found);
-  const size_t stride = found.records.stride;
+  const Records& records = found.records;
+  if (recovering_) throw std::invalid_argument("a server that recovers its rows does not load them");
   if (values.size() != parts.size())
     throw std::invalid_argument("rows of table " + std::to_string(table) + " have " + std::to_string(parts.size()) +
                                 " parts, not " + std::to_string(values.size()));
@@ -264,31 +263,39 @@ size_t Shard::own_rows(size_t table, std::span<const uint32_t> ids, const std::v
       throw std::invalid_argument("part " + std::to_string(p) + " of " + std::to_string(ids.size()) + " rows has " +
                                   std::to_string(ids.size() * parts[p].width) + " floats; the array has " +
                                   std::to_string(values[p].size()));
-  if (slots.size() < ids.size() || records.size() < ids.size() * stride)
-    throw std::invalid_argument("slots and records must have room for " + std::to_string(ids.size()) + " rows");
   const uint32_t most = ids.empty() ? 0 : kernels().max_u32(ids.data(), ids.size());
   if (!ids.empty() && most >= found.settings.rows)
     throw std::out_of_range("there is no row " + std::to_string(most) + " in table " + std::to_string(table));
-  size_t rows = 0;
-  for (size_t first = 0; first < ids.size(); first += rows_per_task) {  // so many at a time stay in the cache
-    const size_t end = std::min(ids.size(), first + rows_per_task);
+  const std::array savers{found.pending.get(), found.aside.get()};
+  for (PendingRows* saver : savers)
+    if (saver) saver->reserve(ids.size());
+
+  std::atomic<size_t> rows{0};
+  ThreadPool::shared().parallel_for((ids.size() + rows_per_task - 1) / rows_per_task, [&](size_t task, size_t) {
     uint32_t taken[rows_per_task];
+    uint32_t slots[rows_per_task];
     size_t count = 0;
-    for (size_t i = first; i < end; ++i) {
+    for (size_t i = task * rows_per_task; i < std::min(ids.size(), (task + 1) * rows_per_task); ++i) {
       const Place place = found.layout.place(ids[i]);
       taken[count] = static_cast<uint32_t>(i);
-      slots[rows + count] = place.slot;
+      slots[count] = place.slot;
       count += place.server == settings_.server;
     }
-    float* target = records.data() + rows * stride;
-    const Part last = parts.back();
-    for (size_t at = last.first + last.width; at < stride; ++at)  // up to a multiple of four
-      for (size_t i = 0; i < count; ++i) target[i * stride + at] = 0.0f;
+    for (PendingRows* saver : savers)
+      if (saver) saver->save(slots, count);
+    // What follows the parts in a record, up to a multiple of four, is zero and stays so.
     for (size_t p = 0; p < parts.size(); ++p)
-      put_part(values[p].data(), {taken, count}, parts[p].width, target + parts[p].first, stride);
-    rows += count;
-  }
-  return rows;
+      put_part(values[p].data(), {taken, count}, slots, parts[p].width, records.base + parts[p].first, records.stride);
+    uint64_t bits = 0;  // of one word: rows rise, and most of them follow each other
+    for (size_t i = 0; i < count; ++i) {
+      bits |= uint64_t{1} << (slots[i] % 64);
+      if (i + 1 < count && slots[i + 1] / 64 == slots[i] / 64) continue;
+      __atomic_fetch_or(records.changed + slots[i] / 64, bits, __ATOMIC_RELAXED);
+      bits = 0;
+    }
+    rows.fetch_add(count, std::memory_order_relaxed);
+  });
+  return rows.load(std::memory_order_relaxed);
 }
 
 // The rows in these slots, rising, and the slots in the same order; holes, which no row has, come last and do not

@@ -370,30 +370,6 @@ void Shard::write_records(size_t table, int64_t first_slot, int64_t count, std::
     records.changed[slot / 64] |= uint64_t{1} << (slot % 64);
 }
 
-void Shard::write_rows(std::span<const int32_t> counts, std::span<const uint32_t> slots,
-                       std::span<const float> source) {
-  check_call(counts, slots, source.size(), Width::record);
-  if (recovering_) check_present(counts, slots);
-  for (size_t t = 0; t < counts.size(); ++t)
-    for (PendingRows* saver : {tables_[t].pending.get(), tables_[t].aside.get()})
-      if (saver && counts[t]) saver->reserve(static_cast<size_t>(counts[t]));
-  for_runs(counts, slots, Width::record, [&](const Run& run) {
-    for (PendingRows* saver : {run.table.pending.get(), run.table.aside.get()})
-      if (saver) saver->save(run.slots, run.count);
-    const Records& records = run.table.records;
-    uint64_t bits = 0;  // of one word: loaded rows rise, and most of them follow each other
-    for (size_t i = 0; i < run.count; ++i) {
-      const uint32_t slot = run.slots[i];
-      std::memcpy(records.base + slot * records.stride, source.data() + run.float_begin + i * records.stride,
-                  records.stride * sizeof(float));
-      bits |= uint64_t{1} << (slot % 64);
-      if (i + 1 < run.count && run.slots[i + 1] / 64 == slot / 64) continue;
-      __atomic_fetch_or(records.changed + slot / 64, bits, __ATOMIC_RELAXED);
-      bits = 0;
-    }
-  });
-}
-
 std::vector<uint64_t> Shard::touched(size_t table) const {
   const Table& found = at(table);
   std::vector<uint64_t> words(found.words());

@@ -269,13 +269,20 @@ void take_chunk(Shard& shard, size_t dim, int64_t bytes_max, const std::vector<E
       parts.emplace_back(reinterpret_cast<const float*>(words), rows * width);
       words += rows * width;
     }
+    Trio fresh(dim);
+    CHECK(fresh.source.load_rows(t, ids, parts) == rows);
     const size_t stride = shard.record_floats(t);
-    Exact<uint32_t> slots(rows);
-    Exact<float> records(rows * stride);
-    CHECK(shard.own_rows(t, ids, parts, slots.span(), records.span()) == rows);
-    for (size_t i = 0; i < rows; ++i)
-      CHECK(std::equal(records.data.get() + i * stride, records.data.get() + (i + 1) * stride,
-                       before[t].data.get() + slots.data[i] * stride));
+    Exact<float> records(fresh.source.slots(t) * stride);
+    fresh.source.read_records(t, 0, static_cast<int64_t>(fresh.source.slots(t)), records.span());
+    const std::vector<uint64_t> touched = fresh.source.touched(t);
+    size_t found = 0;
+    for (size_t slot = 0; slot < fresh.source.slots(t); ++slot) {
+      if (!(touched[slot / 64] >> (slot % 64) & 1)) continue;
+      ++found;
+      CHECK(std::equal(records.data.get() + slot * stride, records.data.get() + (slot + 1) * stride,
+                       before[t].data.get() + slot * stride));
+    }
+    CHECK(found == rows);
   }
   CHECK(words <= chunk.words.data() + chunk.words.size());
 }

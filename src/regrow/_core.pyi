@@ -31,8 +31,11 @@ def get_threads() -> int: ...
 def set_threads(n: int) -> None:
     """Sets how many threads, the caller included, share the loops over rows. Results stay the same."""
 
-def tune_malloc() -> None:
-    """Lets the process keep its large buffers from step to step. For the main of a process."""
+def tune_malloc(one_heap: bool = False) -> None:
+    """Lets the process keep its large buffers from step to step. For the main of a process.
+
+    `one_heap`: also those of threads that end. For processes whose threads do not allocate all the time.
+    """
 
 def crc32c(data: Buffer | npt.NDArray[Any], seed: int = 0) -> int:
     """CRC-32C of a buffer; the seed is the checksum of what came before it."""
@@ -123,9 +126,6 @@ class Shard:
     def write_records(self, table: int, first_slot: int, count: int, src: _F32) -> None:
         """Overwrites whole records, and marks them touched."""
 
-    def write_rows(self, counts: _I32, slots: _U32, records: _F32) -> None:
-        """Replaces whole records, each slot at most once."""
-
     def touched(self, table: int) -> npt.NDArray[np.uint64]:
         """A copy of the bitmap: bit s % 64 of word s // 64 is set once slot s was touched."""
 
@@ -175,11 +175,11 @@ class Shard:
     def end_capture(self, durable: bool) -> None:
         """Not durable: what was captured is dirty again. Durable: ValueError unless every row was taken."""
 
-    def own_rows(self, table: int, ids: _U32, parts: Sequence[_F32], slots: _U32, records: _F32) -> int:
-        """Writes slots and whole records of those rows that live on this server, and says how many there are.
+    def load_rows(self, table: int, ids: _U32, parts: Sequence[_F32]) -> int:
+        """Gives those rows that live on this server these values, and says how many there are.
 
-        `parts` are weights, [rows, dim], and each part of the optimizer's state. `slots` and `records` must have room
-        for all rows. Changes nothing in the shard, and may run beside anything.
+        `parts` are weights, [rows, dim], and each part of the optimizer's state. Each row at most once. ValueError
+        while the shard is recovering.
         """
 
     def blocks(self, table: int) -> int:

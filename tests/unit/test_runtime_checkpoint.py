@@ -8,6 +8,7 @@ another layout; in the end each row must be where that layout has it. Savers and
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from regrow.checkpoint.manifest import Cut, Manifest
 from regrow.checkpoint.storage import Storage
 from regrow.core.cut import Publish, Save, Saved
 from regrow.core.job import JobSpec
+from regrow.core.shard import LoadedAll, LoadedRows
 from regrow.errors import CheckpointError
 from regrow.runtime import checkpoint
 from regrow.runtime.checkpoint import (
@@ -94,24 +96,29 @@ def test_rows_find_their_place(wrote: dict[str, int], reads: dict[str, int]) -> 
         assert np.array_equal(np.sort(found), np.arange(spec.rows)), "each row once, and no hole"
     for server in range(after.servers):
         store = MemoryStore(after, server)
-        taken = [loaded_rows(after, store, chunk) for chunk in chunks]
-        for index, (spec, stride) in enumerate(zip(after.tables, strides_of(after), strict=True)):
+        untouched = [whole(after, store, index) for index in range(len(after.tables))]
+        counts = [
+            (table, store.load_rows(table, ids, parts))
+            for chunk in chunks
+            for table, ids, parts in loaded_rows(after, chunk).rows
+        ]
+        for index, spec in enumerate(after.tables):
             owners, places = layout_of(after, index).place(np.arange(spec.rows), table=index)
             mine = np.flatnonzero(owners == server)
-            got: dict[int, Any] = {}
-            for each in taken:
-                row, start = int(each.counts[:index].sum()), float_start(each.counts, after, index)
-                for slot in each.slots[row : row + each.counts[index]].tolist():
-                    got[slot] = each.records[start : start + stride]
-                    start += stride
-            assert sorted(got) == sorted(places[mine].tolist())
-            for place, id in zip(places[mine].tolist(), mine.tolist(), strict=True):
-                assert np.array_equal(got[place][: spec.record_floats], records[index][id])
-                assert not got[place][spec.record_floats :].any()
+            assert sum(count for table, count in counts if table == index) == mine.size
+            expected = untouched[index]
+            expected[places[mine]] = 0
+            expected[places[mine], : spec.record_floats] = records[index][mine]
+            assert whole(after, store, index).tobytes() == expected.tobytes()
+            bits = np.unpackbits(store.touched(index).view(np.uint8), bitorder="little")
+            assert np.flatnonzero(bits).tolist() == sorted(places[mine].tolist())
 
 
-def float_start(counts: Any, of: JobSpec, index: int) -> int:
-    return sum(int(counts[i]) * stride for i, stride in enumerate(strides_of(of)[:index]))
+def whole(of: JobSpec, store: MemoryStore, table: int) -> np.ndarray[Any, Any]:
+    """All records that a server has of a table."""
+    found = np.empty((store.slots(table), strides_of(of)[table]), np.float32)
+    store.read_records(table, 0, len(found), found.reshape(-1))
+    return found
 
 
 def test_chunks_have_rows_in_order_and_no_empty_tables() -> None:
@@ -127,25 +134,24 @@ def test_chunks_have_rows_in_order_and_no_empty_tables() -> None:
                 assert np.all(np.diff(rows.ids.astype(np.int64)) > 0)
                 assert list(rows.states) == [name for name, _ in spec.optimizer.state_parts(spec.dim)]
     assert chunk_of(of, np.zeros(3, np.int32), np.zeros(0, np.uint32)) == {}
-    assert loaded_rows(of, MemoryStore(of, 1), {}).slots.size == 0
+    assert loaded_rows(of, {}).rows == []
 
 
 def test_wrong_rows_are_refused() -> None:
-    """By the kernel, which would write past the end of what it is given."""
+    """By the kernel, which would write past the end of a table."""
     store = MemoryStore(made(servers=1), 0)
     ids, weight, state = np.arange(7, dtype=np.uint32), np.zeros((7, 4), np.float32), np.zeros((7, 1), np.float32)
-    slots, records = np.zeros(7, np.uint32), np.zeros(7 * 8, np.float32)
-    assert store.own_rows(1, ids, [weight, state], slots, records) == 7
+    assert store.load_rows(1, ids, [weight, state]) == 7
     for arguments, error, words in [
-        ((3, ids, [weight, state], slots, records), IndexError, "there is no table 3"),
-        ((1, ids + 1, [weight, state], slots, records), IndexError, "there is no row 7 in table 1"),
-        ((1, ids, [weight], slots, records), ValueError, "have 2 parts, not 1"),
-        ((1, ids, [weight, state[1:]], slots, records), ValueError, "part 1 of 7 rows has 7 floats; the array has 6"),
-        ((1, ids, [weight, state], slots[1:], records), ValueError, "must have room for 7 rows"),
-        ((1, ids, [weight, state], slots, records[1:]), ValueError, "must have room for 7 rows"),
+        ((3, ids, [weight, state]), IndexError, "there is no table 3"),
+        ((1, ids + 1, [weight, state]), IndexError, "there is no row 7 in table 1"),
+        ((1, ids, [weight]), ValueError, "have 2 parts, not 1"),
+        ((1, ids, [weight, state[1:]]), ValueError, "part 1 of 7 rows has 7 floats; the array has 6"),
     ]:
         with pytest.raises(error, match=words):
-            store.own_rows(*arguments)
+            store.load_rows(*arguments)
+    with pytest.raises(ValueError, match="recovers its rows does not load them"):
+        MemoryStore(made(servers=3, k=2, r=1), 0, True).load_rows(1, ids, [weight, state])
 
 
 def test_shards_of_other_layouts_have_other_names() -> None:
@@ -218,13 +224,11 @@ def store_of(of: JobSpec, server: int, records: list[np.ndarray[Any, Any]] | Non
     store.add_tenant()
     if records is not None:
         for index, spec in enumerate(of.tables):
-            owners, places = layout_of(of, index).place(np.arange(spec.rows), table=index)
+            owners, _ = layout_of(of, index).place(np.arange(spec.rows), table=index)
             mine = np.flatnonzero(owners == server)
-            held = np.zeros((mine.size, strides_of(of)[index]), np.float32)
-            held[:, : spec.record_floats] = records[index][mine]
-            counts = np.zeros(len(of.tables), np.int32)
-            counts[index] = mine.size
-            store.write_rows(counts, places[mine].astype(np.uint32), held.reshape(-1))
+            widths = [spec.dim, *(width for _, width in spec.optimizer.state_parts(spec.dim))]
+            parts = np.split(records[index][mine], np.cumsum(widths)[:-1], axis=1)
+            store.load_rows(index, mine.astype(np.uint32), [np.ascontiguousarray(part) for part in parts])
     return store
 
 
@@ -250,6 +254,16 @@ def publish_piece(url: str, of: JobSpec, saved: list[Saved]) -> Any:
     return publish(url, of, cut, extra={"x": 1}, encoding="raw", bits=32, made_by="a test")
 
 
+def take(store: MemoryStore, ends: list[LoadedAll], event: LoadedRows | LoadedAll) -> None:
+    """As a server does: at once, for the memory of rows is used again."""
+    if isinstance(event, LoadedAll):
+        ends.append(event)
+        return
+    assert not ends
+    for index, ids, parts in event.rows:
+        store.load_rows(index, ids, parts)
+
+
 @pytest.mark.parametrize("reads", LAYOUTS[:4])
 def test_saved_and_loaded(tmp_path: Path, reads: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint, "CHUNK_BYTES", 1000)  # several of them
@@ -266,15 +280,16 @@ def test_saved_and_loaded(tmp_path: Path, reads: dict[str, int], monkeypatch: py
     assert len(manifest.chunks) > 4
     for server in range(after.servers):
         store = store_of(after, server, None)
-        told: list[Any] = []
+        ends: list[LoadedAll] = []
         loader = Loader(
-            url=url, cut="0000000007-abcdef", server=server, tell=told.append, progress=lambda done, total: None
+            url=url,
+            cut="0000000007-abcdef",
+            server=server,
+            tell=functools.partial(take, store, ends),
+            progress=lambda done, total: None,
         )
-        asyncio.run(loader.load(after, store))
-        *parts, end = told
-        assert end.marks == (7,)
-        for part in parts:
-            store.write_rows(part.counts, part.slots, part.records)
+        asyncio.run(loader.load(after))
+        assert [end.marks for end in ends] == [(7,)]
         store.begin_capture(0, True)
         _, slots, values = store.capture_next(1 << 20, False)
         wanted = store_of(after, server, records)

@@ -112,8 +112,6 @@ class Shard {
 
   void read_records(size_t table, int64_t first_slot, int64_t count, std::span<float> out) const;
   void write_records(size_t table, int64_t first_slot, int64_t count, std::span<const float> source);
-  // Whole records, each slot at most once.
-  void write_rows(std::span<const int32_t> counts, std::span<const uint32_t> slots, std::span<const float> source);
   std::vector<uint64_t> touched(size_t table) const;
 
   // ---- as the source of rows that others hold parities of (src/flush.cpp)
@@ -156,10 +154,9 @@ class Shard {
   // Not durable: what was captured is dirty again. Durable: only when all rows were taken.
   void end_capture(bool durable);
 
-  // The way back. Of these rows of a table, given by their numbers and parts as above, the slots and records of those
-  // that live here; returns how many. There must be room for all.
-  size_t own_rows(size_t table, std::span<const uint32_t> ids, const std::vector<std::span<const float>>& values,
-                  std::span<uint32_t> slots, std::span<float> records) const;
+  // The way back. Of these rows of a table, given by their numbers, each at most once, and parts as above, those that
+  // live here get these values; returns how many. Not while recovering.
+  size_t load_rows(size_t table, std::span<const uint32_t> ids, const std::vector<std::span<const float>>& values);
 
   // ---- as the replacement of a server that died (src/recovery.cpp)
 

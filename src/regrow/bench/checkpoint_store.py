@@ -126,11 +126,12 @@ def load(url: str, cut: str, job: JobSpec) -> tuple[float, LoadReport, MemorySto
 
     def tell(event: LoadedRows | LoadedAll) -> None:
         if isinstance(event, LoadedRows):
-            store.write_rows(event.counts, event.slots, event.records)
+            for table, ids, parts in event.rows:
+                store.load_rows(table, ids, parts)
 
     loader = Loader(url=url, cut=cut, server=SERVER, tell=tell, progress=lambda done, total: None)
     began = time.perf_counter()
-    report = asyncio.run(loader.load(job, store))
+    report = asyncio.run(loader.load(job))
     return time.perf_counter() - began, report, store
 
 
@@ -200,7 +201,7 @@ def filesystem(path: Path, mounts: str | None = None) -> str | None:
 
 def bandwidth(directory: Path, *, size_bytes: int, repetitions: int) -> Iterator[dict[str, Any]]:
     """Rows of figures: a plain file and a full take turns, both written, then both read from the disk."""
-    _core.tune_malloc()  # as every server does when it starts
+    _core.tune_malloc(one_heap=True)  # as every server does when it starts
     job = make_job(size_bytes)
     store = filled(job)
     expected = sum(4 * (table.record_floats + 1) * table.rows for table in job.tables)  # with ids

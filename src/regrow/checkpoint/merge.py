@@ -23,8 +23,9 @@ import numpy as np
 import numpy.typing as npt
 
 from regrow.checkpoint.chunks import CHUNK_BYTES, Chunk, Rows, concatenate, read_chunk, write_chunk
+from regrow.checkpoint.direct import Bytes, aligned
 from regrow.checkpoint.lineage import Graph, size_text
-from regrow.checkpoint.load import ALL_SHARDS, rows_bytes
+from regrow.checkpoint.load import ALL_SHARDS, chunk_bytes
 from regrow.checkpoint.manifest import ChunkInfo, Encoding, Manifest, TableInfo, chunk_name, piece_name
 from regrow.checkpoint.storage import Storage
 from regrow.errors import CheckpointError, StorageError
@@ -306,21 +307,25 @@ class _Source(NamedTuple):
 
 
 class _Run:
-    """Chunks of a piece in which the ids of every table rise. Holds one of them decoded."""
+    """Chunks of a piece in which the ids of every table rise. Holds one of them decoded; the next is read into the same
+    memory, so rows of the last one must not be looked at any more."""
 
     def __init__(self, storage: Storage, piece: Manifest, age: int, infos: list[ChunkInfo]) -> None:
         self.piece, self.age, self.infos = piece, age, infos
-        self.bytes_max = max(rows_bytes(piece, info) for info in infos)
+        self.bytes_max = max(chunk_bytes(piece, info) for info in infos)
         self.bytes_read = 0
         self.position = {info.name: position for position, info in enumerate(piece.chunks)}
         self._storage = storage
+        self._memory: Bytes | None = None
         self._held: tuple[str, Chunk] | None = None
 
     def read(self, info: ChunkInfo, table: str) -> Rows:
         """Small tables share a chunk: the next table finds it held."""
         if self._held is None or self._held[0] != info.name:
             self._held = None
-            self._held = info.name, _read(self._storage, self.piece, info)
+            if self._memory is None or len(self._memory) < info.bytes:
+                self._memory = aligned(max(other.bytes for other in self.infos))
+            self._held = info.name, _read(self._storage, self.piece, info, self._memory)
             self.bytes_read += info.bytes
         return self._held[1][table]
 
@@ -364,9 +369,9 @@ class _Cursor:
         return self.source, self.rows.part(start, self.start)
 
 
-def _read(storage: Storage, piece: Manifest, info: ChunkInfo) -> Chunk:
+def _read(storage: Storage, piece: Manifest, info: ChunkInfo, into: Bytes | None = None) -> Chunk:
     try:
-        return read_chunk(storage, piece, info)
+        return read_chunk(storage, piece, info, into=into)
     except StorageError as error:
         if not error.missing:
             raise

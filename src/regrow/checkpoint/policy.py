@@ -42,6 +42,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, Literal
 
 import msgspec
+import numpy as np
 
 from regrow.checkpoint.lineage import Graph, size_text
 from regrow.checkpoint.load import verify_pieces
@@ -107,13 +108,13 @@ def union(n: int, *, d: float, f: float) -> float:
     return min(1.0 + (n - 1) * (1.0 - d), f)
 
 
-def left(n: int, s: int, *, d: float, f: float) -> tuple[float, int]:
-    """(R(n), pieces): what is to be read beside the full, n deltas after it."""
+def left(n: Any, s: int, *, d: float, f: float) -> tuple[Any, Any]:
+    """(R(n), pieces): what is to be read beside the full, n deltas after it. Of a number, or of many at once."""
     size, pieces, span = 0.0, 0, 1
-    while n:
+    while np.any(n):
         n, digit = divmod(n, s)
-        size += digit * union(span, d=d, f=f)
-        pieces += digit
+        size = size + digit * union(span, d=d, f=f)
+        pieces = pieces + digit
         span *= s
     return size, pieces
 
@@ -124,7 +125,7 @@ def work(s: int, n: int, *, d: float, f: float) -> float:
     while span * s <= n:
         total += union(span, d=d, f=f) / span
         span *= s
-    return total + (f + left(n, s, d=d, f=f)[0]) / n
+    return float(total + (f + left(n, s, d=d, f=f)[0]) / n)
 
 
 def choose(measured: Measured) -> Choice:
@@ -163,13 +164,11 @@ class _Pair:
 
 def _pairs(s: int, *, d: float, f: float) -> list[_Pair]:
     """s with every N, what a restore reads at worst and what merging does."""
-    found, restore, pieces = [], 0.0, 0
-    for count in range(N_CHOICES[-1]):
-        size, number = left(count, s, d=d, f=f)
-        restore, pieces = max(restore, size), max(pieces, number)
-        if count + 1 in N_CHOICES and s <= count + 1:
-            found.append(_Pair(s, count + 1, restore, pieces, work(s, count + 1, d=d, f=f)))
-    return found
+    size, number = left(np.arange(N_CHOICES[-1]), s, d=d, f=f)
+    restore, pieces = np.maximum.accumulate(size), np.maximum.accumulate(number)  # of all counts up to this one
+    return [
+        _Pair(s, n, float(restore[n - 1]), int(pieces[n - 1]), work(s, n, d=d, f=f)) for n in N_CHOICES if s <= n
+    ]
 
 
 def span(piece: Manifest) -> int:

@@ -32,7 +32,6 @@ from regrow.core.messages import (
     FlushAck,
     FlushCommit,
     Have,
-    Int32Array,
     KnownView,
     Message,
     Open,
@@ -70,11 +69,9 @@ class Load:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedRows:
-    """Event: whole records from a checkpoint, as counts by table, slots and values."""
+    """Event: rows from a checkpoint, whoever has them: (table, their numbers, weights and each part of the state)."""
 
-    counts: Int32Array
-    slots: UInt32Array
-    records: Float32Array
+    rows: list[tuple[int, UInt32Array, list[Float32Array]]]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -332,7 +329,8 @@ class ShardServer:
         workers are served when every holder has all of them."""
         assert self.serving.loading
         if isinstance(event, LoadedRows):
-            self._store().write_rows(event.counts, event.slots, event.records)
+            for table, ids, parts in event.rows:
+                self._store().load_rows(table, ids, parts)
             return [*self.publisher.flush_all()]
         self.publisher.loaded(event.marks)
         flushed: list[Effect] = [*self.publisher.flush_all()]

@@ -16,7 +16,9 @@ from regrow.errors import UserError
 from regrow.launch.version import version
 
 DATA_OPTIONS = ("mode", "workers", "seed", "data", "batch", "train_rows", "skew", "skip_bad_lines")
-MERGE_SECONDS = 2.0  # between two looks of the merger
+# Between two looks of the merger; within these, as long as between two checkpoints. Too short: it looks for nothing, on
+# processors that training wants. Too long: what is unneeded stays, and a restore reads deltas that could be one.
+MERGE_SECONDS_MIN, MERGE_SECONDS_MAX = 2.0, 60.0
 RESTORES_MAX = 5  # A run that falls back to a checkpoint again and again makes no progress.
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
@@ -106,7 +108,7 @@ def told(
         "salt": secrets.token_hex(8),  # of this start of it
         "keep": {"keep_last": config.ckpt_keep_last, "pinned": [] if start is None else [start.cut]},
         "made_by": f"regrow {version()}",
-        "merge_seconds": MERGE_SECONDS,
+        "merge_seconds": min(max(seconds or 0.0, MERGE_SECONDS_MIN), MERGE_SECONDS_MAX),
         "dead": list(dead),
         "plan": {
             "every_seconds": seconds,

@@ -26,7 +26,7 @@ def main() -> int:
     logging.basicConfig(
         stream=sys.stderr, level=logging.INFO, format=f"%(asctime)s {role[0].upper()}{index} %(message)s"
     )
-    _core.tune_malloc()
+    _core.tune_malloc(one_heap=role != "worker")
     try:
         if role == "worker":
             from regrow.nn import worker

@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from regrow.checkpoint.chunks import CHUNK_BYTES, Chunk, Rows, split
+from regrow.checkpoint.chunks import CHUNK_BYTES, Chunk, Rows
 from regrow.checkpoint.lineage import Graph
 from regrow.checkpoint.load import LoadReport, restore
 from regrow.checkpoint.manifest import ChunkInfo, Cut, Manifest, TableInfo, chunk_name
@@ -41,9 +41,6 @@ ASIDE_BYTES_MAX = 64 << 20
 ASIDE_BYTES_LIMIT = 1 << 30  # ... and above this the checkpoint is given up: training has the memory.
 # Loaded rows that parity holders do not have yet. Too small: loading waits for each message. Too large: memory.
 LOAD_BYTES_MAX = 64 << 20
-# Of rows that the server takes at once. Too small: taking turns costs more than the rows. Too large: the loop is kept
-# from its work, and they leave the cache before they are in their place.
-LOAD_PART_BYTES = 4 << 20
 
 
 def layout_of(job: JobSpec, table: int) -> Layout:
@@ -263,7 +260,7 @@ class Loader:
         self._tell = tell
         self._progress = progress
 
-    async def load(self, job: JobSpec, store: MemoryStore) -> LoadReport:
+    async def load(self, job: JobSpec) -> LoadReport:
         loop = asyncio.get_running_loop()
         mine = shard_name(job, self._server)
         ours = mine.partition("of")[2]
@@ -290,15 +287,8 @@ class Loader:
             marks = plan.target.marks
             check_fits(plan.pieces[-1], job)
 
-            before: Future[None] = Future()  # the rows told last: the next are made while the server takes them
-            before.set_result(None)
-
             def apply(_: Manifest, chunk: Chunk) -> None:
-                nonlocal before
-                for part in split([chunk], LOAD_PART_BYTES):
-                    rows = loaded_rows(job, store, part)
-                    before.result()
-                    before = told(rows)
+                told(loaded_rows(job, chunk)).result()  # meanwhile the next chunks are read
 
             report = restore(
                 storage,
@@ -307,7 +297,6 @@ class Loader:
                 shard_filter=lambda shard: shard == mine or shard.partition("of")[2] != ours,
                 progress=self._progress,
             )
-            before.result()
             told(LoadedAll(marks=marks)).result()
             return report
 
@@ -340,18 +329,11 @@ def check_fits(piece: Manifest, job: JobSpec) -> None:
         )
 
 
-def loaded_rows(job: JobSpec, store: MemoryStore, chunk: Chunk) -> LoadedRows:
-    """Those rows of a chunk that live on this server."""
-    strides = [store.record_floats(table) for table in range(len(job.tables))]
-    held = [(table, chunk[spec.name]) for table, spec in enumerate(job.tables) if spec.name in chunk]
-    counts = np.zeros(len(job.tables), np.int32)
-    slots = np.empty(sum(len(rows) for _, rows in held), np.uint32)
-    records = np.empty(sum(len(rows) * strides[table] for table, rows in held), np.float32)
-    row = at = 0
-    for table, rows in held:
-        states = job.tables[table].optimizer.state_parts(job.tables[table].dim)
-        parts = [rows.weight, *(rows.states[name] for name, _ in states)]
-        counts[table] = store.own_rows(table, rows.ids, parts, slots[row:], records[at:])
-        row += int(counts[table])
-        at += int(counts[table]) * strides[table]
-    return LoadedRows(counts=counts, slots=slots[:row], records=records[:at])
+def loaded_rows(job: JobSpec, chunk: Chunk) -> LoadedRows:
+    """The rows of a chunk, as a server takes them. Views."""
+    found = []
+    for table, spec in enumerate(job.tables):
+        if (rows := chunk.get(spec.name)) is not None:
+            states = spec.optimizer.state_parts(spec.dim)
+            found.append((table, rows.ids, [rows.weight, *(rows.states[name] for name, _ in states)]))
+    return LoadedRows(rows=found)

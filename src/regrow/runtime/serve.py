@@ -211,7 +211,7 @@ class Node:
             progress=lambda done, total: self.parent.report("loading", done=done, total=total),
         )
         try:
-            report = await loader.load(job, store)
+            report = await loader.load(job)
         except Exception as error:
             self._stop(error)
             return

@@ -22,6 +22,7 @@ from regrow.core.cut import CutNow, Publish, Published, Save, Saved
 from regrow.core.effects import Notice
 from regrow.core.link import Identity
 from regrow.core.shard import LoadedAll, LoadedRows
+from regrow.runtime.checkpoint import chunk_of
 from regrow.sim import machines
 from regrow.sim.net import COORDINATOR, short
 from regrow.sim.nodes import Node, Violation
@@ -30,7 +31,7 @@ from regrow.sim.reference import Key
 if TYPE_CHECKING:
     from regrow.sim.world import World
 
-Rows = dict[Key, bytes]  # records without padding
+Rows = dict[Key, bytes]  # whole records
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -139,20 +140,18 @@ class Storage:
         if store.capture_side_bytes():
             world.probes.hit("copy on write")
         aside_first = not world.calm and world.choices.flag(0.3)
-        counts, slots, records = store.capture_next(world.cuts.bite_bytes, aside_first)
-        if not slots.size:
+        if not store.capture_left():
             self._check_part(name)
             world.driver.hand(node, Saved(number=number, chunks=name))
             return
-        row = start = 0
-        for table, count in enumerate(counts.tolist()):
-            floats = store.record_floats(table)
-            for slot in slots[row : row + count].tolist():
-                key = table, world.reference.places.row_at.get((node.identity.id, table, slot), -1)
-                if key[1] >= 0:
-                    self._parts[name][key] = self._unpadded(table, records[start : start + floats])
-                start += floats
-            row += count
+        chunk = chunk_of(world.job, *store.capture_chunk(world.cuts.bite_bytes, aside_first))
+        for table, spec in enumerate(world.job.tables):
+            if (rows := chunk.get(spec.name)) is not None:
+                records = np.zeros((len(rows), store.record_floats(table)), np.float32)
+                values = np.concatenate([part for _, part in rows.parts()], axis=1)
+                records[:, : values.shape[1]] = values
+                for row, record in zip(rows.ids.tolist(), records, strict=True):
+                    self._parts[name][table, row] = self._unpadded(table, record)
         world.later(lambda: self._bite(node, number), of=node)
 
     def _check_part(self, name: str) -> None:
@@ -322,7 +321,7 @@ class Storage:
         for rows in start.pieces:
             mine = sorted(key for key in rows if of_row[key][0] == server)
             for first in range(0, len(mine), 3):
-                bites.append(self._loaded(node, {key: rows[key] for key in mine[first : first + 3]}))
+                bites.append(self._loaded({key: rows[key] for key in mine[first : first + 3]}))
         bites.append(LoadedAll(marks=start.marks))
 
         def bite(number: int) -> None:
@@ -333,14 +332,13 @@ class Storage:
 
         self.world.later(lambda: bite(0), of=node)
 
-    def _loaded(self, node: Node, rows: Rows) -> LoadedRows:
-        counts = np.zeros(len(self.world.job.tables), np.int32)
-        records = []
-        for (table, _), record in rows.items():
-            counts[table] += 1
-            padded = np.zeros(node.machine.store.record_floats(table), np.float32)
-            values = np.frombuffer(record, np.float32)
-            padded[: values.size] = values
-            records.append(padded)
-        slots = np.array([self.world.reference.places.of_row[key][1] for key in rows], np.uint32)
-        return LoadedRows(counts=counts, slots=slots, records=np.concatenate(records))
+    def _loaded(self, rows: Rows) -> LoadedRows:
+        found = []
+        for table, spec in enumerate(self.world.job.tables):
+            mine = {row: np.frombuffer(record, np.float32) for (of, row), record in rows.items() if of == table}
+            parts, end = [], 0
+            for width in (spec.dim, *(width for _, width in spec.optimizer.state_parts(spec.dim))):
+                start, end = end, end + width
+                parts.append(np.array([record[start:end] for record in mine.values()], np.float32))
+            found.append((table, np.array(list(mine), np.uint32), parts))
+        return LoadedRows(rows=found)

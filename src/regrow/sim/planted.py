@@ -274,8 +274,8 @@ def _one_epoch(original: Any) -> Any:
 
 def _drain(store: Any) -> None:
     """Takes what is captured, and calls it stored."""
-    while store.capture_next(1 << 20)[1].size:
-        pass
+    while store.capture_left():
+        store.capture_chunk(1 << 20)
     store.end_capture(True)
 
 

@@ -47,7 +47,6 @@ class MemoryStore:
         self.assign_untouched = self._shard.assign_untouched
         self.read_records = self._shard.read_records
         self.write_records = self._shard.write_records
-        self.write_rows = self._shard.write_rows
         self.record_floats = self._shard.record_floats
         self.slots = self._shard.slots
         self.touched = self._shard.touched
@@ -72,7 +71,7 @@ class MemoryStore:
         self.begin_capture = self._shard.begin_capture
         self.capture_next = self._shard.capture_next
         self.capture_chunk = self._shard.capture_chunk
-        self.own_rows = self._shard.own_rows
+        self.load_rows = self._shard.load_rows
         self.capture_left = self._shard.capture_left
         self.capture_side_bytes = self._shard.capture_side_bytes
         self.end_capture = self._shard.end_capture
