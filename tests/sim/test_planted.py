@@ -39,7 +39,7 @@ SEEDS: dict[str, tuple[str, int, int]] = {
     "head-given-up": ("cuts", 2, 60),
     "replacement-clean": ("cuts", 22, 200),
     "held-for-ever": ("cuts", 0, 40),
-    "first-is-delta": ("cuts-2pc", 0, 60),
+    "first-is-delta": ("cuts-sync", 85, 120),
     "wish-forgotten": ("cuts-sync", 0, 600),
     "loads-uncommitted": ("cuts-2pc", 0, 20),
 }
