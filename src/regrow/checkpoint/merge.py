@@ -238,10 +238,12 @@ class Fold:
         """Rows of a table with the shard they belong to, ids rising within each shard, the newest of each."""
         cursors = [_Cursor(run, table.name) for run in self.runs]
         row_bytes = 4 + 4 * table.dim + sum(4 * width for _, width in table.states)
-        share = max(1, self.window // row_bytes // max(1, len(cursors)))
+        rows_max = self.window // row_bytes
         while live := [cursor for cursor in cursors if cursor.fill()]:
-            # Below the bound every cursor has all its rows at hand, and at most its share of a window.
-            bound = min(cursor.reach(share) for cursor in live)
+            # Below the bound every cursor has all its rows at hand, and at most its share of a window: as many as it
+            # has of all that are at hand, so that long ones and short ones come to their ends together.
+            at_hand = sum(cursor.rows_left for cursor in live)
+            bound = min(cursor.reach(max(1, rows_max * cursor.rows_left // at_hand)) for cursor in live)
             parts = [cursor.take(bound) for cursor in live]
             yield from self._newest([part for part in parts if len(part[1])])
 
@@ -355,17 +357,24 @@ class _Cursor:
             raise Disorder(self.run.piece)
         return True
 
+    @property
+    def rows_left(self) -> int:
+        """Of the chunk at hand."""
+        assert self.rows is not None
+        return len(self.rows) - self.start
+
     def reach(self, share: int) -> int:
         """The largest id up to which nothing is missing here."""
         assert self.rows is not None
-        if len(self.rows) - self.start <= share and not self.left:
+        if self.rows_left <= share and not self.left:
             return 1 << 32
         return int(self.rows.ids[min(self.start + share, len(self.rows)) - 1])
 
     def take(self, bound: int) -> tuple[_Source, Rows]:
         assert self.rows is not None
         start = self.start
-        self.start = int(np.searchsorted(self.rows.ids, min(bound, (1 << 32) - 1), side="right"))
+        last = np.uint32(min(bound, (1 << 32) - 1))  # of a wider type, all ids would be converted first
+        self.start += int(self.rows.ids[start:].searchsorted(last, side="right"))
         return self.source, self.rows.part(start, self.start)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import mmap
 import time
 import zlib
 from collections.abc import Callable
@@ -25,7 +26,7 @@ from regrow.checkpoint.lineage import Graph
 from regrow.checkpoint.load import LoadReport, restore
 from regrow.checkpoint.manifest import ChunkInfo, Cut, Manifest, TableInfo, chunk_name
 from regrow.checkpoint.policy import clear_wanted, wanted_full
-from regrow.checkpoint.staging import Stager
+from regrow.checkpoint.staging import CHUNKS_IN_MEMORY_MAX, Stager
 from regrow.checkpoint.storage import Storage
 from regrow.core.cut import Publish, Published, Save, Saved
 from regrow.core.job import JobSpec
@@ -86,6 +87,14 @@ def chunk_of(job: JobSpec, counts: Any, words: Any) -> Chunk:
     return chunk
 
 
+def make_ready(size: int) -> None:
+    """Takes memory for chunks from the system and gives it back to this process, which keeps it: the first touch of a
+    page can take longer than all that is copied to it later, and later it is the server's loop that waits."""
+    blocks = [np.empty(min(CHUNK_BYTES, size - start), np.uint8) for start in range(0, size, CHUNK_BYTES)]
+    for block in blocks:
+        block[:: mmap.PAGESIZE] = 0
+
+
 class Saver:
     """Stores what a server has captured. `tell` hears how it ended, on the loop."""
 
@@ -107,6 +116,7 @@ class Saver:
         self._bits = bits
         self._bytes_per_second = bytes_per_second
         self._stager: Stager | None = None
+        self._ready_bytes = 0  # of memory that was made ready for chunks
         self._number = 0
         self._piece = ""
         self._task: asyncio.Task[None] | None = None
@@ -150,6 +160,11 @@ class Saver:
             )
         stager = self._stager
         shard = shard_name(job, self._server)
+        row_bytes = 4 * max(1 + table.record_floats for table in job.tables)
+        wanted = min(store.capture_left() * row_bytes, CHUNKS_IN_MEMORY_MAX * CHUNK_BYTES)
+        if wanted > self._ready_bytes:
+            await asyncio.to_thread(make_ready, wanted)
+            self._ready_bytes = wanted
         try:
             number = 0
             while self._number == save.number:
