@@ -8,6 +8,10 @@ Before and during are minutes apart, and on a shared machine processors are not 
 same work for each sample whether servers recover or not, so their processor time per sample shows that, and throughput
 is also given as it would be at equal speed.
 
+A stall is the longest time in which a worker ends no step, counted from the moment that the death is known, in the
+second after it; the step that it was in is part of it. When the last step that was late has ended is given too, and the
+longest silence of the whole recovery.
+
 The sketch: for each byte of lost rows, k - 1 bytes of other members go to whoever decodes, one byte goes to the
 replacement, and one to make its parities again: (k + 1) x bytes / bandwidth of a socket = expected time, were
 nothing else going on. Memory and socket bandwidth are measured in the same run.
@@ -15,6 +19,7 @@ nothing else going on. Memory and socket bandwidth are measured in the same run.
 
 from __future__ import annotations
 
+import itertools
 import socket
 import subprocess
 import sys
@@ -33,7 +38,7 @@ from regrow.core.twins import record_floats
 from regrow.data.synthetic import CARDINALITIES
 from regrow.errors import RegrowError
 from regrow.launch import local
-from regrow.launch.failures import DURING_SECONDS_MIN, Failure
+from regrow.launch.failures import DURING_SECONDS_MIN, RESUME_SECONDS, Failure
 from regrow.launch.status import RunStatus
 from regrow.nn.presets import MODELS
 
@@ -102,7 +107,14 @@ def measure_all(report: common.Report, config: TrainConfig, *, size: Size) -> No
     spread = quiet.speed_spread(BEFORE_SECONDS)
     if spread is not None:
         common.console.print(f"the processors' own speed, over {BEFORE_SECONDS:.0f} s: fastest / slowest {spread:.2f}")
-    row = {"kind": "run", "k": None, "round": 0, "samples_per_second": round(rate, 1), "speed_spread": spread}
+    row = {
+        "kind": "run",
+        "k": None,
+        "round": 0,
+        "samples_per_second": round(rate, 1),
+        "speed_spread": spread,
+        "silence_s": round(quiet.longest_silence(quiet.begin, quiet.end), 4),
+    }
     report.rows.append(row | quiet.others())
     report.rows.append(quiet.to_row("none", zero_at=zero_at, marks={}))
     after_seconds = size.after_seconds
@@ -238,6 +250,12 @@ class Trace(train.Recorder):
         found = [work for at in starts if (work := self.work_per_sample(at, at + seconds)) is not None]
         return round(max(found) / min(found), 3) if found else None
 
+    def longest_silence(self, begin: float, end: float) -> float:
+        """The longest time between two reports of a worker, of those that began before `end`; what lies before `begin`
+        is not counted."""
+        gaps = [pair for seen in self._points() for pair in itertools.pairwise(at for at, _ in seen)]
+        return max((after - max(at, begin) for at, after in gaps if after > begin and at < end), default=0.0)
+
     @property
     def begin(self) -> float:
         """From here on every worker is known to train."""
@@ -342,8 +360,13 @@ def figures(trace: Trace, failure: Failure, summary: dict[str, Any], *, server: 
     seconds = recovered_at - failure.detected_at
     rows, row_bytes = summary["rows"], server["bytes"] - server["redundancy_bytes"]
     return {
-        **{name: summary[name] for name in ("detected_s", "replaced_s", "resumed_s", "recovered_s", "stall_s")},
-        "stall_after_detection_s": round(resumed_at - failure.detected_at, 4),
+        **{name: summary[name] for name in ("detected_s", "replaced_s", "resumed_s", "recovered_s")},
+        # The longest that a worker stood still, the step that it was in included; and when the last late step ended.
+        "stall_after_detection_s": round(
+            trace.longest_silence(failure.detected_at, failure.detected_at + RESUME_SECONDS), 4
+        ),
+        "resumed_after_detection_s": round(resumed_at - failure.detected_at, 4),
+        "silence_s": round(trace.longest_silence(failure.detected_at, recovered_at), 4),
         "recovery_seconds": round(seconds, 4),
         "rows": rows,
         "bytes": summary["bytes"],
@@ -447,7 +470,8 @@ def slower_to_faster(runs: Sequence[dict[str, Any]]) -> list[float]:
 
 def told(row: dict[str, Any]) -> str:
     return (
-        f"stalled {row['stall_after_detection_s']:.2f} s after detection, "
+        f"stalled for {row['stall_after_detection_s']:.2f} s after detection, "
+        f"all steps as usual after {row['resumed_after_detection_s']:.2f} s, "
         f"{row['rows']:,} rows ({row['bytes'] / 1e6:,.0f} MB) back after {row['recovered_s']:.1f} s, "
         f"throughput meanwhile {row['ratio_during']:.2f} of before ({row['ratio_with_stall']:.2f} with the stall)"
         + (f", {even:.2f} at equal speed of the processors" if (even := row.get("ratio_at_equal_speed")) else "")
@@ -458,16 +482,18 @@ def print_rows(report: common.Report) -> None:
     runs = [row for row in report.rows if row["kind"] == "run" and row["k"] is not None]
     links = next(row["bytes_per_second"] for row in report.rows if row["kind"] == "socket")
     copy = next(row["bytes_per_second"] for row in report.rows if row["kind"] == "memory")
-    headings = ("k", "round", "detected", "stall", "recovered", "lost rows", "faults", "during / before", "MB/s")
+    headings = ("k", "round", "detected", "stall", "resumed", "silence", "recovered", "lost rows", "faults")
     common.print_table(
         f"server {VICTIM} of {train.SERVERS} killed; seconds from its death",
-        (*headings, "of socket", "of memory copy", "sketch"),
+        (*headings, "during / before", "MB/s", "of socket", "of memory copy", "sketch"),
         [
             (
                 str(row["k"]),
                 str(row["round"] + 1),
                 f"{row['detected_s']:.3f}",
                 f"{row['stall_after_detection_s']:.2f}",
+                f"{row['resumed_after_detection_s']:.2f}",
+                f"{row['silence_s']:.2f}",
                 f"{row['recovered_s']:.2f}",
                 f"{row['rows']:,}",
                 f"{row['faults']:,}",

@@ -103,6 +103,8 @@ class Rebuild:
         tables = np.repeat(np.arange(counts.size), counts)
         places = self._first_slot[tables] + slots
         fresh = ~self._asked[places]
+        if not fresh.any():  # whoever waits is looked at again with every answer
+            return []
         self._asked[places] = True
         return self._faults(tables[fresh], slots[fresh], peers)
 
