@@ -12,16 +12,6 @@ namespace {
 
 using namespace nb::literals;
 
-nb::tuple capture_next(Shard& shard, int64_t bytes_max, bool aside_first) {
-  CapturedRows captured;
-  {
-    nb::gil_scoped_release release;
-    captured = shard.capture_next(bytes_max, aside_first);
-  }
-  return nb::make_tuple(owned(std::move(captured.counts)), owned(std::move(captured.slots)),
-                        owned(std::move(captured.records)));
-}
-
 nb::tuple capture_chunk(Shard& shard, int64_t bytes_max, bool aside_first) {
   CapturedChunk captured;
   {
@@ -46,7 +36,6 @@ void bind_capture(nb::class_<Shard>& shard) {
   shard.def("add_tenant", &Shard::add_tenant, Released())
       .def("dirty_rows", &Shard::dirty_rows, "tenant"_a, Released())
       .def("begin_capture", &Shard::begin_capture, "tenant"_a, "full"_a, Released())
-      .def("capture_next", &capture_next, "bytes_max"_a, "aside_first"_a = false)
       .def("capture_chunk", &capture_chunk, "bytes_max"_a, "aside_first"_a = false)
       .def("capture_left", &Shard::capture_left)
       .def("capture_side_bytes", &Shard::capture_side_bytes)

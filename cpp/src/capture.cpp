@@ -185,30 +185,6 @@ Shard::Share Shard::share(int64_t bytes_max, bool aside_first, const std::vector
   return share;
 }
 
-CapturedRows Shard::capture_next(int64_t bytes_max, bool aside_first) {
-  std::vector<size_t> row_bytes;
-  for (const Table& table : tables_) row_bytes.push_back(table.records.stride * sizeof(float));
-  const Share share = this->share(bytes_max, aside_first, row_bytes);
-  size_t bytes = 0;
-  for (size_t t = 0; t < tables_.size(); ++t) bytes += share.count(t) * row_bytes[t];
-  CapturedRows captured{std::vector<int32_t>(tables_.size()), Buffer<uint32_t>(share.rows),
-                        Buffer<float>(bytes / sizeof(float))};
-
-  uint32_t* slots = captured.slots.data();
-  for (size_t t = 0; t < tables_.size(); slots += captured.counts[t++]) {
-    captured.counts[t] = static_cast<int32_t>(share.count(t));
-    if (captured.counts[t]) select(tables_[t], share.aside[t], share.rest[t], slots);
-  }
-  const bool past_caches = bytes >= cached_bytes_max;
-  for_runs(captured.counts, captured.slots.span(), Width::record, [&](const Run& run) {
-    copy_part(run, {0, run.table.records.stride}, captured.records.data() + run.float_begin, past_caches);
-  });
-  const uint32_t* done = captured.slots.data();
-  for (size_t t = 0; t < tables_.size(); done += captured.counts[t++])
-    if (captured.counts[t]) forget(tables_[t], {done, static_cast<size_t>(captured.counts[t])});
-  return captured;
-}
-
 CapturedChunk Shard::capture_chunk(int64_t bytes_max, bool aside_first) {
   std::vector<size_t> row_bytes;
   for (const Table& table : tables_) {

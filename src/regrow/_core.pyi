@@ -145,20 +145,13 @@ class Shard:
         ValueError while another capture is under way or rows are missing.
         """
 
-    def capture_next(
-        self, bytes_max: int, aside_first: bool = False
-    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint32], npt.NDArray[np.float32]]:
-        """(counts, slots, records) of captured rows not taken yet, as they were at begin_capture.
-
-        Records of at most `bytes_max` bytes, but at least one row; no rows once all were taken. By table and slot,
-        and so from call to call; with `aside_first` only within the call: rows that are kept aside go first.
-        """
-
     def capture_chunk(
         self, bytes_max: int, aside_first: bool = False
     ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint32]]:
-        """(counts, words): rows as capture_next would take them, in the form of a chunk of at most `bytes_max` bytes.
+        """(counts, words) of captured rows not taken yet, as they were at begin_capture, in the form of a chunk.
 
+        At most `bytes_max` bytes, but at least one row; no rows once all were taken. By table and slot, and so from
+        call to call; with `aside_first` only within the call: rows that are kept aside go first.
         Words are, table after table: the ids of its rows, rising; the bits of their weights, [rows, dim]; those of
         each part of the optimizer's state. Slots that no row has are taken and left out: then words are longer.
         """

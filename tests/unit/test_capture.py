@@ -179,21 +179,13 @@ class Both:
         self.capturing = True
 
     def take(self, bytes_max: int, aside_first: bool = False) -> int:
-        """In either form, as it comes."""
-        as_chunk = bool(self.rng.integers(2))
-        row_bytes = CHUNK_ROW_BYTES if as_chunk else self.capture.row_bytes
         if aside_first:
-            bytes_max = max(1, self.capture.aside_bytes(row_bytes))  # all that are aside, and no more
-        expected = self.capture.next(bytes_max, aside_first, row_bytes)
-        if as_chunk:
-            counts, words = self.shard.capture_chunk(bytes_max, aside_first)
-            assert (counts.dtype, words.dtype) == (np.int32, np.uint32)
-            kept, wanted = chunk_of(*expected)
-            assert (counts.tolist(), words.tobytes()[: len(wanted)]) == (kept, wanted)
-        else:
-            counts, slots, records = self.shard.capture_next(bytes_max, aside_first)
-            assert (counts.dtype, slots.dtype, records.dtype) == (np.int32, np.uint32, np.float32)
-            assert (counts.tolist(), slots.tolist(), records.tobytes()) == expected
+            bytes_max = max(1, self.capture.aside_bytes(CHUNK_ROW_BYTES))  # all that are aside, and no more
+        expected = self.capture.next(bytes_max, aside_first, CHUNK_ROW_BYTES)
+        counts, words = self.shard.capture_chunk(bytes_max, aside_first)
+        assert (counts.dtype, words.dtype) == (np.int32, np.uint32)
+        kept, wanted = chunk_of(*expected)
+        assert (counts.tolist(), words.tobytes()[: len(wanted)]) == (kept, wanted)
         return len(expected[1])
 
     def end(self, durable: bool) -> None:
@@ -302,10 +294,21 @@ def updated(shard: _core.Shard, slots: np.ndarray) -> None:
     shard.update(counts, slots.astype(np.uint32), np.full(16 * len(slots), 0.5, np.float32), 1)
 
 
+ROW_BYTES = 4 * (1 + 16 + 1)  # its number, weights and state
+
+
 def records_of(shard: _core.Shard) -> np.ndarray:
     records = np.empty((shard.slots(0), shard.record_floats(0)), np.float32)
     shard.read_records(0, 0, len(records), records)
-    return records
+    return records[:, :17]
+
+
+def taken(shard: _core.Shard, bytes_max: int, aside_first: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    """(rows, records) of the next chunk. With one server and k = 1, the number of a row is that of its slot."""
+    counts, words = shard.capture_chunk(bytes_max, aside_first)
+    count = int(counts[0])
+    weights, state = words[count : 17 * count].view(np.float32), words[17 * count :].view(np.float32)
+    return words[:count], np.hstack([weights.reshape(count, 16), state.reshape(count, 1)])
 
 
 @pytest.mark.parametrize("mode", MODES, ids=str)
@@ -321,21 +324,21 @@ def test_large_pieces(mode: Mode) -> None:
         updated(shard, rng.permutation(200_000)[:100_000])
         slots, side = [], [shard.capture_side_bytes()]
         for bytes_max in (100, 9 << 20, 1 << 20, 1 << 20):
-            _, got, records = shard.capture_next(bytes_max)
-            assert records.nbytes == len(got) * 80 <= bytes_max
-            assert (records.reshape(-1, 20) == values[got]).all()
+            got, records = taken(shard, bytes_max)
+            assert len(got) * ROW_BYTES <= bytes_max
+            assert (records == values[got]).all()
             slots.append(got)
             side.append(shard.capture_side_bytes())
         assert len(slots[0]) == 1
-        taken = sum(map(len, slots))
-        assert shard.capture_left() == 180_000 - taken > 0
-        _, got, records = shard.capture_next(1 << 30)
-        assert (records.reshape(-1, 20) == values[got]).all()
+        count = sum(map(len, slots))
+        assert shard.capture_left() == 180_000 - count > 0
+        got, records = taken(shard, 1 << 30)
+        assert (records == values[got]).all()
         assert (np.concatenate([*slots, got]) == captured).all()
         assert shard.capture_side_bytes() == 0 == shard.capture_left()
         assert 85_000 * 80 < side[0] < 100_000 * 80
         assert side == sorted(side, reverse=True)
-        assert side[-1] < side[0] * (180_000 - taken + 200_000 / 16) / 180_000
+        assert side[-1] < side[0] * (180_000 - count + (1 << 14)) / 180_000, "and a range of 2 ** 14 slots"
         shard.end_capture(True)
         assert shard.dirty_rows(tenant) == 100_000
 
@@ -354,10 +357,10 @@ def test_memory_kept_aside_can_be_bounded() -> None:
     while shard.capture_left():
         updated(shard, rng.permutation(100_000)[:5_000])
         assert shard.capture_side_bytes() <= 5_000 * 80
-        _, slots, records = shard.capture_next(max(1 << 20, shard.capture_side_bytes()), aside_first=True)
+        slots, records = taken(shard, max(1 << 20, shard.capture_side_bytes()), aside_first=True)
         assert shard.capture_side_bytes() == 0
         assert (np.diff(slots.astype(np.int64)) > 0).all()
-        assert (records.reshape(-1, 20) == values[slots]).all()
+        assert (records == values[slots]).all()
         seen.append(slots)
     assert (np.sort(np.concatenate(seen)) == np.arange(100_000)).all()
     shard.end_capture(True)
@@ -370,11 +373,11 @@ def test_part_of_what_is_aside() -> None:
     shard.begin_capture(shard.add_tenant(), True)
     changed = np.sort(rng.permutation(100_000)[:5_000])
     updated(shard, changed)
-    pieces = [shard.capture_next(1000 * 80, aside_first=True)[1] for _ in range(5)]
+    pieces = [taken(shard, 1000 * ROW_BYTES, aside_first=True)[0] for _ in range(5)]
     assert [len(piece) for piece in pieces] == [1000] * 5
     assert (np.sort(np.concatenate(pieces)) == changed).all()
     assert shard.capture_side_bytes() == 0
-    assert shard.capture_next(80, aside_first=True)[1].tolist() == [int(np.setdiff1d(np.arange(100_000), changed)[0])]
+    assert taken(shard, ROW_BYTES, aside_first=True)[0].tolist() == [int(np.setdiff1d(np.arange(100_000), changed)[0])]
 
 
 # ---- tables and tenants that come late, recovery
@@ -389,10 +392,12 @@ def test_a_table_added_later() -> None:
     shard.add_table(rows=70, dim=3, optimizer="sgd", learning_rate=0.1, seed=1, init_bound=0.1, table=1)
     assert shard.memory_bytes > before
     shard.update(np.array([0, 1], np.int32), np.array([69], np.uint32), np.ones(3, np.float32), 1)
-    assert [part.tolist() for part in shard.capture_next(1 << 20)[:2]] == [[7, 0], list(range(7))]
+    counts, words = shard.capture_chunk(1 << 20)
+    assert (counts.tolist(), words[:7].tolist()) == ([7, 0], list(range(7)))
     shard.end_capture(True)
     shard.begin_capture(tenant, False)
-    assert [part.tolist() for part in shard.capture_next(1 << 20)[:2]] == [[0, 1], [69]]
+    counts, words = shard.capture_chunk(1 << 20)
+    assert (counts.tolist(), words[:1].tolist()) == ([0, 1], [69])
 
 
 def test_rows_that_come_back_are_dirty() -> None:
@@ -437,7 +442,9 @@ def test_blank_rows_do_not_delay_a_capture() -> None:
     assert shard.put(counts, slots, np.ones(8, np.float32)) == 2
     assert shard.blank_rows() == 98
     shard.begin_capture(tenant, True)
-    assert shard.capture_next(1 << 20)[1].tolist() == [0, 2]
+    counts, words = shard.capture_chunk(1 << 20)
+    first = [Layout(servers=3, k=1, r=1, groups=1).row_of(0, [slot], table=0)[0] for slot in (0, 2)]
+    assert (counts.tolist(), words[:2].tolist()) == ([2], first)
     assert shard.fill(1000) == 98
     shard.end_capture(True)
 
@@ -451,7 +458,7 @@ def test_the_store_passes_it_on() -> None:
     assert store.dirty_rows(tenant) == 1
     store.begin_capture(tenant, False)
     assert (store.capture_left(), store.capture_side_bytes()) == (1, 0)
-    assert store.capture_next(1)[1].tolist() == [4]
+    assert store.capture_chunk(1)[1][:1].tolist() == [4]
     store.end_capture(False)
     assert store.dirty_rows(tenant) == 1
 
@@ -471,12 +478,10 @@ def test_tenants_are_bounded() -> None:
     [
         (False, "dirty_rows", (2,), IndexError, "there is no tenant 2; this shard has 2"),
         (False, "begin_capture", (2, True), IndexError, "there is no tenant 2"),
-        (False, "capture_next", (1,), ValueError, "no capture is under way; begin one first"),
         (False, "capture_chunk", (1,), ValueError, "no capture is under way; begin one first"),
         (False, "end_capture", (True,), ValueError, "no capture is under way"),
         (False, "end_capture", (False,), ValueError, "no capture is under way"),
         (True, "begin_capture", (0, False), ValueError, "a capture of tenant 1 is under way; end it before the next"),
-        (True, "capture_next", (0,), ValueError, "bytes_max must be at least 1, not 0"),
         (True, "capture_chunk", (0,), ValueError, "bytes_max must be at least 1, not 0"),
         (True, "end_capture", (True,), ValueError, "5 captured rows were not taken yet: the capture cannot be durable"),
     ],
@@ -490,7 +495,7 @@ def test_a_wrong_call_changes_nothing(
     shard.add_tenant()
     if capturing:
         shard.begin_capture(1, False)
-        shard.capture_next(160)
+        taken(shard, 2 * ROW_BYTES)
 
     def state() -> list[int]:
         return [shard.dirty_rows(0), shard.dirty_rows(1), shard.capture_left(), shard.capture_side_bytes()]
@@ -501,6 +506,6 @@ def test_a_wrong_call_changes_nothing(
         getattr(shard, method)(*arguments)
     assert state() == before
     if capturing:
-        assert shard.capture_next(1 << 20)[1].tolist() == [2, 3, 4, 5, 6]
+        assert taken(shard, 1 << 20)[0].tolist() == [2, 3, 4, 5, 6]
         shard.end_capture(True)
         assert (shard.dirty_rows(0), shard.dirty_rows(1)) == (7, 0)

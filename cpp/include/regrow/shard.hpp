@@ -69,13 +69,7 @@ struct Flush {
 // too large: only the time a settle() takes, which visits the bits of each.
 inline constexpr size_t tenants_max = 4;
 
-struct CapturedRows {
-  std::vector<int32_t> counts;
-  Buffer<uint32_t> slots;
-  Buffer<float> records;
-};
-
-// The same as a chunk of a checkpoint has them. Per table: numbers of rows, rising, then [rows][dim] weights, then each
+// Rows as a chunk of a checkpoint has them. Per table: numbers of rows, rising, then [rows][dim] weights, then each
 // part of the optimizer's state. What is behind the last row means nothing.
 struct CapturedChunk {
   std::vector<int32_t> counts;
@@ -144,10 +138,9 @@ class Shard {
   size_t dirty_rows(size_t tenant) const;
   // At one instant: the tenant's dirty rows (all touched ones if `full`) are captured and no longer dirty to it.
   void begin_capture(size_t tenant, bool full);
-  // Captured rows not taken yet, as they were at begin_capture: records of up to bytes_max bytes, at least one row,
-  // none at the end. By table and slot; with `aside_first`, those that are kept aside come in an earlier call.
-  CapturedRows capture_next(int64_t bytes_max, bool aside_first = false);
-  // The same rows as a chunk of up to bytes_max bytes. Slots that no row of the table has are taken and left out.
+  // Captured rows not taken yet, as they were at begin_capture: a chunk of up to bytes_max bytes, at least one row, none
+  // at the end. By table and slot; with `aside_first`, those that are kept aside come in an earlier call. Slots that no
+  // row of the table has are taken and left out.
   CapturedChunk capture_chunk(int64_t bytes_max, bool aside_first = false);
   size_t capture_left() const;
   size_t capture_side_bytes() const;  // of records kept aside, because they changed before they were taken

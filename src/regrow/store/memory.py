@@ -69,7 +69,6 @@ class MemoryStore:
         self.add_tenant = self._shard.add_tenant
         self.dirty_rows = self._shard.dirty_rows
         self.begin_capture = self._shard.begin_capture
-        self.capture_next = self._shard.capture_next
         self.capture_chunk = self._shard.capture_chunk
         self.load_rows = self._shard.load_rows
         self.capture_left = self._shard.capture_left
