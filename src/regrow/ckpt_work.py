@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from regrow.checkpoint.chunks import decode_chunk
+from regrow.checkpoint.direct import Bytes
 from regrow.checkpoint.lineage import LATEST, Graph, Plan
 from regrow.checkpoint.load import Problem, verify_pieces
 from regrow.checkpoint.manifest import (
@@ -210,9 +211,9 @@ class Guard:
                     if piece in copied or MANIFEST not in self._target.names(piece):
                         self._target.delete_piece(piece)
 
-    def read(self, path: str) -> bytes | memoryview:
+    def read(self, path: str, *, into: Bytes | None = None) -> bytes | memoryview:
         self._stop.check()
-        return (self._target if path in self._written else self._source).read(path)
+        return (self._target if path in self._written else self._source).read(path, into=into)
 
     def names(self, piece: str) -> dict[str, int]:
         return (self._target if piece in self._begun | self._made else self._source).names(piece)

@@ -437,7 +437,7 @@ def test_figures_of_a_failure_by_hand() -> None:
     # 100 samples per second, none from 20.0 to 20.5, 80 until all is back at 24.5, then 100 again.
     points = [(at / 4, 25 * at) for at in range(81)]
     points += [(20.5, 2000)] + [(20.5 + at / 4, 2000 + 20 * at) for at in range(1, 17)]
-    points += [(24.5 + at, 2320 + 100 * at) for at in range(1, 6)]
+    points += [(24.5 + at / 4, 2320 + 25 * at) for at in range(1, 21)]
     failure = Failure(role="server", id=2, incarnation=0, step=1, reason="", at=20.0, detected_at=20.1)
     failure.resumed_at, failure.recovered_at = 20.5, 24.5
     summary = {**failure.to_dict(), "rows": 1000, "bytes": 44_000, "faults": 3}
@@ -455,13 +455,14 @@ def test_figures_of_a_failure_by_hand() -> None:
     assert recovery.marks(failure) == {"death": 0.0, "resumed": 0.5, "recovered": 4.5}
     assert "stalled for 0.40 s after detection, all steps as usual after 0.40 s, 1,000 rows" in recovery.told(found)
     assert recovery.sketch_seconds({**found, "k": 4}, 44_000.0) == pytest.approx(5.0)
-    # A step that was about to end is not the stall, one that begins much later is none.
-    points = [(0.0, 0), (20.2, 10), (20.5, 20), (21.0, 30), (21.4, 40), (30.0, 50), (31.0, 60), (32.0, 70)]
-    failure.resumed_at = 21.0
+    # A step that was about to end is not the stall, a silence that begins much later is none.
+    points = [(0.0, 0), (20.2, 10), (20.5, 20), *((21.0 + 0.4 * i, 30 + i) for i in range(12))]
+    points += [(31.0, 110), (32.0, 120), (33.0, 130)]
+    failure.resumed_at, failure.recovered_at = 21.0, 31.5
     again = recovery.figures(_trace(points), failure, summary, server={"bytes": 125, "redundancy_bytes": 25})
     assert again["stall_after_detection_s"] == pytest.approx(0.5)
     assert again["resumed_after_detection_s"] == pytest.approx(0.9)
-    assert again["silence_s"] == pytest.approx(8.6)
+    assert again["silence_s"] == pytest.approx(5.6)
 
 
 def test_codes_are_compared_within_a_round() -> None:

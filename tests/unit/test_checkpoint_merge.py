@@ -22,7 +22,7 @@ from regrow.checkpoint.lineage import Graph
 from regrow.checkpoint.load import ALL_SHARDS, verify
 from regrow.checkpoint.manifest import Cut, Manifest, TableInfo, chunk_name, cut_id, piece_name
 from regrow.checkpoint.merge import PieceBroken, fold, leftovers
-from regrow.checkpoint.storage import Storage
+from regrow.checkpoint.storage import LocalFiles, Storage
 from regrow.errors import CheckpointError
 
 _numbers = itertools.count()
@@ -49,10 +49,15 @@ def rows_of(storage: Storage, piece: Manifest) -> dict[tuple[str, int], bytes]:
 # -- what comes out ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("disk", [False, True])  # there, chunks are read into the memory of those before them
 @pytest.mark.parametrize("shuffled", [False, True])
 @pytest.mark.parametrize("shards", [1, 3])
-def test_every_shortcut_leads_where_the_path_led(shards: int, shuffled: bool) -> None:
-    world = World(f"memory://merge-{next(_numbers)}", seed=7, shards=shards, chunk_bytes=120)
+def test_every_shortcut_leads_where_the_path_led(
+    shards: int, shuffled: bool, disk: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(LocalFiles.__init__.__kwdefaults__, "direct_bytes_min", 1)
+    url = str(tmp_path) if disk else f"memory://merge-{next(_numbers)}"
+    world = World(url, seed=7, shards=shards, chunk_bytes=120)
     world.shuffled = shuffled
     for _ in range(5):
         world.update(25)
@@ -261,7 +266,7 @@ def test_a_path_too_long_for_memory_is_folded_in_parts() -> None:
     world = chain(9, updates=40)
     graph = world.graph()
     cuts = list(graph.cuts)
-    made = fold(world.storage, graph, None, cuts[-1], memory_bytes_max=22000)
+    made = fold(world.storage, graph, None, cuts[-1], memory_bytes_max=11_000)
     assert rows_of(world.storage, made) == world.model
     shortcuts = [piece for piece in world.graph().pieces.values() if piece.folded and piece.source is not None]
     assert shortcuts, "the tail was folded first"

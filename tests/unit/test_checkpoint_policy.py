@@ -388,12 +388,15 @@ def test_a_missing_delta_is_waited_for_one_round() -> None:
     run.world.check()
 
 
-def test_a_missing_delta_for_good_makes_it_ask() -> None:
+@pytest.mark.parametrize("meanwhile", [0, 1])
+def test_a_missing_delta_for_good_makes_it_ask(meanwhile: int) -> None:
+    """Also when there is a new delta with every round."""
     run = Run(s=8)
     run.train(4)
     gone = run.pieces()[2]
     run.world.storage.delete_piece(gone.name)
     assert run.round() == ["choice"]
+    run.train(meanwhile)
     assert run.round() == ["wanted"]
     asked = wanted_full(run.world.storage)
     assert asked is not None and asked.why.endswith(f"no piece leads to {gone.target.id}")

@@ -25,7 +25,7 @@ import numpy.typing as npt
 from regrow.checkpoint.chunks import CHUNK_BYTES, Chunk, Rows, concatenate, read_chunk, write_chunk
 from regrow.checkpoint.direct import Bytes, aligned
 from regrow.checkpoint.lineage import Graph, size_text
-from regrow.checkpoint.load import ALL_SHARDS, chunk_bytes
+from regrow.checkpoint.load import ALL_SHARDS, rows_bytes
 from regrow.checkpoint.manifest import ChunkInfo, Encoding, Manifest, TableInfo, chunk_name, piece_name
 from regrow.checkpoint.storage import Storage
 from regrow.errors import CheckpointError, StorageError
@@ -104,7 +104,7 @@ def fold(
             # The tail becomes a shortcut of its own first, which is a piece like any other. Its chunks are no larger
             # than those it is made of, so what follows needs no more memory than this.
             tail, bits_tail = path[-fitting:], min(piece.bits for piece in path[-fitting:])
-            chunk = min(chunk_bytes, max(run.bytes_max for run in work.runs))
+            chunk = min(chunk_bytes, max(run.rows_bytes_max for run in work.runs))
             work = Fold(storage, tail, scanned, bits=bits_tail, encoding=how, memory=memory_bytes_max, chunk=chunk)
             path = [*path[:-fitting], work.run(None)]
         except Disorder as disorder:
@@ -185,7 +185,7 @@ class Fold:
     def need(self, path: Sequence[Manifest]) -> int:
         """Bytes of memory to fold these pieces."""
         names = {piece.name for piece in path}
-        sizes = [run.bytes_max for run in self.runs if run.piece.name in names]
+        sizes = [run.rows_bytes_max for run in self.runs if run.piece.name in names]
         return sum(sizes) + max(sizes, default=0) + 3 * self.window + self.chunks_held * self.chunk
 
     def fitting(self) -> int:
@@ -240,10 +240,11 @@ class Fold:
         row_bytes = 4 + 4 * table.dim + sum(4 * width for _, width in table.states)
         rows_max = self.window // row_bytes
         while live := [cursor for cursor in cursors if cursor.fill()]:
-            # Below the bound every cursor has all its rows at hand, and at most its share of a window: as many as it
-            # has of all that are at hand, so that long ones and short ones come to their ends together.
-            at_hand = sum(cursor.rows_left for cursor in live)
-            bound = min(cursor.reach(max(1, rows_max * cursor.rows_left // at_hand)) for cursor in live)
+            # Below the bound every cursor has all its rows at hand, and at most its share of a window. Half of that
+            # goes by what is at hand of each: long and short ones that span the same ids come to their ends together.
+            # The other half is the same for all: of those that do not, shares must not shrink with what is left.
+            at_hand, even = sum(cursor.rows_left for cursor in live), rows_max // 2 // len(live)
+            bound = min(cursor.reach(max(1, even + rows_max // 2 * cursor.rows_left // at_hand)) for cursor in live)
             parts = [cursor.take(bound) for cursor in live]
             yield from self._newest([part for part in parts if len(part[1])])
 
@@ -309,15 +310,17 @@ class _Source(NamedTuple):
 
 
 class _Run:
-    """Chunks of a piece in which the ids of every table rise. Holds one of them decoded; the next is read into the same
-    memory, so rows of the last one must not be looked at any more."""
+    """Chunks of a piece in which the ids of every table rise. Holds one of them decoded; the next may be read into the
+    same memory, so rows of the last one must not be looked at any more."""
 
     def __init__(self, storage: Storage, piece: Manifest, age: int, infos: list[ChunkInfo]) -> None:
         self.piece, self.age, self.infos = piece, age, infos
-        self.bytes_max = max(chunk_bytes(piece, info) for info in infos)
+        self.rows_bytes_max = max(rows_bytes(piece, info) for info in infos)
         self.bytes_read = 0
         self.position = {info.name: position for position, info in enumerate(piece.chunks)}
         self._storage = storage
+        # Only where rows are as they are stored: otherwise they would take memory of their own beside it.
+        self._again = storage.local and piece.exact and piece.encoding == "raw"
         self._memory: Bytes | None = None
         self._held: tuple[str, Chunk] | None = None
 
@@ -325,9 +328,11 @@ class _Run:
         """Small tables share a chunk: the next table finds it held."""
         if self._held is None or self._held[0] != info.name:
             self._held = None
-            if self._memory is None or len(self._memory) < info.bytes:
-                self._memory = aligned(max(other.bytes for other in self.infos))
-            self._held = info.name, _read(self._storage, self.piece, info, self._memory)
+            memory, self._memory = self._memory, None  # after an error nobody may use it
+            if memory is None and self._again:
+                memory = aligned(max(other.bytes for other in self.infos))
+            self._held = info.name, _read(self._storage, self.piece, info, memory)
+            self._memory = memory
             self.bytes_read += info.bytes
         return self._held[1][table]
 

@@ -298,7 +298,7 @@ class State(msgspec.Struct, kw_only=True):
     unneeded: dict[str, float] = {}  # piece, or piece/file of a leftover -> when that was first seen
     broken: dict[str, str] = {}  # piece -> what is wrong with it
     checked: list[str] = []  # merged pieces that were read back
-    unreachable: str = ""  # the newest cut, when it could not be restored
+    unreachable: str = ""  # what no piece leads to, when the newest cut could not be restored for that
     overlap: float | None = None
     speed_ratio: float | None = None
     full_deltas: float | None = None
@@ -396,10 +396,12 @@ class Merger:
         if latest is None or graph.without(self._state.broken).path(latest) is not None:
             self._state.unreachable = ""
             return
-        before, self._state.unreachable = self._state.unreachable, latest
-        if not damage and before != latest:
+        # Not the newest cut: with every round there may be a new one, on top of the same gap.
+        missing = ", ".join(graph.missing(latest))
+        before, self._state.unreachable = self._state.unreachable, missing
+        if not damage and before != missing:
             return
-        why = "; ".join(damage) if damage else f"no piece leads to {', '.join(graph.missing(latest))}"
+        why = "; ".join(damage) if damage else f"no piece leads to {missing}"
         asked = wanted_full(self._storage)
         if asked is None or asked.cut != latest:
             why = f"cut {latest} cannot be restored: {why}"

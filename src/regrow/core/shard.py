@@ -67,11 +67,15 @@ class Load:
     job: JobSpec
 
 
+# Rows of a table as a checkpoint has them: its index, their numbers, weights and each part of the optimizer's state.
+TableRows = tuple[int, UInt32Array, list[Float32Array]]
+
+
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedRows:
-    """Event: rows from a checkpoint, whoever has them: (table, their numbers, weights and each part of the state)."""
+    """Event: rows from a checkpoint, whoever has them."""
 
-    rows: list[tuple[int, UInt32Array, list[Float32Array]]]
+    rows: list[TableRows]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,8 +16,8 @@ from regrow.errors import UserError
 from regrow.launch.version import version
 
 DATA_OPTIONS = ("mode", "workers", "seed", "data", "batch", "train_rows", "skew", "skip_bad_lines")
-# Between two looks of the merger; within these, as long as between two checkpoints. Too short: it looks for nothing, on
-# processors that training wants. Too long: what is unneeded stays, and a restore reads deltas that could be one.
+# Between two looks of the merger; within these, as long as between two checkpoints, if that is a time. Too short: it
+# looks for nothing, on processors that training wants. Too long: what is unneeded stays, and a restore reads more.
 MERGE_SECONDS_MIN, MERGE_SECONDS_MAX = 2.0, 60.0
 RESTORES_MAX = 5  # A run that falls back to a checkpoint again and again makes no progress.
 

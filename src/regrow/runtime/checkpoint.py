@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from regrow.checkpoint.chunks import CHUNK_BYTES, Chunk, Rows
+from regrow.checkpoint.chunks import CHUNK_BYTES, Chunk, Rows, split
 from regrow.checkpoint.lineage import Graph
 from regrow.checkpoint.load import LoadReport, restore
 from regrow.checkpoint.manifest import ChunkInfo, Cut, Manifest, TableInfo, chunk_name
@@ -31,7 +31,7 @@ from regrow.checkpoint.storage import Storage
 from regrow.core.cut import Publish, Published, Save, Saved
 from regrow.core.job import JobSpec
 from regrow.core.layout import Layout
-from regrow.core.shard import LoadedAll, LoadedRows
+from regrow.core.shard import LoadedAll, LoadedRows, TableRows
 from regrow.errors import CheckpointError, RegrowError
 from regrow.store.memory import MemoryStore
 
@@ -42,6 +42,9 @@ ASIDE_BYTES_MAX = 64 << 20
 ASIDE_BYTES_LIMIT = 1 << 30  # ... and above this the checkpoint is given up: training has the memory.
 # Loaded rows that parity holders do not have yet. Too small: loading waits for each message. Too large: memory.
 LOAD_BYTES_MAX = 64 << 20
+# Of rows that the server takes at once. Too small: taking turns costs more than the rows. Too large: the loop is kept
+# from its work, and the flush of them is larger than a frame may be.
+LOAD_PART_BYTES = 4 << 20
 
 
 def layout_of(job: JobSpec, table: int) -> Layout:
@@ -69,21 +72,13 @@ def table_infos(job: JobSpec) -> tuple[TableInfo, ...]:
     )
 
 
-def chunk_of(job: JobSpec, counts: Any, words: Any) -> Chunk:
-    """What `capture_chunk` took, by table. Views."""
+def chunk_of(job: JobSpec, captured: list[TableRows]) -> Chunk:
+    """Captured rows by the names of tables and states."""
     chunk: Chunk = {}
-    floats = words.view(np.float32)
-    at = 0
-    for table, count in zip(job.tables, counts.tolist(), strict=True):
-        if not count:
-            continue
-        ids = words[at : at + count]
-        at += count
-        parts: dict[str, Any] = {}
-        for name, width in (("weight", table.dim), *table.optimizer.state_parts(table.dim)):
-            parts[name] = floats[at : at + count * width].reshape(count, width)
-            at += count * width
-        chunk[table.name] = Rows(ids, parts.pop("weight"), parts)
+    for table, ids, (weight, *states) in captured:
+        spec = job.tables[table]
+        names = [name for name, _ in spec.optimizer.state_parts(spec.dim)]
+        chunk[spec.name] = Rows(ids, weight, dict(zip(names, states, strict=True)))
     return chunk
 
 
@@ -180,7 +175,7 @@ class Saver:
                     raise CheckpointError(f"storage is too slow: {aside_bytes >> 20} MiB of rows changed meanwhile")
                 captured = store.capture_chunk(CHUNK_BYTES, aside_bytes > ASIDE_BYTES_MAX)
                 self.pause_seconds_max = max(self.pause_seconds_max, time.perf_counter() - began)
-                chunk = chunk_of(job, *captured)
+                chunk = chunk_of(job, captured)
                 del captured
                 if chunk:
                     name = chunk_name(shard, number, self._encoding)
@@ -303,7 +298,9 @@ class Loader:
             check_fits(plan.pieces[-1], job)
 
             def apply(_: Manifest, chunk: Chunk) -> None:
-                told(loaded_rows(job, chunk)).result()  # meanwhile the next chunks are read
+                taken = [told(loaded_rows(job, part)) for part in split([chunk], LOAD_PART_BYTES)]
+                for each in taken:
+                    each.result()  # meanwhile the next chunks are read
 
             report = restore(
                 storage,
@@ -346,7 +343,7 @@ def check_fits(piece: Manifest, job: JobSpec) -> None:
 
 def loaded_rows(job: JobSpec, chunk: Chunk) -> LoadedRows:
     """The rows of a chunk, as a server takes them. Views."""
-    found = []
+    found: list[TableRows] = []
     for table, spec in enumerate(job.tables):
         if (rows := chunk.get(spec.name)) is not None:
             states = spec.optimizer.state_parts(spec.dim)

@@ -22,7 +22,6 @@ from regrow.core.cut import CutNow, Publish, Published, Save, Saved
 from regrow.core.effects import Notice
 from regrow.core.link import Identity
 from regrow.core.shard import LoadedAll, LoadedRows
-from regrow.runtime.checkpoint import chunk_of
 from regrow.sim import machines
 from regrow.sim.net import COORDINATOR, short
 from regrow.sim.nodes import Node, Violation
@@ -99,10 +98,10 @@ class Storage:
                 row = self.world.reference.places.row_at.get((node.identity.id, table, slot))
                 if row is not None:
                     store.read_records(table, slot, 1, record)
-                    rows[table, row] = self._unpadded(table, record)
+                    rows[table, row] = self._record(table, record)
         return rows
 
-    def _unpadded(self, table: int, record: Any) -> bytes:
+    def _record(self, table: int, record: Any) -> bytes:
         values: bytes = record[: self.world.reference.initial[table, 0].size].tobytes()
         return values
 
@@ -144,14 +143,11 @@ class Storage:
             self._check_part(name)
             world.driver.hand(node, Saved(number=number, chunks=name))
             return
-        chunk = chunk_of(world.job, *store.capture_chunk(world.cuts.bite_bytes, aside_first))
-        for table, spec in enumerate(world.job.tables):
-            if (rows := chunk.get(spec.name)) is not None:
-                records = np.zeros((len(rows), store.record_floats(table)), np.float32)
-                values = np.concatenate([part for _, part in rows.parts()], axis=1)
-                records[:, : values.shape[1]] = values
-                for row, record in zip(rows.ids.tolist(), records, strict=True):
-                    self._parts[name][table, row] = self._unpadded(table, record)
+        for table, ids, parts in store.capture_chunk(world.cuts.bite_bytes, aside_first):
+            values = np.concatenate(parts, axis=1)
+            padding = store.record_floats(table) - values.shape[1]
+            for row, record in zip(ids.tolist(), np.pad(values, ((0, 0), (0, padding))), strict=True):
+                self._parts[name][table, row] = self._record(table, record)
         world.later(lambda: self._bite(node, number), of=node)
 
     def _check_part(self, name: str) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 from regrow import _core
 from regrow.core.job import JobSpec
 from regrow.core.messages import Float32Array, Int32Array, UInt32Array
+from regrow.core.shard import TableRows
 
 
 class MemoryStore:
@@ -40,6 +41,8 @@ class MemoryStore:
                 table=index,
             )
         self._dims = np.array([table.dim for table in job.tables], np.int32)
+        states = [table.optimizer.state_parts(table.dim) for table in job.tables]
+        self._widths = [[table.dim, *(n for _, n in parts)] for table, parts in zip(job.tables, states, strict=True)]
         self.memory_bytes: int = self._shard.memory_bytes
         self.redundancy_bytes: int = self._shard.redundancy_bytes  # the parities' part of it
         self.gather = self._shard.gather
@@ -69,7 +72,6 @@ class MemoryStore:
         self.add_tenant = self._shard.add_tenant
         self.dirty_rows = self._shard.dirty_rows
         self.begin_capture = self._shard.begin_capture
-        self.capture_chunk = self._shard.capture_chunk
         self.load_rows = self._shard.load_rows
         self.capture_left = self._shard.capture_left
         self.capture_side_bytes = self._shard.capture_side_bytes
@@ -78,3 +80,19 @@ class MemoryStore:
     def merge(self, parts: list[tuple[Any, Any, Any]]) -> tuple[Int32Array, UInt32Array, Float32Array]:
         """One push out of several: rows in common are summed in the order of the list."""
         return _core.merge_pushes(self._dims, parts)
+
+    def capture_chunk(self, bytes_max: int, aside_first: bool = False) -> list[TableRows]:
+        """Captured rows not taken yet, as `load_rows` would take them. Views of one block of memory."""
+        counts, words = self._shard.capture_chunk(bytes_max, aside_first)
+        floats, at = words.view(np.float32), 0
+        found: list[TableRows] = []
+        for table, count in enumerate(counts.tolist()):
+            if not count:
+                continue
+            ids, at = words[at : at + count], at + count
+            parts = []
+            for width in self._widths[table]:
+                parts.append(floats[at : at + count * width].reshape(count, width))
+                at += count * width
+            found.append((table, ids, parts))
+        return found
