@@ -389,7 +389,7 @@ import resource, threading, regrow._core
 regrow._core.tune_malloc(one_heap={thread})
 faults = []
 def work():
-    bytearray(32 << 20)
+    return bytearray(48 << 20), bytearray(48 << 20)
 for _ in range(3):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     if {thread}:
