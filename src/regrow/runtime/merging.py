@@ -5,9 +5,11 @@ Nothing depends on it. One that dies is started again; what it was writing has n
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import threading
+from pathlib import Path
 
 from regrow.checkpoint.policy import Event, watch
 from regrow.checkpoint.retention import Rules
@@ -19,9 +21,17 @@ log = logging.getLogger("regrow.merger")
 NICENESS = 19  # Training comes first.
 
 
+def yield_to_training() -> None:
+    """Lowest priority. Where Linux schedules sessions against each other (autogroup), as it does by default, niceness
+    counts within a session only, and every process of a run has its own: the session has to be nice as well."""
+    os.nice(NICENESS)
+    with contextlib.suppress(OSError):  # not there, or switched off
+        Path("/proc/self/autogroup").write_text(str(NICENESS))
+
+
 def run(parent: Parent) -> None:
     """Merges until told to stop."""
-    os.nice(NICENESS)
+    yield_to_training()
     stop = threading.Event()
     parent.on_command(lambda command: stop.set() if command.get("do") == "stop" else None)
     saving = parent.assignment["checkpoints"]
