@@ -7,6 +7,7 @@ void bind_system(nanobind::module_& m);  // instruction set, threads, memory, ch
 void bind_shard(nanobind::module_& m);   // Shard, shard_bytes, merge_pushes: a server's side
 void bind_gf(nanobind::module_& m);      // gf_xor, xor_matching: a decoder's side
 void bind_router(nanobind::module_& m);  // Router, Plan: a worker's side
+void bind_fold(nanobind::module_& m);    // newest_rows, gather_rows: a merger's side
 void bind_criteo(nanobind::module_& m);  // parse_criteo, skip_lines: a data file's text to arrays
 }  // namespace regrow::bindings
 
@@ -16,5 +17,6 @@ NB_MODULE(_core, m) {
   bind_shard(m);
   bind_gf(m);
   bind_router(m);
+  bind_fold(m);
   bind_criteo(m);
 }

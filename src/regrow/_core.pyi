@@ -51,6 +51,15 @@ def merge_pushes(
     Rows appear in the order of their first occurrence in their table.
     """
 
+def newest_rows(lists: Sequence[_U32]) -> npt.NDArray[np.uint64]:
+    """Where the rows of several lists of numbers are, each number once, rising: `list << 32 | position`.
+
+    Of a number that is in several lists the place in the last of them.
+    """
+
+def gather_rows(lists: Sequence[_U32 | _F32], places: _U64, out: _U32 | _F32) -> None:
+    """out[i] = the row at places[i] of the lists, which have rows like those of `out`."""
+
 def gf_xor(target: _F32, source: _F32, coefficient: int) -> None:
     """target ^= coefficient * source, in GF(2^8) on raw bytes."""
 

@@ -266,7 +266,7 @@ def test_a_path_too_long_for_memory_is_folded_in_parts() -> None:
     world = chain(9, updates=40)
     graph = world.graph()
     cuts = list(graph.cuts)
-    made = fold(world.storage, graph, None, cuts[-1], memory_bytes_max=11_000)
+    made = fold(world.storage, graph, None, cuts[-1], memory_bytes_max=10_000)
     assert rows_of(world.storage, made) == world.model
     shortcuts = [piece for piece in world.graph().pieces.values() if piece.folded and piece.source is not None]
     assert shortcuts, "the tail was folded first"

@@ -81,6 +81,7 @@ class _Plan:
     source: str | None
     target: Cut
     tables: tuple[TableInfo, ...]
+    shard: str  # of this rank
 
 
 class DeltaCheckpointer:
@@ -284,7 +285,8 @@ class DeltaCheckpointer:
         """All ranks together: which tables there are, and whether this is a full."""
         self._attempts += 1
         own = {table.name: (table.info(0), table.scalars()) for table in self._state.saved}
-        said = self._ranks.gather((own, full, dense_bytes, dict(extra or {})))
+        firsts = sorted((table.name, table.first) for table in self._state.saved)
+        said = self._ranks.gather((own, full, dense_bytes, dict(extra or {}), firsts))
         known = {name: pair for each in said for name, pair in each[0].items()}
         infos = [msgspec.structs.replace(known[name][0], index=index) for index, name in enumerate(sorted(known))]
         rows_before = next((table.rows for table in self._tables if table.name == dense.DENSE), 0)
@@ -300,7 +302,8 @@ class DeltaCheckpointer:
             job={**self._state.job(), "tables": {name: known[name][1] for name in sorted(known)}},
             extra=said[0][3],
         )
-        plan = _Plan(source=None if full else self._source, target=cut, tables=tables)
+        shard = self._ranks.shard([each[4] for each in said])
+        plan = _Plan(source=None if full else self._source, target=cut, tables=tables, shard=shard)
         encode(self._manifest(plan, ()))  # What no manifest can say, a NaN in `extra` perhaps, is the caller's to hear.
         return plan
 
@@ -325,7 +328,7 @@ class DeltaCheckpointer:
     def _commit(self, plan: _Plan, piece: str, parts: Iterable[Chunk]) -> None:
         """Chunks of all ranks, then the manifest by the first, then everybody knows. A rank with a problem says so and
         waits with the others: they cannot be left alone in the middle of it."""
-        infos, problem = self._written(piece, parts)
+        infos, problem = self._written(piece, plan.shard, parts)
         said = self._ranks.gather((infos, problem), writing=True)
         problem = next((each for _, each in said if each is not None), None)
         if problem is None:
@@ -335,11 +338,11 @@ class DeltaCheckpointer:
         if problem is not None:
             raise problem
 
-    def _written(self, piece: str, parts: Iterable[Chunk]) -> tuple[list[ChunkInfo], Exception | None]:
+    def _written(self, piece: str, shard: str, parts: Iterable[Chunk]) -> tuple[list[ChunkInfo], Exception | None]:
         try:
             for number, chunk in enumerate(split(parts)):
-                name = chunk_name(self._ranks.shard, number, self._encoding)
-                self._stager.submit(piece, name, chunk, encoding=self._encoding, shard=self._ranks.shard)
+                name = chunk_name(shard, number, self._encoding)
+                self._stager.submit(piece, name, chunk, encoding=self._encoding, shard=shard)
             return self._stager.finish(piece), None
         except Exception as error:
             self._stager.abort(piece)

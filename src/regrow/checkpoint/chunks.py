@@ -74,6 +74,7 @@ class Rows:
 
 
 Chunk = dict[str, Rows]  # by table
+Parts = dict[str, list[Rows]]  # by table, rows one part after the other
 
 
 def concatenate(rows: list[Rows]) -> Rows:
@@ -117,7 +118,7 @@ def write_chunk(
     storage: Storage,
     piece: str,
     name: str,
-    chunk: Chunk,
+    chunk: Chunk | Parts,
     *,
     encoding: Encoding = "raw",
     bits: int = 32,
@@ -136,9 +137,9 @@ def read_chunk(storage: Storage, manifest: Manifest, info: ChunkInfo, *, into: B
     return decode_chunk(storage.read(path) if into is None else storage.read(path, into=into), manifest, info)
 
 
-def describe(data: Sequence[memoryview], name: str, chunk: Chunk, *, shard: str) -> ChunkInfo:
+def describe(data: Sequence[memoryview], name: str, chunk: Chunk | Parts, *, shard: str) -> ChunkInfo:
     """What the manifest will say about an encoded chunk."""
-    rows = {table: len(part) for table, part in chunk.items()}
+    rows = {table: sum(map(len, parts)) for table, parts in _in_parts(chunk).items()}
     crc32c = 0
     for buffer in data:
         crc32c = _core.crc32c(buffer, crc32c)
@@ -146,31 +147,46 @@ def describe(data: Sequence[memoryview], name: str, chunk: Chunk, *, shard: str)
     return ChunkInfo(name=name, bytes=size, crc32c=crc32c, rows=rows, shard=shard)
 
 
-def encode_chunk(chunk: Chunk, *, encoding: Encoding = "raw", bits: int = 32) -> list[memoryview]:
+def encode_chunk(chunk: Chunk | Parts, *, encoding: Encoding = "raw", bits: int = 32) -> list[memoryview]:
     """The bytes of the file, one buffer after the other: views of the rows where these are contiguous."""
     assert bits in (32, 8, 4), bits
-    tensors: dict[str, npt.NDArray[Any]] = {}
-    for table, rows in chunk.items():
-        assert rows.ids.dtype == np.uint32 and rows.ids.ndim == 1, f"{table}: ids are {rows.ids.dtype}"
-        assert _rising(rows.ids), f"{table}: ids do not rise"
-        tensors[f"{table}/ids"] = np.ascontiguousarray(rows.ids)
-        for part, values in rows.parts():
-            assert values.dtype == np.float32 and values.ndim == 2, f"{table}/{part}: {values.dtype} {values.shape}"
-            assert len(values) == len(rows), f"{table}/{part}: {len(values)} rows for {len(rows)} ids"
-            if table == DENSE or not _quantized(values.shape[1], bits):
-                tensors[f"{table}/{part}"] = np.ascontiguousarray(values)
-                continue
-            if strange := _strange_rows(values):
-                raise CheckpointError(
-                    f"{table}/{part}: row {rows.ids[strange[0]]} is not finite and cannot be stored in {bits} bits",
-                    hint="store rows with 32 bits, which keeps such values as they are; and look at the training",
-                )
-            tensors[f"{table}/{part}"], tensors[f"{table}/{part}.range"] = quantize(values, bits)
+    tensors: dict[str, list[npt.NDArray[Any]]] = {}
+    for table, parts in _in_parts(chunk).items():
+        last = -1
+        for rows in parts:
+            assert rows.ids.dtype == np.uint32 and rows.ids.ndim == 1, f"{table}: ids are {rows.ids.dtype}"
+            assert _rising(rows.ids) and (not len(rows) or rows.ids[0] > last), f"{table}: ids do not rise"
+            last = int(rows.ids[-1]) if len(rows) else last
+            tensors.setdefault(f"{table}/ids", []).append(np.ascontiguousarray(rows.ids))
+            for name, values in rows.parts():
+                for suffix, tensor in _encoded(table, name, rows, values, bits):
+                    tensors.setdefault(f"{table}/{name}{suffix}", []).append(tensor)
     data = _file(tensors)
     if encoding == "raw":
         return data
     compressor = _zstd().ZstdCompressor(level=ZSTD_LEVEL).compressobj(size=sum(buffer.nbytes for buffer in data))
     return [memoryview(part) for part in [*map(compressor.compress, data), compressor.flush()]]
+
+
+def _in_parts(chunk: Chunk | Parts) -> Parts:
+    return {table: [rows] if isinstance(rows, Rows) else rows for table, rows in chunk.items()}
+
+
+def _encoded(table: str, name: str, rows: Rows, values: Floats, bits: int) -> Iterator[tuple[str, npt.NDArray[Any]]]:
+    """The tensors that a part of some rows becomes, by what follows its name."""
+    assert values.dtype == np.float32 and values.ndim == 2, f"{table}/{name}: {values.dtype} {values.shape}"
+    assert len(values) == len(rows), f"{table}/{name}: {len(values)} rows for {len(rows)} ids"
+    if table == DENSE or not _quantized(values.shape[1], bits):
+        yield "", np.ascontiguousarray(values)
+        return
+    if strange := _strange_rows(values):
+        raise CheckpointError(
+            f"{table}/{name}: row {rows.ids[strange[0]]} is not finite and cannot be stored in {bits} bits",
+            hint="store rows with 32 bits, which keeps such values as they are; and look at the training",
+        )
+    codes, ranges = quantize(values, bits)
+    yield "", codes
+    yield ".range", ranges
 
 
 def decode_chunk(data: Buffer, tables: Manifest | Iterable[TableInfo], info: ChunkInfo) -> Chunk:
@@ -269,19 +285,21 @@ def _rising(ids: Ids) -> bool:
     return bool((ids[1:] > ids[:-1]).all())
 
 
-def _file(tensors: dict[str, npt.NDArray[Any]]) -> list[memoryview]:
+def _file(tensors: dict[str, list[npt.NDArray[Any]]]) -> list[memoryview]:
     """A safetensors file: the length of a header, the header in JSON, then the tensors, widest types first so that
-    all are aligned. The library's own `save` and `load` copy rows, into fresh memory each time; it reads what is
-    written here, and a test compares the two."""
-    ordered = sorted(tensors.items(), key=lambda item: (-item[1].itemsize, item[0]))
+    all are aligned, each in one or more parts. The library's own `save` and `load` copy rows, into fresh memory each
+    time; it reads what is written here, and a test compares the two."""
+    ordered = sorted(tensors.items(), key=lambda item: (-item[1][0].itemsize, item[0]))
     header: dict[str, Any] = {}
     end = 0
-    for name, tensor in ordered:
-        start, end = end, end + tensor.nbytes
-        header[name] = {"dtype": _DTYPE_NAMES[tensor.dtype], "shape": tensor.shape, "data_offsets": (start, end)}
+    for name, parts in ordered:
+        start, end = end, end + sum(part.nbytes for part in parts)
+        shape = (sum(map(len, parts)), *parts[0].shape[1:])
+        header[name] = {"dtype": _DTYPE_NAMES[parts[0].dtype], "shape": shape, "data_offsets": (start, end)}
     text = msgspec.json.encode(header)
     text += b" " * (-len(text) % 8)
-    buffers = [tensor.data.cast("B") for _, tensor in ordered if tensor.size]  # an empty array has no bytes to cast
+    # An empty array has no bytes to cast.
+    buffers = [part.data.cast("B") for _, parts in ordered for part in parts if part.size]
     return [memoryview(struct.pack("<Q", len(text)) + text), *buffers]
 
 

@@ -37,11 +37,12 @@ class Memory:
         self._lock = threading.Lock()
 
     def take(self, size: int) -> Bytes:
-        """At least `size` bytes. A free buffer that is too small makes way for a larger one."""
+        """At least `size` bytes: the smallest free buffer that is enough. If none is, the smallest makes way."""
         with self._lock:
             self._free.sort(key=len)
-            if self._free and len(self._free[-1]) >= size:
-                return self._free.pop()
+            for index, buffer in enumerate(self._free):
+                if len(buffer) >= size:
+                    return self._free.pop(index)
             del self._free[:1]
         return aligned(size)
 

@@ -48,7 +48,10 @@ class TableInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChunkInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """One file of a piece: its size and CRC-32C as stored, and how many rows of which table are in it."""
+    """One file of a piece: its size and CRC-32C as stored, and how many rows of which table are in it.
+
+    `shard` is who wrote it: s<number>of<layout>, or "all". Shards of one layout have no row in common, whatever piece
+    they are of; so the layout has a new name whenever rows may have moved between them."""
 
     name: str
     bytes: int

@@ -3,8 +3,12 @@
 A merged piece says nothing new: it is a shortcut, and its rows are the newest on the path. Chunks first, the
 manifest last, so it exists whole or not at all. File names carry a hash of what was folded and how, and the cut between
 chunks depends on the rows alone: to fold again after a kill writes the same bytes under the same names, and two mergers
-at work on one URL can at worst do the same work twice. Memory is bounded: one chunk per run of rising ids, a window
-that is merged, and the chunks being filled.
+at work on one URL can at worst do the same work twice.
+
+One shard after the other: a row belongs to one, and a server reads its own chunks only. Where pieces are of different
+layouts there is one shard for all. Memory is bounded: one chunk per run of rising ids, a window that is merged, and the
+chunks being filled and written. It is used again from shard to shard: fresh memory can cost more than the merging.
+
 Nothing is deleted here. Chunks that a killed merger left behind are written again by the next fold of the same pieces,
 or found by `leftovers`.
 """
@@ -13,17 +17,20 @@ from __future__ import annotations
 
 import collections
 import hashlib
+import itertools
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from regrow.checkpoint.chunks import CHUNK_BYTES, Chunk, Rows, concatenate, read_chunk, write_chunk
-from regrow.checkpoint.direct import Bytes, aligned
+from regrow import _core
+from regrow.checkpoint.chunks import CHUNK_BYTES, Chunk, Parts, Rows, read_chunk, write_chunk
+from regrow.checkpoint.direct import Bytes, Memory
 from regrow.checkpoint.lineage import Graph, size_text
 from regrow.checkpoint.load import ALL_SHARDS, rows_bytes
 from regrow.checkpoint.manifest import ChunkInfo, Encoding, Manifest, TableInfo, chunk_name, piece_name
@@ -33,7 +40,8 @@ from regrow.errors import CheckpointError, StorageError
 # Too small: long paths are folded in several rounds, and what they write is written twice. Too large: a merger beside
 # a training job takes memory that the rows need.
 MEMORY_BYTES_MAX = 1 << 30
-WINDOW_BYTES = 8 << 20  # rows that are merged at a time
+# Rows that are merged at a time. Too small: the calls cost more than the rows. Too large: they leave the cache.
+WINDOW_BYTES = 2 << 20
 WRITES_AHEAD_MAX = 2  # chunks being encoded and written while the next are merged
 OUT_BYTES_MIN = 1 << 10  # a chunk is filled up to this even if memory is short
 SHARD_LETTERS_MAX = 40  # of a shard in a file name
@@ -169,47 +177,60 @@ class Fold:
     ) -> None:
         self.storage, self.path = storage, path
         self.name = piece_name(path[0].source, path[-1].target.id)
-        self.bits, self.encoding, self.memory = bits, encoding, memory
-        self.runs: list[_Run] = []
+        self.bits, self.encoding, self.memory_bytes_max = bits, encoding, memory
+        self.memory = Memory()
+        shards = sorted({info.shard for piece in path for info in piece.chunks})
+        one_layout = len({shard.rpartition("of")[2] for shard in shards}) == 1
+        self.shards: dict[str, list[_Run]] = {shard: [] for shard in (shards if one_layout else [ALL_SHARDS])}
         for age, piece in enumerate(path):
             for infos in scanned.get(piece.name) or _by_shard(piece):
-                self.runs.append(_Run(storage, piece, age, infos))
-        shards = sorted({info.shard for piece in path for info in piece.chunks})
-        # One layout: rows stay with the shard that wrote them last, and a server still reads its own chunks only.
-        self.shards = shards if len({shard.rpartition("of")[2] for shard in shards}) == 1 else [ALL_SHARDS]
+                run = _Run(storage, self.memory, piece, age, infos)
+                self.shards[infos[0].shard if one_layout else ALL_SHARDS].append(run)
+        self.chunks_held = 1 + 2 * (WRITES_AHEAD_MAX + 1)  # being filled; waiting or being written, and encoded
         # A quarter of memory is for chunks being filled or written, an eighth for windows, the rest for reading.
-        self.chunks_held = len(self.shards) + 2 * (WRITES_AHEAD_MAX + 1)
         self.chunk = min(chunk, max(OUT_BYTES_MIN, memory // 4 // self.chunks_held))
         self.window = min(WINDOW_BYTES, memory // 24)
+
+    @property
+    def runs(self) -> Iterator[_Run]:
+        return itertools.chain.from_iterable(self.shards.values())
 
     def need(self, path: Sequence[Manifest]) -> int:
         """Bytes of memory to fold these pieces."""
         names = {piece.name for piece in path}
-        sizes = [run.rows_bytes_max for run in self.runs if run.piece.name in names]
-        return sum(sizes) + max(sizes, default=0) + 3 * self.window + self.chunks_held * self.chunk
+        most = 0
+        for runs in self.shards.values():
+            sizes = [run.rows_bytes_max for run in runs if run.piece.name in names]
+            most = max(most, sum(sizes) + max(sizes, default=0))
+        return most + 3 * self.window + self.chunks_held * self.chunk
 
     def fitting(self) -> int:
         """How many pieces from the end of the path fit memory together. At least two, or CheckpointError."""
         for count in range(len(self.path), 0, -1):
-            if self.need(self.path[-count:]) <= self.memory and (count > 1 or len(self.path) == 1):
+            if self.need(self.path[-count:]) <= self.memory_bytes_max and (count > 1 or len(self.path) == 1):
                 return count
         least = self.need(self.path[-2:])
+        have = size_text(self.memory_bytes_max)
         raise CheckpointError(
-            f"{self.name} cannot be made in {size_text(self.memory)} of memory: two pieces need {size_text(least)}",
+            f"{self.name} cannot be made in {have} of memory: two pieces need {size_text(least)}",
             hint="memory_bytes_max is too small for the chunks and shards of this checkpoint",
         )
 
     def run(self, progress: Progress | None) -> Manifest:
-        writer = _Writer(self.storage, self.name, self.token(), self.shards, self.chunk, self.encoding, self.bits)
         total = sum(piece.bytes for piece in self.path)
         tables = sorted(self.path[-1].tables, key=lambda table: table.index)
         with ThreadPoolExecutor(max_workers=WRITES_AHEAD_MAX, thread_name_prefix="merge") as pool:
-            for table in tables:
-                for shard, rows in self.merged(table):
-                    writer.add(pool, shard, table.name, rows)
-                    if progress is not None:
-                        progress(sum(run.bytes_read for run in self.runs), total)
-            chunks = writer.finish(pool)
+            writer = _Writer(self, pool)
+            for number, (shard, runs) in enumerate(self.shards.items()):
+                writer.begin(shard, number)
+                for table in tables:
+                    for parts in self.windows(table, runs):
+                        writer.add(table.name, parts)
+                        if progress is not None:
+                            progress(sum(run.bytes_read for run in self.runs), total)
+                for run in runs:
+                    run.close()
+            chunks = writer.finish()
         last = self.path[-1]
         manifest = Manifest(
             source=self.path[0].source,
@@ -234,9 +255,10 @@ class Fold:
         parts += [f"{piece.name}/{info.name} {info.crc32c}" for piece in self.path for info in piece.chunks]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:TOKEN_LETTERS]
 
-    def merged(self, table: TableInfo) -> Iterator[tuple[int, Rows]]:
-        """Rows of a table with the shard they belong to, ids rising within each shard, the newest of each."""
-        cursors = [_Cursor(run, table.name) for run in self.runs]
+    def windows(self, table: TableInfo, runs: Sequence[_Run]) -> Iterator[list[Rows]]:
+        """All rows of a table, some at a time: ids rise from one time to the next, and each has all there are of its
+        ids, the oldest first. Rows may be looked at until the next are asked for."""
+        cursors = [_Cursor(run, table.name) for run in runs]
         row_bytes = 4 + 4 * table.dim + sum(4 * width for _, width in table.states)
         rows_max = self.window // row_bytes
         while live := [cursor for cursor in cursors if cursor.fill()]:
@@ -245,42 +267,14 @@ class Fold:
             # The other half is the same for all: of those that do not, shares must not shrink with what is left.
             at_hand, even = sum(cursor.rows_left for cursor in live), rows_max // 2 // len(live)
             bound = min(cursor.reach(max(1, even + rows_max // 2 * cursor.rows_left // at_hand)) for cursor in live)
-            parts = [cursor.take(bound) for cursor in live]
-            yield from self._newest([part for part in parts if len(part[1])])
-
-    def _newest(self, parts: list[tuple[_Source, Rows]]) -> Iterator[tuple[int, Rows]]:
-        parts.sort(key=lambda part: part[0])
-        ids = np.concatenate([rows.ids for _, rows in parts])
-        order = np.argsort(ids, kind="stable")
-        ids = ids[order]
-        newest = order[np.append(ids[1:] != ids[:-1], True)]
-        if len(self.shards) == 1:
-            yield 0, _gather([rows for _, rows in parts], newest)
-            return
-        owner = np.array([self.shards.index(source.shard) for source, _ in parts])
-        sizes = np.array([len(rows) for _, rows in parts])
-        shards, starts = np.repeat(owner, sizes)[newest], np.cumsum(sizes) - sizes
-        for shard in np.unique(shards).tolist():
-            # Of this shard's parts alone: to lay out all of them for each shard would copy everything so many times.
-            mine = np.flatnonzero(owner == shard)
-            moved = np.zeros_like(starts)
-            moved[mine] = np.cumsum(sizes[mine]) - sizes[mine] - starts[mine]
-            chosen = newest[shards == shard]
-            yield shard, _gather([parts[index][1] for index in mine], chosen + np.repeat(moved, sizes)[chosen])
+            parts = [part for cursor in live if len((part := cursor.take(bound))[1])]
+            yield [rows for _, rows in sorted(parts, key=lambda part: part[0])]
 
 
 def _folded(path: Iterable[Manifest]) -> Iterator[str]:
     """The pieces as training wrote them; of a full only its name, or the list would grow for ever."""
     for piece in path:
         yield from piece.folded if piece.source is not None and piece.folded else (piece.name,)
-
-
-def _gather(parts: list[Rows], index: npt.NDArray[np.intp]) -> Rows:
-    """The rows at `index` of the parts laid end to end. One tensor at a time: the long copy is short-lived."""
-    ids = np.concatenate([rows.ids for rows in parts])[index]
-    weight = np.concatenate([rows.weight for rows in parts])[index]
-    names = parts[0].states
-    return Rows(ids, weight, {n: np.concatenate([rows.states[n] for rows in parts])[index] for n in names})
 
 
 def leftovers(storage: Storage, manifests: Iterable[Manifest], unfinished: Iterable[str]) -> list[tuple[str, str]]:
@@ -306,35 +300,42 @@ class _Source(NamedTuple):
 
     age: int
     position: int
-    shard: str
 
 
 class _Run:
     """Chunks of a piece in which the ids of every table rise. Holds one of them decoded; the next may be read into the
     same memory, so rows of the last one must not be looked at any more."""
 
-    def __init__(self, storage: Storage, piece: Manifest, age: int, infos: list[ChunkInfo]) -> None:
+    def __init__(self, storage: Storage, memory: Memory, piece: Manifest, age: int, infos: list[ChunkInfo]) -> None:
         self.piece, self.age, self.infos = piece, age, infos
         self.rows_bytes_max = max(rows_bytes(piece, info) for info in infos)
         self.bytes_read = 0
         self.position = {info.name: position for position, info in enumerate(piece.chunks)}
-        self._storage = storage
+        self._storage, self._memory = storage, memory
         # Only where rows are as they are stored: otherwise they would take memory of their own beside it.
         self._again = storage.local and piece.exact and piece.encoding == "raw"
-        self._memory: Bytes | None = None
+        self._buffer: Bytes | None = None
         self._held: tuple[str, Chunk] | None = None
 
     def read(self, info: ChunkInfo, table: str) -> Rows:
         """Small tables share a chunk: the next table finds it held."""
         if self._held is None or self._held[0] != info.name:
             self._held = None
-            memory, self._memory = self._memory, None  # after an error nobody may use it
-            if memory is None and self._again:
-                memory = aligned(max(other.bytes for other in self.infos))
-            self._held = info.name, _read(self._storage, self.piece, info, memory)
-            self._memory = memory
+            buffer, self._buffer = self._buffer, None  # after an error nobody may use it
+            if buffer is None and self._again:
+                # As much for all runs of a piece: then the next shard's fit into what this one leaves.
+                buffer = self._memory.take(max(other.bytes for other in self.piece.chunks))
+            self._held = info.name, _read(self._storage, self.piece, info, buffer)
+            self._buffer = buffer
             self.bytes_read += info.bytes
         return self._held[1][table]
+
+    def close(self) -> None:
+        """Nobody looks at its rows any more."""
+        self._held = None
+        if self._buffer is not None:
+            self._memory.give(self._buffer)
+            self._buffer = None
 
 
 class _Cursor:
@@ -345,7 +346,7 @@ class _Cursor:
         self.left = collections.deque(info for info in run.infos if info.rows.get(table))
         self.rows: Rows | None = None
         self.start = 0
-        self.source = _Source(run.age, 0, "")
+        self.source = _Source(run.age, 0)
 
     def fill(self) -> bool:
         """Has the next chunk at hand if the last one is used up; False at the end."""
@@ -357,7 +358,7 @@ class _Cursor:
             return False
         info = self.left.popleft()
         self.rows, self.start = self.run.read(info, self.table), 0
-        self.source = _Source(self.run.age, self.run.position[info.name], info.shard)
+        self.source = _Source(self.run.age, self.run.position[info.name])
         if last is not None and self.rows.ids[0] <= last:
             raise Disorder(self.run.piece)
         return True
@@ -403,11 +404,13 @@ def _by_shard(piece: Manifest) -> list[list[ChunkInfo]]:
 
 
 def rising_runs(storage: Storage, piece: Manifest) -> list[list[ChunkInfo]]:
-    """For a piece whose chunks are not in order: reads them once, and lays each behind the first run it fits."""
+    """For a piece whose chunks are not in order: reads them once, and lays each behind the first run of its shard that
+    it fits."""
     runs: list[tuple[dict[str, int], list[ChunkInfo]]] = []
     for info in piece.chunks:
         ranges = {name: (int(r.ids[0]), int(r.ids[-1])) for name, r in _read(storage, piece, info).items() if len(r)}
-        fits = (run for run in runs if all(run[0].get(name, -1) < low for name, (low, _) in ranges.items()))
+        mine = (run for run in runs if run[1][0].shard == info.shard)
+        fits = (run for run in mine if all(run[0].get(name, -1) < low for name, (low, _) in ranges.items()))
         run = next(fits, None)
         if run is None:
             run = {}, []
@@ -421,55 +424,78 @@ def rising_runs(storage: Storage, piece: Manifest) -> list[list[ChunkInfo]]:
 
 
 class _Writer:
-    """Fills chunks, one per shard at a time, and writes full ones behind the merger's back, a few at most."""
+    """Fills chunks with the newest rows and writes full ones behind the merger's back, a few at most."""
 
-    def __init__(
-        self, storage: Storage, piece: str, token: str, shards: list[str], chunk: int, encoding: Encoding, bits: int
-    ) -> None:
-        self._storage, self._piece, self._token = storage, piece, token
-        self._shards, self._chunk = shards, chunk
-        self._encoding, self._bits = encoding, bits
-        self._filling: list[dict[str, list[Rows]]] = [{} for _ in shards]
-        self._filled = [0] * len(shards)
-        self._count = [0] * len(shards)
+    def __init__(self, fold: Fold, pool: ThreadPoolExecutor) -> None:
+        self._fold, self._pool, self._token = fold, pool, fold.token()
+        self._shard, self._prefix, self._count = "", "", 0
+        self._filling: Parts = {}
+        self._filled = 0
+        self._slab: Bytes | None = None  # where rows of the chunk being filled are
         self._writing: collections.deque[Future[ChunkInfo]] = collections.deque()
         self._done: list[ChunkInfo] = []
 
-    def add(self, pool: ThreadPoolExecutor, shard: int, table: str, rows: Rows) -> None:
-        row_bytes = rows.nbytes // len(rows)
-        start = 0
-        while start < len(rows):
-            room = (self._chunk - self._filled[shard]) // row_bytes
-            if room < 1 and self._filled[shard]:
-                self._flush(pool, shard)
-                continue
-            part = rows.part(start, start + max(room, 1))
-            self._filling[shard].setdefault(table, []).append(part)
-            self._filled[shard] += part.nbytes
-            start += len(part)
+    def begin(self, shard: str, number: int) -> None:
+        self._flush()
+        self._shard, self._count = shard, 0
+        # A shard may have a long name, a file may not.
+        short = shard if len(shard) <= SHARD_LETTERS_MAX else f"{shard[: SHARD_LETTERS_MAX - 5]}{number:05d}"
+        self._prefix = f"{short}-{MARK}{self._token}"
 
-    def finish(self, pool: ThreadPoolExecutor) -> list[ChunkInfo]:
-        for shard in range(len(self._shards)):
-            if self._filled[shard]:
-                self._flush(pool, shard)
+    def add(self, table: str, parts: Sequence[Rows]) -> None:
+        """Of some rows, the oldest first, the newest of each."""
+        places = _core.newest_rows([rows.ids for rows in parts])
+        row_bytes = parts[0].nbytes // len(parts[0])
+        start = 0
+        while start < len(places):
+            room = (self._fold.chunk - self._filled) // row_bytes
+            if room < 1 and self._filled:
+                self._flush()
+                continue
+            chosen = places[start : start + max(room, 1)]
+            self._filling.setdefault(table, []).append(self._gathered(parts, chosen))
+            start += len(chosen)
+
+    def finish(self) -> list[ChunkInfo]:
+        self._flush()
         self._wait(0)
         return sorted(self._done, key=lambda info: info.name)
 
-    def _flush(self, pool: ThreadPoolExecutor, shard: int) -> None:
-        self._wait(WRITES_AHEAD_MAX - 1)
-        parts, self._filling[shard], self._filled[shard] = self._filling[shard], {}, 0
-        label = self._shards[shard]
-        # A shard may have a long name, a file may not.
-        prefix = label if len(label) <= SHARD_LETTERS_MAX else f"{label[: SHARD_LETTERS_MAX - 5]}{shard:05d}"
-        name = chunk_name(f"{prefix}-{MARK}{self._token}", self._count[shard], self._encoding)
-        self._count[shard] += 1
-        self._writing.append(pool.submit(self._write, name, parts, label))
+    def _gathered(self, parts: Sequence[Rows], places: npt.NDArray[np.uint64]) -> Rows:
+        """A copy of some rows in the slab."""
+        size = parts[0].nbytes // len(parts[0]) * len(places)
+        if self._slab is None:
+            self._slab = self._fold.memory.take(max(self._fold.chunk, size))
+        slab = self._slab[self._filled : self._filled + size].view(np.uint32)
+        self._filled += size
 
-    def _write(self, name: str, parts: dict[str, list[Rows]], shard: str) -> ChunkInfo:
-        chunk = {table: concatenate(rows) for table, rows in parts.items()}
-        return write_chunk(
-            self._storage, self._piece, name, chunk, encoding=self._encoding, bits=self._bits, shard=shard
+        def gathered(lists: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+            nonlocal slab
+            shape = len(places), *lists[0].shape[1:]
+            out, slab = slab[: math.prod(shape)].view(lists[0].dtype).reshape(shape), slab[math.prod(shape) :]
+            _core.gather_rows(lists, places, out)
+            return out
+
+        ids, weight = gathered([rows.ids for rows in parts]), gathered([rows.weight for rows in parts])
+        return Rows(ids, weight, {name: gathered([rows.states[name] for rows in parts]) for name in parts[0].states})
+
+    def _flush(self) -> None:
+        if self._slab is None:
+            return
+        self._wait(WRITES_AHEAD_MAX - 1)
+        chunk, slab = self._filling, self._slab
+        self._filling, self._filled, self._slab = {}, 0, None
+        name = chunk_name(self._prefix, self._count, self._fold.encoding)
+        self._count += 1
+        self._writing.append(self._pool.submit(self._write, name, chunk, slab, self._shard))
+
+    def _write(self, name: str, chunk: Parts, slab: Bytes, shard: str) -> ChunkInfo:
+        fold = self._fold
+        info = write_chunk(
+            fold.storage, fold.name, name, chunk, encoding=fold.encoding, bits=fold.bits, shard=shard
         )
+        fold.memory.give(slab)  # not after an error: a call that hangs may still be reading it
+        return info
 
     def _wait(self, most: int) -> None:
         while len(self._writing) > most:

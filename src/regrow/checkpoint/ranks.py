@@ -6,6 +6,7 @@ calls in the same order; calls of the two threads may come in any order.
 
 from __future__ import annotations
 
+import zlib
 from typing import Any, TypeVar
 
 import torch.distributed as dist
@@ -30,9 +31,10 @@ class Ranks:
     def first(self) -> bool:
         return self.rank == 0
 
-    @property
-    def shard(self) -> str:
-        return f"s{self.rank}of{self.count}"
+    def shard(self, division: object) -> str:
+        """This rank's name among those that have divided the rows like this."""
+        layout = f"-{zlib.crc32(repr(division).encode()):08x}" if self.several else ""
+        return f"s{self.rank}of{self.count}{layout}"
 
     def first_says(self, value: T) -> T:
         """What the first rank said."""
