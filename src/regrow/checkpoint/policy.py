@@ -49,7 +49,7 @@ from regrow.checkpoint.load import verify_pieces
 from regrow.checkpoint.manifest import MANIFEST, Manifest, parse_piece_name, piece_name
 from regrow.checkpoint.merge import MEMORY_BYTES_MAX, PieceBroken, different, fold, leftovers
 from regrow.checkpoint.retention import UNFINISHED_SECONDS, Rules, prune_plan, unfinished_plan
-from regrow.checkpoint.storage import Storage
+from regrow.checkpoint.storage import Known, Storage
 from regrow.errors import CheckpointError, StorageError
 
 S_MAX = 16
@@ -335,6 +335,7 @@ class Merger:
         self._on_event, self._clock = on_event, clock
         self._state, self._saved = State(), b""
         self._torn: list[tuple[str, str]] = []
+        self._known: Known = {}
         self._chosen = (0, 0)
         self._told: set[str] = set()  # damage is told once
 
@@ -357,7 +358,7 @@ class Merger:
         self._saved = msgspec.json.encode(self._state)
 
     def _work(self) -> None:
-        manifests, self._torn = self._storage.manifests()
+        manifests, self._torn = self._storage.manifests(self._known)
         names = {piece.name for piece in manifests}
         self._state.broken = {name: what for name, what in self._state.broken.items() if name in names}
         self._state.checked = [name for name in self._state.checked if name in names]
