@@ -14,11 +14,10 @@ import numpy as np
 
 from regrow.checkpoint.chunks import Rows
 from regrow.checkpoint.lineage import Graph, Plan
-from regrow.checkpoint.load import ALL_SHARDS
 from regrow.checkpoint.manifest import ChunkInfo, TableInfo
 
 # The merger's own way through a path of pieces: a second one would be a second truth about which row is newest.
-from regrow.checkpoint.merge import MEMORY_BYTES_MAX, Disorder, Fold, PieceBroken, rising_runs
+from regrow.checkpoint.merge import MEMORY_BYTES_MAX, Disorder, Fold, PieceBroken, gather, newest, rising_runs
 from regrow.checkpoint.storage import Storage
 from regrow.errors import CheckpointError
 
@@ -70,7 +69,7 @@ class Side:
             return
         before = self._stream.bytes_read
         try:
-            for _, rows in self._stream.merged(self.tables[table]):
+            for rows in self._stream.merged(self.tables[table]):
                 self.bytes_read += self._stream.bytes_read - before
                 before = self._stream.bytes_read
                 yield rows
@@ -109,7 +108,13 @@ class _Stream(Fold):
             memory=MEMORY_BYTES_MAX // 2,
             chunk=1,
         )
-        self.shards = [ALL_SHARDS]  # one row of blocks, not one for each shard
+
+    def merged(self, table: TableInfo) -> Iterator[Rows]:
+        """All rows in order, those of all shards together."""
+        for parts in self.windows(table, list(self.runs)):
+            places = newest(parts)
+            memory = np.empty(parts[0].nbytes // len(parts[0]) * len(places), np.uint8)
+            yield gather(parts, places, memory)
 
     @property
     def bytes_read(self) -> int:

@@ -29,7 +29,7 @@ from regrow.checkpoint.chunks import Chunk, Rows, read_chunk, write_chunk
 from regrow.checkpoint.load import verify
 from regrow.checkpoint.manifest import MANIFEST, Cut, Manifest, TableInfo, chunk_name, cut_id, piece_name
 from regrow.checkpoint.staging import Stager
-from regrow.checkpoint.storage import Storage
+from regrow.checkpoint.storage import Known, Storage
 from regrow.errors import StorageError
 
 moto_server = pytest.importorskip("moto.server")
@@ -191,6 +191,20 @@ def test_pieces(url: str) -> None:
     assert caught.value.missing
 
 
+def test_a_manifest_that_is_known_is_not_read_again(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, known = Storage.open(url), Known()
+    full, delta = write_piece(store, None, 0), write_piece(store, CUTS[0], 1)
+    assert store.manifests(known) == ([full, delta], [])
+    store.write(f"{DELTA}/{MANIFEST}", store.read(f"{FULL}/{MANIFEST}"))
+    with monkeypatch.context() as patched:
+        reads: list[str] = []
+        really = store.read_manifest
+        patched.setattr(store, "read_manifest", lambda name: (reads.append(name), really(name))[1])
+        manifests, broken = store.manifests(known)
+    assert manifests == [full] and [name for name, _ in broken] == [DELTA]
+    assert reads == [DELTA], "the other one has not changed"
+
+
 def test_a_manifest_of_another_piece(url: str) -> None:
     store = Storage.open(url)
     write_piece(store, None, 0)
@@ -283,7 +297,7 @@ def test_a_hanging_endpoint(door: Door, url: str) -> None:
 
 CHILD = """if True:
     import sys
-    from regrow.checkpoint.storage import Storage
+    from regrow.checkpoint.storage import Known, Storage
     from regrow.errors import StorageError
     try:
         print(Storage.open(sys.argv[1], timeout_seconds=float(sys.argv[2])).pieces())

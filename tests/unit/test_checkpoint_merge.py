@@ -113,6 +113,17 @@ def test_layouts_that_differ_become_one_shard_that_everybody_reads() -> None:
     assert world.restored(shard_filter=lambda shard: False)[0] == world.history[cuts[-1]]
 
 
+def test_rows_that_moved_between_shards_of_another_division_are_found_once() -> None:
+    """As many shards as before, but the name of the layout says that they have other rows."""
+    storage = Storage.open("memory://moved")
+    first = big_piece(storage, None, 1, [np.arange(4, dtype=np.uint32)], 2, shard="s0of2-aaaaaaaa")
+    second = big_piece(storage, first.target.id, 2, [np.array([1, 3], np.uint32)], 2, shard="s1of2-bbbbbbbb")
+    made = fold(storage, Graph([first, second]), None, second.target.id)
+    assert {info.shard for info in made.chunks} == {ALL_SHARDS}
+    found = {row: np.frombuffer(data, np.float32)[0] for (_, row), data in rows_of(storage, made).items()}
+    assert found == {0: 1.0, 1: 2.0, 2: 1.0, 3: 2.0}
+
+
 def test_compressed_pieces_stay_compressed() -> None:
     world = World(f"memory://merge-{next(_numbers)}")
     for _ in range(3):
@@ -276,14 +287,16 @@ def test_a_path_too_long_for_memory_is_folded_in_parts() -> None:
         fold(world.storage, graph, cuts[0], cuts[-1], memory_bytes_max=1000)
 
 
-def big_piece(storage: Storage, source: str | None, step: int, ids: list[np.ndarray], dim: int) -> Manifest:
+def big_piece(
+    storage: Storage, source: str | None, step: int, ids: list[np.ndarray], dim: int, *, shard: str = "s0of1"
+) -> Manifest:
     target = Cut(id=cut_id(step, ""), step=step, marks=(), created=float(step), job={}, extra={})
     tables = (TableInfo(name="t", rows=1 << 20, dim=dim, states=(), init_bound=None, index=0),)
     infos = []
     for number, part in enumerate(ids):
         rows = Rows(part, np.full((len(part), dim), step, np.float32), {})
-        name = chunk_name("s0of1", number)
-        infos.append(write_chunk(storage, piece_name(source, target.id), name, {"t": rows}, shard="s0of1"))
+        name = chunk_name(shard, number)
+        infos.append(write_chunk(storage, piece_name(source, target.id), name, {"t": rows}, shard=shard))
     made = Manifest(source=source, target=target, tables=tables, seed=0, chunks=tuple(infos), made_by="test")
     storage.write_manifest(made)
     return made

@@ -28,7 +28,7 @@ import pytest
 from regrow.checkpoint import failpoints, storage
 from regrow.checkpoint.chunks import Chunk, Rows, read_chunk, write_chunk
 from regrow.checkpoint.manifest import MANIFEST, Cut, Manifest, TableInfo, chunk_name, cut_id, piece_name
-from regrow.checkpoint.storage import TEMPORARY, LocalFiles, RemoteFiles, Storage
+from regrow.checkpoint.storage import TEMPORARY, Known, LocalFiles, RemoteFiles, Storage
 from regrow.errors import CheckpointError, StorageError, UserError
 
 TABLE = TableInfo(name="t", rows=100, dim=4, states=(("momentum1", 1),), init_bound=0.1, index=0)
@@ -234,6 +234,29 @@ def test_what_is_not_there_is_missing(store: Storage) -> None:
     with pytest.raises(StorageError, match=f"cannot read .*{NEW}/{MANIFEST}: it is not there") as caught:
         store.read_manifest(NEW)
     assert caught.value.missing
+
+
+def test_what_is_known_is_read_again_only_if_it_changed(store: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    before(store)
+    known: Known = {}
+    reads: list[str] = []
+    really = store.read_manifest
+    monkeypatch.setattr(store, "read_manifest", lambda name: (reads.append(name), really(name))[1])
+    for turn in range(3):
+        manifests, broken = store.manifests(known)
+        assert [manifest.name for manifest in manifests] == [OLDEST, OLD] and not broken
+        assert sorted(reads) == ([OLDEST, OLD] if turn == 0 or not store.local else []), "a file in memory has no stamp"
+        reads.clear()
+    assert store.manifests(known) == store.manifests()
+    whole = store.read(f"{OLDEST}/{MANIFEST}")
+    store.write(f"{OLDEST}/{MANIFEST}", whole[:-1])
+    assert [name for name, _ in store.manifests(known)[1]] == [OLDEST]
+    assert [name for name, _ in store.manifests(known)[1]] == [OLDEST], "damage is looked at each time"
+    store.write(f"{OLDEST}/{MANIFEST}", whole)
+    assert [manifest.name for manifest in store.manifests(known)[0]] == [OLDEST, OLD]
+    store.delete(f"{OLD}/{MANIFEST}")
+    assert [manifest.name for manifest in store.manifests(known)[0]] == [OLDEST]
+    assert list(known) == [OLDEST]
 
 
 def test_a_manifest_in_the_wrong_place(store: Storage) -> None:

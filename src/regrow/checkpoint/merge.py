@@ -277,6 +277,26 @@ def _folded(path: Iterable[Manifest]) -> Iterator[str]:
         yield from piece.folded if piece.source is not None and piece.folded else (piece.name,)
 
 
+def newest(parts: Sequence[Rows]) -> npt.NDArray[np.uint64]:
+    """Where the newest of each row is, for `gather`. Parts come the oldest first."""
+    return _core.newest_rows([rows.ids for rows in parts])
+
+
+def gather(parts: Sequence[Rows], places: npt.NDArray[np.uint64], memory: Bytes) -> Rows:
+    """A copy of some rows in this memory, which they fill."""
+    left = memory.view(np.uint32)
+
+    def gathered(lists: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+        nonlocal left
+        shape = len(places), *lists[0].shape[1:]
+        out, left = left[: math.prod(shape)].view(lists[0].dtype).reshape(shape), left[math.prod(shape) :]
+        _core.gather_rows(lists, places, out)
+        return out
+
+    ids, weight = gathered([rows.ids for rows in parts]), gathered([rows.weight for rows in parts])
+    return Rows(ids, weight, {name: gathered([rows.states[name] for rows in parts]) for name in parts[0].states})
+
+
 def leftovers(storage: Storage, manifests: Iterable[Manifest], unfinished: Iterable[str]) -> list[tuple[str, str]]:
     """(piece, file) of merged chunks that no manifest names: of a merger that died, or is at work just now. Of an
     unfinished piece that has no files at all, (piece, "")."""
@@ -444,7 +464,7 @@ class _Writer:
 
     def add(self, table: str, parts: Sequence[Rows]) -> None:
         """Of some rows, the oldest first, the newest of each."""
-        places = _core.newest_rows([rows.ids for rows in parts])
+        places = newest(parts)
         row_bytes = parts[0].nbytes // len(parts[0])
         start = 0
         while start < len(places):
@@ -466,18 +486,8 @@ class _Writer:
         size = parts[0].nbytes // len(parts[0]) * len(places)
         if self._slab is None:
             self._slab = self._fold.memory.take(max(self._fold.chunk, size))
-        slab = self._slab[self._filled : self._filled + size].view(np.uint32)
-        self._filled += size
-
-        def gathered(lists: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
-            nonlocal slab
-            shape = len(places), *lists[0].shape[1:]
-            out, slab = slab[: math.prod(shape)].view(lists[0].dtype).reshape(shape), slab[math.prod(shape) :]
-            _core.gather_rows(lists, places, out)
-            return out
-
-        ids, weight = gathered([rows.ids for rows in parts]), gathered([rows.weight for rows in parts])
-        return Rows(ids, weight, {name: gathered([rows.states[name] for rows in parts]) for name in parts[0].states})
+        start, self._filled = self._filled, self._filled + size
+        return gather(parts, places, self._slab[start : start + size])
 
     def _flush(self) -> None:
         if self._slab is None:

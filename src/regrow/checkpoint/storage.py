@@ -171,12 +171,13 @@ class Storage:
 
         Whoever looks again and again keeps `known` from one time to the next: what has not changed is not read again.
         """
-        stamps = {name: stamp for name, stamp in self._stamps() if stamp is not None}
-        # The stamp is older than what is read: at worst it is read once more.
-        before = {} if known is None else {name: known[name] for name in stamps if name in known}
-        found: dict[str, Manifest] = {
-            name: manifest for name, (stamp, manifest) in before.items() if stamp and stamp == stamps[name]
-        }
+        if known is None:
+            stamps = dict.fromkeys(self._piece_names(), "")
+        else:
+            # A stamp is older than what is read: at worst it is read once more.
+            stamps = {name: stamp for name, stamp in self._stamps() if stamp is not None}
+        before = {name: known[name] for name in stamps if name in known} if known else {}
+        found = {name: manifest for name, (stamp, manifest) in before.items() if stamp and stamp == stamps[name]}
         broken: list[tuple[str, str]] = []
         for name, result in self._each([name for name in stamps if name not in found], self._manifest_or_reason):
             if isinstance(result, Manifest):

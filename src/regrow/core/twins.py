@@ -539,6 +539,23 @@ class PlanTwin:
             self._row(grads, table, row)[:] = source[row * dim : (row + 1) * dim]
 
 
+# ---- merging checkpoints
+
+
+def newest_rows(lists: Sequence[Numbers]) -> npt.NDArray[np.uint64]:
+    """Where the last row of each number is: list << 32 | position."""
+    places: dict[int, int] = {}
+    for index, numbers in enumerate(lists):
+        for position, number in enumerate(numbers):
+            places[int(number)] = index << 32 | position
+    return np.array([places[number] for number in sorted(places)], np.uint64)
+
+
+def gather_rows(lists: Sequence[npt.NDArray[Any]], places: Numbers, out: npt.NDArray[Any]) -> None:
+    for index, place in enumerate(places):
+        out[index] = lists[int(place) >> 32][int(place) & 0xFFFFFFFF]
+
+
 # ---- checksum
 
 
