@@ -93,7 +93,7 @@ def test_restore_with_little_memory_leaves_one_piece(run: Run, tmp_path: Path, m
     made: list[str] = []
     write = Storage.write_manifest
     monkeypatch.setattr(Storage, "write_manifest", lambda self, found: (made.append(found.name), write(self, found)))
-    monkeypatch.setattr(ckpt_work, "fold", lambda *args, **options: fold(*args, **options, memory_bytes_max=8_950))
+    monkeypatch.setattr(ckpt_work, "fold", lambda *args, **options: fold(*args, **options, memory_bytes_max=9_050))
     run(f"ckpt restore URL@600 --to {tmp_path / 'b'}")
     assert len(made) > 1 and made[-1] == name(run, 600)
     assert os.listdir(tmp_path / "b") == [name(run, 600)]

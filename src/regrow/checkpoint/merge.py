@@ -183,8 +183,11 @@ class Fold:
         one_layout = len({shard.rpartition("of")[2] for shard in shards}) == 1
         self.shards: dict[str, list[_Run]] = {shard: [] for shard in (shards if one_layout else [ALL_SHARDS])}
         for age, piece in enumerate(path):
+            # As much memory for all runs of a piece: then the next shard's fit into what this one leaves.
+            sizes = [(info.bytes, rows_bytes(piece, info)) for info in piece.chunks]
+            file_bytes, decoded_bytes = (max(size) for size in zip(*sizes, strict=True)) if sizes else (0, 0)
             for infos in scanned.get(piece.name) or _by_shard(piece):
-                run = _Run(storage, self.memory, piece, age, infos)
+                run = _Run(storage, self.memory, piece, age, infos, file_bytes, decoded_bytes)
                 self.shards[infos[0].shard if one_layout else ALL_SHARDS].append(run)
         self.chunks_held = 1 + 2 * (WRITES_AHEAD_MAX + 1)  # being filled; waiting or being written, and encoded
         # A quarter of memory is for chunks being filled or written, an eighth for windows, the rest for reading.
@@ -326,9 +329,18 @@ class _Run:
     """Chunks of a piece in which the ids of every table rise. Holds one of them decoded; the next may be read into the
     same memory, so rows of the last one must not be looked at any more."""
 
-    def __init__(self, storage: Storage, memory: Memory, piece: Manifest, age: int, infos: list[ChunkInfo]) -> None:
+    def __init__(
+        self,
+        storage: Storage,
+        memory: Memory,
+        piece: Manifest,
+        age: int,
+        infos: list[ChunkInfo],
+        file_bytes_max: int,
+        rows_bytes_max: int,
+    ) -> None:
         self.piece, self.age, self.infos = piece, age, infos
-        self.rows_bytes_max = max(rows_bytes(piece, info) for info in infos)
+        self.file_bytes_max, self.rows_bytes_max = file_bytes_max, rows_bytes_max
         self.bytes_read = 0
         self.position = {info.name: position for position, info in enumerate(piece.chunks)}
         self._storage, self._memory = storage, memory
@@ -343,8 +355,7 @@ class _Run:
             self._held = None
             buffer, self._buffer = self._buffer, None  # after an error nobody may use it
             if buffer is None and self._again:
-                # As much for all runs of a piece: then the next shard's fit into what this one leaves.
-                buffer = self._memory.take(max(other.bytes for other in self.piece.chunks))
+                buffer = self._memory.take(self.file_bytes_max)
             self._held = info.name, _read(self._storage, self.piece, info, buffer)
             self._buffer = buffer
             self.bytes_read += info.bytes
