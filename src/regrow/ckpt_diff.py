@@ -113,8 +113,7 @@ class _Stream(Fold):
         """All rows in order, those of all shards together."""
         for parts in self.windows(table, list(self.runs)):
             places = newest(parts)
-            memory = np.empty(parts[0].nbytes // len(parts[0]) * len(places), np.uint8)
-            yield gather(parts, places, memory)
+            yield gather(parts, places, np.empty(parts[0].row_bytes * len(places), np.uint8))
 
     @property
     def bytes_read(self) -> int:

@@ -297,7 +297,7 @@ def test_a_hanging_endpoint(door: Door, url: str) -> None:
 
 CHILD = """if True:
     import sys
-    from regrow.checkpoint.storage import Known, Storage
+    from regrow.checkpoint.storage import Storage
     from regrow.errors import StorageError
     try:
         print(Storage.open(sys.argv[1], timeout_seconds=float(sys.argv[2])).pieces())

@@ -278,6 +278,37 @@ def test_the_worst_error_is_half_a_step(bits: int, width: int, magnitude: float)
     assert np.array_equal(again[::7], values[::7])
 
 
+@pytest.mark.parametrize("bits", [8, 4])
+def test_what_becomes_of_a_row_is_its_matter_alone(bits: int) -> None:
+    """Not of the largest row beside it, nor of where parts and blocks end."""
+    generator = np.random.default_rng(8)
+    values = generator.uniform(-1, 1, (5_000, 17)).astype(np.float32)
+    values[::1000] *= np.float32(3.3e38)
+    values[1::1000] *= np.float32(1e-44)
+    codes, ranges = quantize(values, bits)
+    again = dequantize(codes, ranges, bits, 17)
+    for start in range(0, 5_000, 7):
+        part = slice(start, start + 7)
+        codes_alone, ranges_alone = quantize(values[part], bits)
+        assert codes_alone.tobytes() == codes[part].tobytes()
+        assert ranges_alone.tobytes() == ranges[part].tobytes()
+        assert dequantize(codes_alone, ranges_alone, bits, 17).tobytes() == again[part].tobytes()
+
+
+@pytest.mark.parametrize("bits", [32, 8, 4])
+@pytest.mark.parametrize("encoding", ["raw", "zstd"])
+def test_a_chunk_in_parts_is_the_same_file(bits: int, encoding: Any) -> None:
+    chunk = make(40)
+    bounds = ((0, 1), (1, 1), (1, 33), (33, 40))
+    parts = {table: [rows.part(start, stop) for start, stop in bounds] for table, rows in chunk.items()}
+    whole, joined = (b"".join(encode_chunk(each, encoding=encoding, bits=bits)) for each in (chunk, parts))
+    assert whole == joined
+    assert describe([memoryview(whole)], "x", chunk, shard="s") == describe([memoryview(whole)], "x", parts, shard="s")
+    falling = {table: [rows.part(5, 9), rows.part(8, 9)] for table, rows in chunk.items()}
+    with pytest.raises(AssertionError, match="do not rise"):
+        encode_chunk(falling)
+
+
 @pytest.mark.parametrize("strange", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("part", ["weight", "momentum1"])
 def test_what_is_not_finite_needs_32_bits(strange: float, part: str) -> None:

@@ -19,7 +19,7 @@ from test_checkpoint_property import World
 from regrow.checkpoint import load
 from regrow.checkpoint.chunks import Chunk
 from regrow.checkpoint.load import Problem, chunk_bytes, restore, verify
-from regrow.checkpoint.manifest import MANIFEST, Manifest
+from regrow.checkpoint.manifest import MANIFEST, Manifest, shard_name
 from regrow.checkpoint.merge import fold
 from regrow.checkpoint.storage import Storage
 from regrow.errors import CheckpointError, StorageError
@@ -84,7 +84,7 @@ def test_progress_ends_with_everything(world: World) -> None:
 
 def test_only_the_shards_that_are_wanted_are_read(world: World) -> None:
     for cut, model in world.history.items():
-        found, _ = world.restored(cut, shard_filter=lambda shard: shard == "s1of2")
+        found, _ = world.restored(cut, shard_filter=lambda shard: shard == shard_name(1, 2, "by number"))
         assert found == {key: value for key, value in model.items() if key[1] % 2 == 1}
 
 

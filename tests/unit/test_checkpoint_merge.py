@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -20,7 +21,7 @@ from regrow.checkpoint import failpoints, merge
 from regrow.checkpoint.chunks import Rows, read_chunk, write_chunk
 from regrow.checkpoint.lineage import Graph
 from regrow.checkpoint.load import ALL_SHARDS, verify
-from regrow.checkpoint.manifest import Cut, Manifest, TableInfo, chunk_name, cut_id, piece_name
+from regrow.checkpoint.manifest import Cut, Manifest, TableInfo, chunk_name, cut_id, piece_name, shard_name
 from regrow.checkpoint.merge import PieceBroken, fold, leftovers
 from regrow.checkpoint.storage import LocalFiles, Storage
 from regrow.errors import CheckpointError
@@ -75,7 +76,8 @@ def test_every_shortcut_leads_where_the_path_led(
         state = dict(world.history[source]) if source else {}
         state.update(rows_of(world.storage, made))
         assert state == world.history[target]
-        assert {info.shard for info in made.chunks} <= {f"s{shard}of{shards}" for shard in range(shards)}
+        names = {shard_name(shard, shards, "by number") for shard in range(shards)}
+        assert {info.shard for info in made.chunks} <= names
         for info in made.chunks:
             shard = int(info.shard[1])
             for rows in read_chunk(world.storage, made, info).values():
@@ -122,6 +124,16 @@ def test_rows_that_moved_between_shards_of_another_division_are_found_once() -> 
     assert {info.shard for info in made.chunks} == {ALL_SHARDS}
     found = {row: np.frombuffer(data, np.float32)[0] for (_, row), data in rows_of(storage, made).items()}
     assert found == {0: 1.0, 1: 2.0, 2: 1.0, 3: 2.0}
+
+
+def test_shards_that_do_not_say_how_they_divide_rows_are_merged_together() -> None:
+    """Of a checkpoint in which rows changed places: the newest counts, whichever shard had it last."""
+    storage = Storage.open("memory://undivided")
+    first = big_piece(storage, None, 1, [np.array([2, 3], np.uint32)], 2, shard="s1of2")
+    second = big_piece(storage, first.target.id, 2, [np.array([2], np.uint32)], 2, shard="s0of2")
+    made = fold(storage, Graph([first, second]), None, second.target.id)
+    found = {row: np.frombuffer(data, np.float32)[0] for (_, row), data in rows_of(storage, made).items()}
+    assert found == {2: 2.0, 3: 1.0}
 
 
 def test_compressed_pieces_stay_compressed() -> None:
@@ -329,3 +341,42 @@ def test_memory_stays_within_its_bound(tmp_path: Path) -> None:
         rows = read_chunk(storage, made, info)["t"]
         found.update(zip(rows.ids.tolist(), rows.weight[:, 0].astype(int).tolist(), strict=True))
     assert found == expected
+
+
+@pytest.mark.parametrize("encoding", ["raw", "zstd"])
+def test_chunks_make_room_for_the_next(encoding: Any, tmp_path: Path) -> None:
+    """Eight pieces of two shards, whose chunks all end at the same ids: those of one shard are in memory once."""
+    storage, rng = Storage.open(str(tmp_path)), np.random.default_rng(3)
+    pieces: list[Manifest] = []
+    for step in range(1, 9):
+        target = Cut(id=cut_id(step, ""), step=step, marks=(), created=float(step), job={}, extra={})
+        source = pieces[-1].target.id if pieces else None
+        infos = []
+        for shard, number in itertools.product(range(2), range(2)):
+            ids = np.arange(4096 * number, 4096 * (number + 1), dtype=np.uint32) * 2 + shard
+            rows = Rows(ids, rng.random((4096, 64), np.float32), {})
+            name = chunk_name(label := shard_name(shard, 2, "by number"), number, encoding)
+            piece = piece_name(source, target.id)
+            infos.append(write_chunk(storage, piece, name, {"t": rows}, encoding=encoding, shard=label))
+        tables = (TableInfo(name="t", rows=1 << 20, dim=64, states=(), init_bound=None, index=0),)
+        pieces.append(
+            Manifest(
+                source=source,
+                target=target,
+                tables=tables,
+                seed=0,
+                chunks=tuple(infos),
+                encoding=encoding,
+                made_by="test",
+            )
+        )
+        storage.write_manifest(pieces[-1])
+    limit = 14 << 20
+    tracemalloc.start()
+    try:
+        made = fold(storage, Graph(pieces), None, target.id, memory_bytes_max=limit, chunk_bytes=1 << 16)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert len(made.folded) == 8, "all at once"
+    assert peak < limit

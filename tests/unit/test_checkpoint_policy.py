@@ -43,7 +43,7 @@ from regrow.checkpoint.policy import (
     work,
 )
 from regrow.checkpoint.retention import Rules
-from regrow.checkpoint.storage import Storage
+from regrow.checkpoint.storage import LocalFiles, Storage
 from regrow.errors import StorageError
 
 _numbers = itertools.count()
@@ -257,6 +257,26 @@ def test_nothing_is_deleted_by_the_round_that_found_it_unneeded() -> None:
     run.train(3)
     assert run.round() == ["choice", "folded"]
     assert run.round() == ["deleted", "deleted"]
+
+
+def test_nothing_is_deleted_if_a_manifest_rotted_since_it_was_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is known from an earlier round, and nothing tells that it is another one now."""
+    monkeypatch.setattr(LocalFiles, "stamp", lambda self, path: "the same" if (self._root / path).exists() else None)
+    run = Run(str(tmp_path), s=2)
+    run.train(3)
+    assert run.round() == ["choice", "folded"]
+    assert run.round() == []
+    merged = next(each for each in run.pieces() if each.folded)
+    whole = (tmp_path / merged.name / MANIFEST).read_bytes()
+    (tmp_path / merged.name / MANIFEST).write_bytes(whole[:-1])
+    run.world.now += 1000.0
+    assert run.round() == [], "what is left of the chain does without it"
+    assert "broken" in run.round()
+    assert "deleted" not in run.round()
+    (tmp_path / merged.name / MANIFEST).write_bytes(whole)
+    run.world.check()
 
 
 def test_a_merger_that_starts_anew_remembers() -> None:

@@ -22,7 +22,7 @@ import pytest
 from regrow.checkpoint.chunks import Chunk, Rows, split, write_chunk
 from regrow.checkpoint.lineage import Graph
 from regrow.checkpoint.load import LoadReport, restore
-from regrow.checkpoint.manifest import Cut, Manifest, TableInfo, chunk_name, cut_id, piece_name
+from regrow.checkpoint.manifest import Cut, Manifest, TableInfo, chunk_name, cut_id, piece_name, shard_name
 from regrow.checkpoint.merge import PieceBroken, fold
 from regrow.checkpoint.policy import Choice, Event, Merger
 from regrow.checkpoint.retention import Rules, prune_plan
@@ -93,7 +93,7 @@ class World:
         keys = self.model.keys() if full else self.changed
         infos = []
         for shard in range(self.shards):
-            label = f"s{shard}of{self.shards}"
+            label = shard_name(shard, self.shards, "by number")
             for number, chunk in enumerate(self.chunks(keys, shard)):
                 name = chunk_name(label, number, encoding)  # type: ignore[arg-type]
                 infos.append(

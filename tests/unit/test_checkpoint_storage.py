@@ -259,6 +259,24 @@ def test_what_is_known_is_read_again_only_if_it_changed(store: Storage, monkeypa
     assert list(known) == [OLDEST]
 
 
+def test_which_manifest_cannot_be_looked_at_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Storage.open(str(tmp_path))
+    before(store)
+    really = LocalFiles.stamp
+
+    def stamp(self: LocalFiles, path: str) -> str | None:
+        if path.startswith(OLD):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return really(self, path)
+
+    monkeypatch.setattr("regrow.checkpoint.storage.WAIT_SECONDS", 0.0)
+    monkeypatch.setattr("regrow.checkpoint.storage.STAMPS_PER_CALL", 1)
+    assert store.pieces() == [OLDEST, OLD]
+    monkeypatch.setattr(LocalFiles, "stamp", stamp)
+    with pytest.raises(StorageError, match=f"cannot look for manifests in {tmp_path}: {OLD}: Input/output error"):
+        store.pieces()
+
+
 def test_a_manifest_in_the_wrong_place(store: Storage) -> None:
     before(store)
     store.write(f"{NEW}/{MANIFEST}", store.read(f"{OLD}/{MANIFEST}"))

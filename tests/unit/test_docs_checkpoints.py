@@ -30,7 +30,7 @@ import pytest
 from regrow import cli
 from regrow.checkpoint.chunks import Rows, split, write_chunk
 from regrow.checkpoint.lineage import Graph
-from regrow.checkpoint.manifest import Cut, Manifest, TableInfo, chunk_name, cut_id, piece_name
+from regrow.checkpoint.manifest import Cut, Manifest, TableInfo, chunk_name, cut_id, piece_name, shard_name
 from regrow.checkpoint.merge import fold
 from regrow.checkpoint.storage import Storage
 
@@ -73,7 +73,7 @@ class Trainer:
         rows = {table.name: self.touch(table, touched * table.rows // 250_000 + 1) for table in TABLES}
         chunks = []
         for shard in range(SHARDS):
-            label = f"s{shard}of{SHARDS}"
+            label = shard_name(shard, SHARDS, "by number")
             own = [{name: self.rows(name, ids[ids % SHARDS == shard])} for name, ids in rows.items()]
             for number, chunk in enumerate(split(own, 1 << 20)):
                 name = chunk_name(label, number, "raw")
@@ -112,8 +112,8 @@ def make(url: Path) -> None:
 def damage(url: Path) -> None:
     """Of runs/c: a file of the delta to 3,000 is lost, and one of the delta to 6,010 flipped."""
     lost, flipped = (next(url.glob(f"{step:010d}-*.00000?????-*")) for step in (3000, 6010))
-    (lost / "s0of2-00000.safetensors").unlink()
-    file = flipped / "s1of2-00000.safetensors"
+    (lost / "s0of2-32b06847-00000.safetensors").unlink()
+    file = flipped / "s1of2-32b06847-00000.safetensors"
     file.write_bytes(file.read_bytes()[:-1] + b"?")
 
 

@@ -34,7 +34,7 @@ from regrow.runtime.checkpoint import (
     layout_of,
     loaded_rows,
     publish,
-    shard_name,
+    shard_of,
     table_infos,
 )
 from regrow.store.memory import MemoryStore
@@ -155,10 +155,10 @@ def test_wrong_rows_are_refused() -> None:
 
 
 def test_shards_of_other_layouts_have_other_names() -> None:
-    names = [shard_name(made(**layout), 0).partition("of")[2] for layout in LAYOUTS]
+    names = [shard_of(made(**layout), 0).partition("of")[2] for layout in LAYOUTS]
     assert len(set(names)) == len(LAYOUTS)
     wide = job(*(table(f"t{k}", k=k, r=1) for k in range(1, 200)), servers=300)
-    assert len(shard_name(wide, 299)) < 60
+    assert len(shard_of(wide, 299)) < 60
 
 
 # --- Does it fit? ---

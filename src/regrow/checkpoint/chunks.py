@@ -62,6 +62,10 @@ class Rows:
     def nbytes(self) -> int:
         return self.ids.nbytes + self.weight.nbytes + sum(state.nbytes for state in self.states.values())
 
+    @property
+    def row_bytes(self) -> int:
+        return 4 + 4 * sum(int(values.shape[1]) for _, values in self.parts())
+
     def part(self, start: int, stop: int) -> Rows:
         """A view of some of the rows."""
         states = {name: state[start:stop] for name, state in self.states.items()}
@@ -98,8 +102,7 @@ def split(parts: Iterable[Chunk], chunk_bytes: int = CHUNK_BYTES) -> Iterator[Ch
         for table, rows in part.items():
             start = 0
             while start < len(rows):
-                row_bytes = rows.nbytes // len(rows)
-                room = (chunk_bytes - waiting_bytes) // row_bytes
+                room = (chunk_bytes - waiting_bytes) // rows.row_bytes
                 falls = table in waiting and waiting[table][-1].ids[-1] >= rows.ids[start]
                 copies = table in waiting and 2 * waiting_bytes >= chunk_bytes
                 if waiting and (room < 1 or falls or copies):
@@ -229,11 +232,13 @@ def quantize(values: Floats, bits: int) -> tuple[npt.NDArray[np.uint8], Floats]:
         block = values[start : start + step]
         low, high = block.min(axis=1), block.max(axis=1)
         scale = ((high.astype(np.float64) - low) / levels).astype(np.float32)
-        with np.errstate(over="ignore", divide="ignore"):
+        with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
             inverse = np.where(scale > 0, 1 / scale.astype(np.float64), 0)
-            extreme = not np.isfinite(inverse.astype(np.float32)).all() or not np.isfinite(high - low).all()
-        wide: Any = np.float64 if extreme else np.float32  # 64 bits only where 32 would overflow on the way
-        scaled = (block.astype(wide, copy=False) - low[:, None]) * inverse.astype(wide)[:, None]
+            scaled = (block - low[:, None]) * inverse.astype(np.float32)[:, None]
+            # 64 bits for rows that overflow 32 on the way; for no others: what becomes of a row is its matter alone.
+            extreme = ~np.isfinite(inverse.astype(np.float32)) | ~np.isfinite(high - low)
+        if extreme.any():
+            scaled[extreme] = (block[extreme].astype(np.float64) - low[extreme, None]) * inverse[extreme, None]
         codes[start : start + step] = np.clip(np.rint(scaled, out=scaled), 0, levels, out=scaled)
         ranges[start : start + step, 0] = scale
         ranges[start : start + step, 1] = low
@@ -252,15 +257,14 @@ def dequantize(codes: npt.NDArray[np.uint8], ranges: Floats, bits: int, width: i
         unpacked[:, 1::2] = codes[:, : width // 2] >> 4
         codes = unpacked
     scale, low = ranges[:, :1], ranges[:, 1:]
+    values: Floats = codes.astype(np.float32)
     with np.errstate(over="ignore"):
-        extreme = not np.isfinite(scale * np.float32((1 << bits) - 1) + np.abs(low)).all()
-    if not extreme:
-        values: Floats = codes.astype(np.float32)
         values *= scale
         values += low
-        return values
-    most = float(np.finfo(np.float32).max)
-    values = np.clip(codes * scale.astype(np.float64) + low, -most, most).astype(np.float32)
+        extreme = ~np.isfinite(scale * np.float32((1 << bits) - 1) + np.abs(low))[:, 0]
+    if extreme.any():
+        most = float(np.finfo(np.float32).max)
+        values[extreme] = np.clip(codes[extreme] * scale[extreme].astype(np.float64) + low[extreme], -most, most)
     return values
 
 

@@ -11,6 +11,8 @@ from __future__ import annotations
 import hashlib
 import math
 import re
+import zlib
+from collections.abc import Collection
 from typing import Any, Literal
 
 import msgspec
@@ -50,8 +52,8 @@ class TableInfo(msgspec.Struct, frozen=True, kw_only=True):
 class ChunkInfo(msgspec.Struct, frozen=True, kw_only=True):
     """One file of a piece: its size and CRC-32C as stored, and how many rows of which table are in it.
 
-    `shard` is who wrote it: s<number>of<layout>, or "all". Shards of one layout have no row in common, whatever piece
-    they are of; so the layout has a new name whenever rows may have moved between them."""
+    `shard` is who wrote it, by `shard_name`, or "all". Shards of one layout have no row in common, whatever piece they
+    are of: the layout has a new name whenever rows may have moved between them."""
 
     name: str
     bytes: int
@@ -128,6 +130,23 @@ def parse_piece_name(name: str) -> tuple[str | None, str]:
 
 def is_piece_name(name: str) -> bool:
     return _PIECE_NAME.fullmatch(name) is not None
+
+
+def shard_name(number: int, count: int, division: object) -> str:
+    """Who writes a chunk. `division` is all that decides which rows each of them has; one alone has all."""
+    layout = f"-{zlib.crc32(repr(division).encode()):08x}" if count > 1 else ""
+    return f"s{number}of{count}{layout}"
+
+
+def layout(shard: str) -> str:
+    """Equal for shards that have divided the rows in the same way."""
+    return shard.rpartition("of")[2]
+
+
+def apart(shards: Collection[str]) -> bool:
+    """Whether no row can be in chunks of two of these shards. Without a division in their names, nobody knows."""
+    layouts = {layout(shard) for shard in shards}
+    return len(shards) == 1 or (len(layouts) == 1 and "-" in layouts.pop())
 
 
 def chunk_name(shard: str, number: int, encoding: Encoding = "raw") -> str:

@@ -9,7 +9,7 @@ One shard after the other: a row belongs to one, and a server reads its own chun
 layouts there is one shard for all. Memory is bounded: one chunk per run of rising ids, a window that is merged, and the
 chunks being filled and written. It is used again from shard to shard: fresh memory can cost more than the merging.
 
-Nothing is deleted here. Chunks that a killed merger left behind are written again by the next fold of the same pieces,
+No piece is deleted here. Chunks that a killed merger left behind are written again by the next fold of the same pieces,
 or found by `leftovers`.
 """
 
@@ -33,7 +33,7 @@ from regrow.checkpoint.chunks import CHUNK_BYTES, Chunk, Parts, Rows, read_chunk
 from regrow.checkpoint.direct import Bytes, Memory
 from regrow.checkpoint.lineage import Graph, size_text
 from regrow.checkpoint.load import ALL_SHARDS, rows_bytes
-from regrow.checkpoint.manifest import ChunkInfo, Encoding, Manifest, TableInfo, chunk_name, piece_name
+from regrow.checkpoint.manifest import ChunkInfo, Encoding, Manifest, TableInfo, apart, chunk_name, piece_name
 from regrow.checkpoint.storage import Storage
 from regrow.errors import CheckpointError, StorageError
 
@@ -116,6 +116,7 @@ def fold(
             work = Fold(storage, tail, scanned, bits=bits_tail, encoding=how, memory=memory_bytes_max, chunk=chunk)
             path = [*path[:-fitting], work.run(None)]
         except Disorder as disorder:
+            work.discard()
             scanned[disorder.piece.name] = rising_runs(storage, disorder.piece)
 
 
@@ -176,19 +177,20 @@ class Fold:
         chunk: int,
     ) -> None:
         self.storage, self.path = storage, path
+        self.scanned = {piece.name: scanned[piece.name] for piece in path if piece.name in scanned}
         self.name = piece_name(path[0].source, path[-1].target.id)
         self.bits, self.encoding, self.memory_bytes_max = bits, encoding, memory
         self.memory = Memory()
         shards = sorted({info.shard for piece in path for info in piece.chunks})
-        one_layout = len({shard.rpartition("of")[2] for shard in shards}) == 1
-        self.shards: dict[str, list[_Run]] = {shard: [] for shard in (shards if one_layout else [ALL_SHARDS])}
+        alone = apart(shards)
+        self.shards: dict[str, list[_Run]] = {shard: [] for shard in (shards if alone else [ALL_SHARDS])}
         for age, piece in enumerate(path):
             # As much memory for all runs of a piece: then the next shard's fit into what this one leaves.
             sizes = [(info.bytes, rows_bytes(piece, info)) for info in piece.chunks]
             file_bytes, decoded_bytes = (max(size) for size in zip(*sizes, strict=True)) if sizes else (0, 0)
             for infos in scanned.get(piece.name) or _by_shard(piece):
                 run = _Run(storage, self.memory, piece, age, infos, file_bytes, decoded_bytes)
-                self.shards[infos[0].shard if one_layout else ALL_SHARDS].append(run)
+                self.shards[infos[0].shard if alone else ALL_SHARDS].append(run)
         self.chunks_held = 1 + 2 * (WRITES_AHEAD_MAX + 1)  # being filled; waiting or being written, and encoded
         # A quarter of memory is for chunks being filled or written, an eighth for windows, the rest for reading.
         self.chunk = min(chunk, max(OUT_BYTES_MIN, memory // 4 // self.chunks_held))
@@ -255,8 +257,15 @@ class Fold:
     def token(self) -> str:
         """Names what is folded and how; equal tokens mean equal bytes."""
         parts = [f"{self.encoding} {self.bits} {self.chunk} {','.join(self.shards)}"]
+        parts += [f"{piece}: {[[info.name for info in run] for run in runs]}" for piece, runs in self.scanned.items()]
         parts += [f"{piece.name}/{info.name} {info.crc32c}" for piece in self.path for info in piece.chunks]
         return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:TOKEN_LETTERS]
+
+    def discard(self) -> None:
+        """Removes the chunks of an attempt that met disorder: under this token no piece will ever be finished."""
+        for name in self.storage.names(self.name):
+            if f"-{MARK}{self.token()}-" in name:
+                self.storage.delete(f"{self.name}/{name}")
 
     def windows(self, table: TableInfo, runs: Sequence[_Run]) -> Iterator[list[Rows]]:
         """All rows of a table, some at a time: ids rise from one time to the next, and each has all there are of its
@@ -271,7 +280,10 @@ class Fold:
             at_hand, even = sum(cursor.rows_left for cursor in live), rows_max // 2 // len(live)
             bound = min(cursor.reach(max(1, even + rows_max // 2 * cursor.rows_left // at_hand)) for cursor in live)
             parts = [part for cursor in live if len((part := cursor.take(bound))[1])]
-            yield [rows for _, rows in sorted(parts, key=lambda part: part[0])]
+            window = [rows for _, rows in sorted(parts, key=lambda part: part[0])]
+            yield window
+            del parts
+            window.clear()  # whoever still has it: the chunks it was of make room for the next
 
 
 def _folded(path: Iterable[Manifest]) -> Iterator[str]:
@@ -476,7 +488,7 @@ class _Writer:
     def add(self, table: str, parts: Sequence[Rows]) -> None:
         """Of some rows, the oldest first, the newest of each."""
         places = newest(parts)
-        row_bytes = parts[0].nbytes // len(parts[0])
+        row_bytes = parts[0].row_bytes
         start = 0
         while start < len(places):
             room = (self._fold.chunk - self._filled) // row_bytes
@@ -494,7 +506,7 @@ class _Writer:
 
     def _gathered(self, parts: Sequence[Rows], places: npt.NDArray[np.uint64]) -> Rows:
         """A copy of some rows in the slab."""
-        size = parts[0].nbytes // len(parts[0]) * len(places)
+        size = parts[0].row_bytes * len(places)
         if self._slab is None:
             self._slab = self._fold.memory.take(max(self._fold.chunk, size))
         start, self._filled = self._filled, self._filled + size

@@ -541,7 +541,13 @@ class Merger:
                 raise  # otherwise another merger was faster
 
     def _sound(self, kept: Sequence[Manifest]) -> bool:
-        """All files of what stays are there, and merged pieces have been read once, before anything goes."""
+        """All files of what stays are there, and merged pieces have been read once, before anything goes. Manifests
+        too: those at hand may have been read long ago."""
+        there = {manifest.name: manifest for manifest in self._storage.manifests()[0]}
+        if changed := [piece.name for piece in kept if there.get(piece.name) != piece]:
+            for name in changed:
+                self._known.pop(name, None)
+            return False
         unread = {piece.name for piece in kept if piece.folded and piece.name not in self._state.checked}
         problems = verify_pieces(self._storage, [piece for piece in kept if piece.name in unread], deep=True)
         problems += verify_pieces(self._storage, [piece for piece in kept if piece.name not in unread], deep=False)

@@ -6,10 +6,11 @@ calls in the same order; calls of the two threads may come in any order.
 
 from __future__ import annotations
 
-import zlib
 from typing import Any, TypeVar
 
 import torch.distributed as dist
+
+from regrow.checkpoint.manifest import shard_name
 
 T = TypeVar("T")
 
@@ -33,8 +34,7 @@ class Ranks:
 
     def shard(self, division: object) -> str:
         """This rank's name among those that have divided the rows like this."""
-        layout = f"-{zlib.crc32(repr(division).encode()):08x}" if self.several else ""
-        return f"s{self.rank}of{self.count}{layout}"
+        return shard_name(self.rank, self.count, division)
 
     def first_says(self, value: T) -> T:
         """What the first rank said."""

@@ -42,6 +42,7 @@ TIMEOUT_SECONDS = 60.0  # Too small: a slow upload counts as hung. Too large: a 
 ATTEMPTS = 3
 WAIT_SECONDS = 0.5  # before the second attempt, and twice as long before each further one
 ABANDONED_MAX = 16  # Calls that hang keep a thread and a chunk each; with so many, nothing more is tried.
+STAMPS_PER_CALL = 256  # of local files
 LISTING_THREADS = 8  # Manifests are small and far away: they are read side by side.
 TEMPORARY = ".tmp-"  # in a file name: not finished, and not to be counted
 
@@ -209,10 +210,21 @@ class Storage:
         names = self._piece_names()
         if not self.local:
             return self._each(names, stamp)
-        # Far quicker than the threads that would do it side by side.
-        look = self._files.stamp
-        stamps = self._call("look at", "", lambda given_up: [look(f"{name}/{MANIFEST}") for name in names])
-        return list(zip(names, stamps, strict=True))
+        # Many in a call: far quicker than the threads that would do it side by side.
+        batches = [names[start : start + STAMPS_PER_CALL] for start in range(0, len(names), STAMPS_PER_CALL)]
+        return [found for batch in batches for found in self._batch_of_stamps(batch)]
+
+    def _batch_of_stamps(self, names: list[str]) -> list[tuple[str, str | None]]:
+        def look(given_up: threading.Event) -> list[tuple[str, str | None]]:
+            found = []
+            for name in names:
+                try:
+                    found.append((name, self._files.stamp(f"{name}/{MANIFEST}")))
+                except OSError as error:  # or nobody would know which of them it was
+                    raise OSError(error.errno, f"{name}: {_words(error)}") from error
+            return found
+
+        return self._call("look for manifests in", "", look)
 
     def _piece_names(self) -> list[str]:
         found = self._call("list", "", lambda given_up: self._files.directories())
@@ -393,7 +405,8 @@ class LocalFiles:
             status = (self._root / path).stat()
         except (FileNotFoundError, NotADirectoryError):
             return None
-        return f"{status.st_ino} {status.st_mtime_ns} {status.st_size}" if stat.S_ISREG(status.st_mode) else None
+        times = f"{status.st_mtime_ns} {status.st_ctime_ns}"
+        return f"{status.st_ino} {times} {status.st_size}" if stat.S_ISREG(status.st_mode) else None
 
     def read(self, path: str) -> Whole:
         return self.read_into(path, direct.aligned(0))
@@ -501,8 +514,8 @@ class RemoteFiles:
             return None
         if entry["type"] != "file":
             return None
-        # Time alone may be of whole seconds.
-        return f"{entry['ETag']} {_changed(entry)} {entry['size']}" if entry.get("ETag") else ""
+        tag = entry.get("ETag") or entry.get("etag")  # time alone may be of whole seconds
+        return f"{tag} {_changed(entry)} {entry['size']}" if tag else ""
 
     def read_into(self, path: str, memory: direct.Bytes) -> bytes:
         return self.read(path)

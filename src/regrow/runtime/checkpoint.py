@@ -13,7 +13,6 @@ import contextlib
 import logging
 import mmap
 import time
-import zlib
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
@@ -24,7 +23,7 @@ import numpy as np
 from regrow.checkpoint.chunks import CHUNK_BYTES, Chunk, Rows, split
 from regrow.checkpoint.lineage import Graph
 from regrow.checkpoint.load import LoadReport, restore
-from regrow.checkpoint.manifest import ChunkInfo, Cut, Manifest, TableInfo, chunk_name
+from regrow.checkpoint.manifest import ChunkInfo, Cut, Manifest, TableInfo, apart, chunk_name, shard_name
 from regrow.checkpoint.policy import clear_wanted, wanted_full
 from regrow.checkpoint.staging import CHUNKS_IN_MEMORY_MAX, Stager
 from regrow.checkpoint.storage import Storage
@@ -52,10 +51,9 @@ def layout_of(job: JobSpec, table: int) -> Layout:
     return Layout(servers=job.servers, k=spec.k, r=spec.r, groups=job.groups)
 
 
-def shard_name(job: JobSpec, server: int) -> str:
-    """Who wrote a chunk, with all that decides which rows that is."""
-    codes = [(table.k, table.r) for table in job.tables]
-    return f"s{server}of{job.servers}-{zlib.crc32(repr((job.groups, codes)).encode()):08x}"
+def shard_of(job: JobSpec, server: int) -> str:
+    """The name under which a server writes chunks."""
+    return shard_name(server, job.servers, (job.groups, [(table.k, table.r) for table in job.tables]))
 
 
 def table_infos(job: JobSpec) -> tuple[TableInfo, ...]:
@@ -154,7 +152,7 @@ class Saver:
                 lambda: Stager(Storage.open(self._url), bytes_per_second=self._bytes_per_second)
             )
         stager = self._stager
-        shard = shard_name(job, self._server)
+        shard = shard_of(job, self._server)
         row_bytes = 4 * max(1 + table.record_floats for table in job.tables)
         wanted = min(store.capture_left() * row_bytes, CHUNKS_IN_MEMORY_MAX * CHUNK_BYTES)
         if wanted > self._ready_bytes:
@@ -272,8 +270,7 @@ class Loader:
 
     async def load(self, job: JobSpec) -> LoadReport:
         loop = asyncio.get_running_loop()
-        mine = shard_name(job, self._server)
-        ours = mine.partition("of")[2]
+        mine = shard_of(job, self._server)
 
         def told(event: LoadedRows | LoadedAll) -> Future[None]:
             done: Future[None] = Future()
@@ -306,7 +303,7 @@ class Loader:
                 storage,
                 plan,
                 apply,
-                shard_filter=lambda shard: shard == mine or shard.partition("of")[2] != ours,
+                shard_filter=lambda shard: shard == mine or not apart([shard, mine]),
                 progress=self._progress,
             )
             told(LoadedAll(marks=marks)).result()
