@@ -139,3 +139,11 @@ def _wait_for(condition, seconds=60.0):
             return value
         time.sleep(0.05)
     raise AssertionError("the run did not get going in time")
+
+
+def test_peak_memory_is_that_of_the_process_alone() -> None:
+    """Not of the one that started it, from which the system counts on."""
+    ours = bytearray(b"x") * (200 << 20)
+    script = "from regrow.runtime.parent import peak_rss_bytes; print(peak_rss_bytes())"
+    found = int(subprocess.run([sys.executable, "-c", script], capture_output=True, check=True, timeout=60).stdout)
+    assert 5 << 20 < found < len(ours)

@@ -278,6 +278,38 @@ def test_costs_are_told_by_variant() -> None:
     assert costs["delta"]["checkpoints"] == 4
 
 
+def test_who_had_the_time_that_workers_lost() -> None:
+    """The parts of all roles and of the rest make up what is lost at equal speed."""
+    report = _report()
+    without = {"worker": 1.8, "server": 0.15, "coordinator": 0.01, "merger": 0.0}
+    within = {"worker": 1.782, "server": 0.159, "coordinator": 0.01, "merger": 0.0036}
+    for name, cores in (("none", without), ("delta", within)):
+        report.rows.append(_run_row(name, 0, 10.0, 0.0, cores=cores))
+    checkpoint_figures.compare(report, labels={"none": "no", "delta": "some"})
+    row = next(row for row in report.rows if row["kind"] == "cost" and row["variant"] == "delta")
+    moved = {role: part["value"] for role, part in row["moved"].items()}
+    assert moved == pytest.approx({"server": 0.005, "coordinator": 0.0, "merger": 0.002, "rest": 0.003})
+    assert sum(moved.values()) == pytest.approx(1 - within["worker"] / without["worker"])
+
+
+def test_the_order_of_runs() -> None:
+    names = [[variant.name for variant in checkpoint.order(turn, checkpoint.FULL)] for turn in range(4)]
+    assert names == [
+        ["none", "delta", "pausing", "full"],
+        ["full", "pausing", "delta", "none"],
+        ["none", "delta"],
+        ["delta", "none"],
+    ]
+
+
+def test_what_roles_used_is_of_the_time_that_counts() -> None:
+    trace = _trace(_steady(40.0), _steady(40.0))
+    trace.by_role = [(float(at), {"worker": 1.5 * at, "server": 0.1 * at}) for at in range(0, 40, 2)]
+    assert trace.costs(11.0, 31.0)["cores"] == pytest.approx({"worker": 1.5, "server": 0.1})
+    trace.by_role = trace.by_role[:3]
+    assert trace.costs(11.0, 31.0)["cores"] == {}
+
+
 def test_a_figure_that_was_not_measured_is_left_out() -> None:
     report = _report()
     row = _run_row("none", 0, 10.0, 0.0)

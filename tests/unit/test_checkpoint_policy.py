@@ -7,7 +7,9 @@ others. The merger runs round by round on the `World` of the property test, with
 
 from __future__ import annotations
 
+import errno
 import itertools
+import os
 import threading
 from pathlib import Path
 
@@ -276,6 +278,36 @@ def test_nothing_is_deleted_if_a_manifest_rotted_since_it_was_read(
     assert "broken" in run.round()
     assert "deleted" not in run.round()
     (tmp_path / merged.name / MANIFEST).write_bytes(whole)
+    run.world.check()
+
+
+def test_no_answer_when_pieces_are_read_back_is_not_damage(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    run = Run(str(tmp_path), s=2)
+    run.train(3)
+    assert run.round() == ["choice", "folded"]
+    run.world.now += 1000.0
+    monkeypatch.setattr("regrow.checkpoint.storage.WAIT_SECONDS", 0.0)
+    really = LocalFiles.read, LocalFiles.directories
+    silent = False
+
+    def read(self: LocalFiles, path: str) -> object:
+        nonlocal silent
+        silent |= path.endswith(".safetensors")
+        if silent:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return really[0](self, path)
+
+    def directories(self: LocalFiles) -> list[str]:
+        if silent:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return really[1](self)
+
+    with monkeypatch.context() as outage:
+        outage.setattr(LocalFiles, "read", read)
+        outage.setattr(LocalFiles, "directories", directories)
+        assert run.round() == ["error"]
+        assert silent
+    assert run.round() == ["deleted", "deleted"], "nothing was noted as broken"
     run.world.check()
 
 

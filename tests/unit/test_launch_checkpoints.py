@@ -5,6 +5,8 @@ Method: texts with and without cuts; a storage with a few pieces, chunks and all
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,9 @@ from test_checkpoint_property import World
 
 from regrow.checkpoint.manifest import MANIFEST, Cut, Manifest, TableInfo, piece_name
 from regrow.checkpoint.merge import fold
-from regrow.checkpoint.storage import Storage
+from regrow.checkpoint.storage import LocalFiles, Storage
 from regrow.config import TrainConfig
-from regrow.errors import CheckpointError, UserError
+from regrow.errors import CheckpointError, StorageError, UserError
 from regrow.launch import checkpoints
 
 TABLE = TableInfo(name="t", rows=10, dim=2, states=(), init_bound=0.0, index=0)
@@ -157,6 +159,33 @@ def test_damage_is_gone_around_or_an_older_one_is_taken(world: World) -> None:
     world.lose(pieces[full], how="flip")
     assert sound(world)[0] is None
     assert full in sound(world)[1]
+
+
+def test_a_storage_that_does_not_answer_is_not_damage(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever is older may be worth hours less. But one file that cannot be read, where all others can, is lost."""
+    cuts, pieces = list(world.history), world.graph().pieces
+    monkeypatch.setattr("regrow.checkpoint.storage.WAIT_SECONDS", 0.0)
+    really = LocalFiles.read, LocalFiles.directories
+    silent = [piece_name(cuts[4], cuts[5])]
+
+    def read(self: LocalFiles, path: str) -> Any:
+        if any(path.startswith(name) and not path.endswith(MANIFEST) for name in silent):
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return really[0](self, path)
+
+    def directories(self: LocalFiles) -> list[str]:
+        if out and next(out, None) is None:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return really[1](self)
+
+    out: Any = None
+    monkeypatch.setattr(LocalFiles, "read", read)
+    monkeypatch.setattr(LocalFiles, "directories", directories)
+    assert sound(world)[:2] == (cuts[4], silent)
+    silent += list(pieces)
+    out = iter(["the listing before"])
+    with pytest.raises(StorageError, match="Input/output error"):
+        sound(world)
 
 
 def told(**options: Any) -> dict[str, Any]:

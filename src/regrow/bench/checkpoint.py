@@ -1,13 +1,14 @@
 """What do checkpoints cost? Training with them against the same without, storing and loading, torch, and merging.
 
-Ways to train take turns in rounds; a figure is the ratio to the run without checkpoints of the same round. Time between
+Ways to train take turns in rounds; a figure is the ratio to the run without checkpoints of the same round. Deltas are
+what matters and have more rounds than fulls, each next to the run without checkpoints. Time between
 checkpoints is scaled down with the model: T here is seconds where it is half an hour elsewhere, and a full takes
 about as large a part of it. All run on the same cores as training, the merger too.
 
 What is measured of a run lies between two checkpoints (from the end of one to the end of a later one), so it has whole
 periods; the first full of a run with deltas, which comes once in its life, lies before it. Processors are not as fast
 at all times, and workers do the same work for each sample whatever is stored, so time lost is also given at equal
-speed.
+speed. That is the part of the processors' time which workers had; who had the rest is told by role.
 
 How long a cut holds training up is measured where it happens: in servers, from the moment they hold pushes back until
 rows are captured. Beside it, from the workers' reports, two a second with exact numbers of samples: the time by which
@@ -36,6 +37,8 @@ SUMMARY = "What checkpoints cost: training time, memory, bytes; storing, loading
 
 PER_PERIOD = 12  # deltas in the time between two fulls
 NEVER = "1000h"
+ROLES = ("worker", "server", "coordinator", "merger")
+LOOK_SECONDS = 2.0  # between two looks at what each of them used
 REPORTS_MIN = 4  # of each worker in a run: two a second, and one at its end
 
 
@@ -65,7 +68,7 @@ VARIANTS = (
         changes={"protection": "delta", "full_every": 1 << 20},  # the merger makes fulls
     ),
 )
-NONE = VARIANTS[0]
+NONE, DELTA = VARIANTS[0], VARIANTS[-1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +76,7 @@ class Size:
     """How much is measured."""
 
     rounds: int
+    rounds_of_fulls: int
     server_bytes: int  # of rows, in each of five servers
     period_seconds: float  # T
     periods: float  # of training in a run; the first one counts little
@@ -89,9 +93,10 @@ class Size:
     update_repetitions: int
 
 
-# Twenty-five minutes.
+# Thirty-five minutes.
 FULL = Size(
-    rounds=2,
+    rounds=4,
+    rounds_of_fulls=2,
     server_bytes=48_000_000,
     period_seconds=60.0,
     periods=2.2,
@@ -109,6 +114,7 @@ FULL = Size(
 )
 QUICK = Size(
     rounds=1,
+    rounds_of_fulls=1,
     server_bytes=4_000_000,
     period_seconds=1.8,
     periods=3.0,
@@ -163,11 +169,15 @@ class Trace(recovery.Trace):
         self.cuts: list[dict[str, Any]] = []
         self.capture_seconds_max = 0.0
         self.cut_hold_seconds_max = 0.0
+        self.by_role: list[tuple[float, dict[str, float]]] = []  # processor time so far, now and then
 
     def update(self, status: RunStatus, now: float) -> None:
         if self.status is None:
             self._listen(status)
         super().update(status, now)
+        if status.phase == "training" and (not self.by_role or now >= self.by_role[-1][0] + LOOK_SECONDS):
+            seconds = {role: train.children_cpu_seconds(f"rg {role}") for role in ROLES}
+            self.by_role.append((now, {role: each for role, each in seconds.items() if each is not None}))
 
     def _listen(self, status: RunStatus) -> None:
         receive = status.receive
@@ -201,10 +211,20 @@ class Trace(recovery.Trace):
             found["others_cores"] = common.rounded(looks[0].others_cores(looks[-1]), 2)
         if (work := self.work_per_sample(begin, end)) is not None:
             found["worker_seconds_per_sample"] = work
+        found["cores"] = self._cores(begin, end)
         spans = [inside(seen, begin, end) for seen in self._points()]
         found["hold_seconds"] = max(longest_hold(seen) for seen in spans)
         found["silence_seconds"] = max(longest_silence(seen) for seen in spans)
         return found
+
+
+    def _cores(self, begin: float, end: float) -> dict[str, float]:
+        """Processors that each role had, of those the machine has."""
+        within = [look for look in self.by_role if begin <= look[0] <= end]
+        if len(within) < 2:
+            return {}
+        (first, before), (last, after) = within[0], within[-1]
+        return {role: (after[role] - before[role]) / (last - first) for role in after if role in before}
 
 
 def inside(seen: Sequence[tuple[float, int]], begin: float, end: float) -> list[tuple[float, int]]:
@@ -275,13 +295,20 @@ def measure_training(report: common.Report, directory: Path, *, size: Size, rate
     )
     base = recovery.make_config(directory, tables)
     for turn in range(size.rounds):
-        for variant in (*VARIANTS[turn % len(VARIANTS) :], *VARIANTS[: turn % len(VARIANTS)]):
+        for variant in order(turn, size):
             row, trace = trained(base, variant, directory, size=size, rate=rate)
             report.rows.append({"kind": "run", "variant": variant.name, "round": turn, **row})
             if turn == 0:
                 report.rows.append(trace)
             rate = row["samples_per_second"] if variant is NONE else rate
             common.console.print(f"{variant.label}, round {turn + 1} of {size.rounds}: {told(row)}")
+
+
+def order(turn: int, size: Size) -> list[Variant]:
+    """Of a round: none and delta next to each other, fulls in the first rounds; the next one the other way round."""
+    fulls = [variant for variant in VARIANTS if variant.name not in ("none", "delta")]
+    found = [NONE, DELTA, *(fulls if turn < size.rounds_of_fulls else ())]
+    return found if turn % 2 == 0 else found[::-1]
 
 
 def trained(

@@ -52,6 +52,19 @@ def lost_equal_speed(mine: Row, other: Row) -> float | None:
     return 1.0 - float(mine["samples_per_second"] * works[0] / (other["samples_per_second"] * works[1]))
 
 
+def moved(role: str) -> Callable[[Row, Row], float | None]:
+    """Of the processor time that workers had without checkpoints: the part that this role had more with them. With
+    role "rest": all that no process of the run is known to have had, idle time among it."""
+
+    def part(mine: Row, other: Row) -> float | None:
+        if not mine.get("cores") or not other.get("cores"):
+            return None
+        before, after = ({**row["cores"], "rest": -sum(row["cores"].values())} for row in (other, mine))
+        return float((after.get(role, 0.0) - before.get(role, 0.0)) / other["cores"]["worker"])
+
+    return part
+
+
 def late_steps(mine: Row, other: Row) -> float:
     """By how many steps more than without checkpoints was a worker late, at most."""
     return float((mine["hold_seconds"] - other["hold_seconds"]) / other["step_seconds"])
@@ -121,6 +134,7 @@ def compare_training(report: common.Report, labels: Mapping[str, str]) -> None:
                 "lost": spread(rounds(runs, name, "none", lost)),
                 "lost_equal_speed": spread(rounds(runs, name, "none", lost_equal_speed)),
                 "cpu": spread([ratio - 1.0 for ratio in cpu]),
+                "moved": {role: spread(rounds(runs, name, "none", moved(role))) for role in MOVED_TO},
                 "hold_steps": spread(rounds(runs, name, "none", hold_steps)),
                 "late_steps": spread(rounds(runs, name, "none", late_steps)),
                 "memory_bytes": statistics.median(memory) if memory else None,
@@ -142,6 +156,7 @@ def compare_training(report: common.Report, labels: Mapping[str, str]) -> None:
         judge(report, f"late_steps_{name}", rounds(runs, name, "none", late_steps), HOLD_STEPS_TARGET)
 
 
+MOVED_TO = ("server", "coordinator", "merger", "rest")
 WORST = (
     "hold_seconds",
     "silence_seconds",
@@ -196,6 +211,11 @@ def print_rows(report: common.Report) -> None:
             "training with checkpoints: more than the run without them of the same round, medians (lowest to highest)",
             ("", "time lost", "at equal speed", "held up", "steps", "late", "capture", "stored in", "memory", "per T"),
             [cost_row(row) for row in costs],
+        )
+        common.print_table(
+            "at equal speed, time that workers had without checkpoints went to",
+            ("", *MOVED_TO),
+            [(row["label"], *(percent(row["moved"][role]) for role in MOVED_TO)) for row in costs],
         )
         for row in costs:
             if row["merged_bytes_all"]:

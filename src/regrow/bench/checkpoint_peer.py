@@ -20,8 +20,6 @@ import gc
 import importlib.util
 import json
 import os
-import re
-import resource
 import shutil
 import sys
 import time
@@ -31,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from regrow.bench import common
+from regrow.runtime.parent import peak_rss_bytes
 
 TABLES, DIM = 8, 64
 TINY_ROWS = 64
@@ -181,14 +180,6 @@ def reset_peak() -> int:
     with contextlib.suppress(OSError, IndexError, ValueError):
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     return peak_rss_bytes()
-
-
-def peak_rss_bytes() -> int:
-    with contextlib.suppress(OSError):
-        found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
-        if found is not None:
-            return int(found[1]) * 1024
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 if __name__ == "__main__":

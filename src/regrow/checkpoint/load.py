@@ -41,12 +41,14 @@ Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Problem:
-    """Something wrong with a file. `harmful`: the piece cannot be used; otherwise it only takes space."""
+    """Something wrong with a file. `harmful`: the piece cannot be used; otherwise it only takes space. `unanswered`:
+    the file may be sound, storage did not say."""
 
     piece: str
     file: str
     what: str
     harmful: bool = True
+    unanswered: bool = dataclasses.field(default=False, compare=False)
 
     def __str__(self) -> str:
         return f"{self.piece}/{self.file}: {self.what}"
@@ -270,7 +272,23 @@ def verify_pieces(
     threads: int = THREADS_DEFAULT,
     progress: Progress | None = None,
 ) -> list[Problem]:
-    """Everything wrong with the files of these pieces."""
+    """Everything wrong with the files of these pieces. StorageError if storage does not answer: that is no damage.
+
+    A storage that answers, but not for some of the files, is asked for these once more; then they count as damaged.
+    """
+    problems = _problems(storage, manifests, deep=deep, threads=threads, progress=progress)
+    doubtful = {problem.piece for problem in problems if problem.unanswered}
+    if not doubtful:
+        return problems
+    storage.pieces()
+    again = [piece for piece in manifests if piece.name in doubtful]
+    certain = [problem for problem in problems if problem.piece not in doubtful]
+    return certain + _problems(storage, again, deep=deep, threads=threads, progress=None)
+
+
+def _problems(
+    storage: Storage, manifests: Sequence[Manifest], *, deep: bool, threads: int, progress: Progress | None
+) -> list[Problem]:
     problems: list[Problem] = []
     total, done = sum(piece.bytes for piece in manifests), 0
     with ThreadPoolExecutor(max_workers=threads, thread_name_prefix="verify") as pool:
@@ -293,7 +311,7 @@ def _names(storage: Storage, piece: Manifest) -> dict[str, int] | Problem:
     try:
         return storage.names(piece.name)
     except CheckpointError as error:
-        return Problem(piece.name, "", error.message)
+        return Problem(piece.name, "", error.message, unanswered=_unanswered(error))
 
 
 def _listing_problems(piece: Manifest, found: dict[str, int] | Problem) -> tuple[list[Problem], list[ChunkInfo]]:
@@ -315,8 +333,13 @@ def _chunk_problem(storage: Storage, piece: Manifest, info: ChunkInfo) -> Proble
     try:
         read_chunk(storage, piece, info)
     except CheckpointError as error:
-        return Problem(piece.name, info.name, _without_name(error.message, f"{piece.name}/{info.name}"))
+        what = _without_name(error.message, f"{piece.name}/{info.name}")
+        return Problem(piece.name, info.name, what, unanswered=_unanswered(error))
     return None
+
+
+def _unanswered(error: CheckpointError) -> bool:
+    return isinstance(error, StorageError) and not error.missing
 
 
 def _size_wrong(info: ChunkInfo, found: dict[str, int]) -> str | None:

@@ -90,6 +90,7 @@ class Child:
         self.complaint: str | None = None  # why it gave up, in its own words
         self._closed_at: float | None = None
         self._pending = b""
+        self._peak_rss_bytes: int | None = None
         with log.open("ab") as log_file:
             # A session of its own: Ctrl-C in the terminal reaches the launcher alone, which then stops the
             # children in order; and the whole group can be signalled, should the child have children.
@@ -137,6 +138,8 @@ class Child:
             for line in lines:
                 if (event := parse_event(line)) is not None:
                     events.append(event)
+                    if event["event"] == "stopped":
+                        self._peak_rss_bytes = event.get("peak_rss_bytes")
                 elif line.strip():
                     self._note(line)
             if len(self._pending) > EVENT_BYTES_MAX:
@@ -157,7 +160,9 @@ class Child:
             self.exit = Exit(
                 code=code,
                 cpu_seconds=usage.ru_utime + usage.ru_stime,
-                peak_rss_bytes=usage.ru_maxrss * unit,
+                # By its own account. Of one that was killed, no less than it had: the system counts from the memory
+                # of this process on.
+                peak_rss_bytes=self._peak_rss_bytes or usage.ru_maxrss * unit,
             )
         return self.exit
 

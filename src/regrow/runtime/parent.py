@@ -7,14 +7,17 @@ line.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
 import queue
+import re
 import resource
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 EXIT_PARENT_GONE = 3
@@ -51,9 +54,7 @@ class Parent:
 
     def report_stopped(self) -> None:
         usage = resource.getrusage(resource.RUSAGE_SELF)
-        self.report(
-            "stopped", cpu_seconds=usage.ru_utime + usage.ru_stime, peak_rss_bytes=usage.ru_maxrss * 1024
-        )
+        self.report("stopped", cpu_seconds=usage.ru_utime + usage.ru_stime, peak_rss_bytes=peak_rss_bytes())
 
     def next_command(self) -> dict[str, Any]:
         """Waits for the next command (for a process whose main thread has nothing else to do)."""
@@ -94,3 +95,13 @@ def _lines(fd: int) -> Iterator[bytes]:
     while chunk := os.read(fd, 1 << 16):
         *lines, pending = (pending + chunk).split(b"\n")
         yield from lines
+
+
+def peak_rss_bytes() -> int:
+    """The most memory this process had. Where /proc does not tell, no less than that: what getrusage says begins with
+    the memory of the process that started this one."""
+    with contextlib.suppress(OSError):
+        found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+        if found is not None:
+            return int(found[1]) * 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
