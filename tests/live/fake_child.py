@@ -171,9 +171,10 @@ class FakeChild:
         if manner == "misses server 1" and "server 1" in self.plan["manners"]:
             # At once: it is stopped when the first worker is there, and maybe not any more when the last one is.
             self.await_stopped("server-1")
-        mark = "held" if self.plan.get("hold") else "trained"
-        for worker in range(self.assignment["config"]["workers"]):
-            self.await_file(f"{mark}-{worker}")
+        else:
+            mark = "held" if self.plan.get("hold") else "trained"
+            for worker in range(self.assignment["config"]["workers"]):
+                self.await_file(f"{mark}-{worker}")
         if manner.startswith("is killed after "):
             self.await_file("started-" + manner.removeprefix("is killed after "))
             os.kill(os.getpid(), signal.SIGKILL)
