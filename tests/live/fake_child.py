@@ -125,6 +125,8 @@ class FakeChild:
     def work(self) -> None:
         print("a library prints this to stdout", flush=True)
         steps, batch = self.plan["steps"], self.assignment["config"]["batch"]
+        for server in range(self.assignment["config"]["servers"]):  # nobody trains without them
+            self.await_file(f"started-server-{server}")
         say("planned", steps=steps)
         hold = self.plan.get("hold") or {"step": 0}
         for step in range(1 + (self.plan.get("done", 0) if self.incarnation else 0), steps + 1):
@@ -171,10 +173,9 @@ class FakeChild:
         if manner == "misses server 1" and "server 1" in self.plan["manners"]:
             # At once: it is stopped when the first worker is there, and maybe not any more when the last one is.
             self.await_stopped("server-1")
-        else:
-            mark = "held" if self.plan.get("hold") else "trained"
-            for worker in range(self.assignment["config"]["workers"]):
-                self.await_file(f"{mark}-{worker}")
+        mark = "held" if self.plan.get("hold") else "trained"
+        for worker in range(self.assignment["config"]["workers"]):
+            self.await_file(f"{mark}-{worker}")
         if manner.startswith("is killed after "):
             self.await_file("started-" + manner.removeprefix("is killed after "))
             os.kill(os.getpid(), signal.SIGKILL)

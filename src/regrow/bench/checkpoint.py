@@ -93,9 +93,9 @@ class Size:
     update_repetitions: int
 
 
-# Thirty-five minutes.
+# Half an hour.
 FULL = Size(
-    rounds=4,
+    rounds=3,
     rounds_of_fulls=2,
     server_bytes=48_000_000,
     period_seconds=60.0,
