@@ -230,7 +230,7 @@ def draw_checkpoints(costs: Sequence[Mapping[str, Any]], traces: Sequence[Mappin
     right.axvline(0, color=INK, linewidth=0.8)
     right.axvline(1.0, color=INK, linewidth=0.8, linestyle=(0, (3, 3)))
     what = "training time lost at equal speed" if even else "training time lost"
-    right.set_xlabel(f"{what}, % (dashes: the target for deltas)", color=INK, fontsize=9)
+    right.set_xlabel(f"{what}, % (dashes: target)", color=INK, fontsize=9)
     figure.savefig(path)
 
 
