@@ -182,15 +182,15 @@ class Fold:
         self.bits, self.encoding, self.memory_bytes_max = bits, encoding, memory
         self.memory = Memory()
         shards = sorted({info.shard for piece in path for info in piece.chunks})
-        alone = apart(shards)
-        self.shards: dict[str, list[_Run]] = {shard: [] for shard in (shards if alone else [ALL_SHARDS])}
+        divided = apart(shards)
+        self.shards: dict[str, list[_Run]] = {shard: [] for shard in (shards if divided else [ALL_SHARDS])}
         for age, piece in enumerate(path):
             # As much memory for all runs of a piece: then the next shard's fit into what this one leaves.
             sizes = [(info.bytes, rows_bytes(piece, info)) for info in piece.chunks]
             file_bytes, decoded_bytes = (max(size) for size in zip(*sizes, strict=True)) if sizes else (0, 0)
             for infos in scanned.get(piece.name) or _by_shard(piece):
                 run = _Run(storage, self.memory, piece, age, infos, file_bytes, decoded_bytes)
-                self.shards[infos[0].shard if alone else ALL_SHARDS].append(run)
+                self.shards[infos[0].shard if divided else ALL_SHARDS].append(run)
         self.chunks_held = 1 + 2 * (WRITES_AHEAD_MAX + 1)  # being filled; waiting or being written, and encoded
         # A quarter of memory is for chunks being filled or written, an eighth for windows, the rest for reading.
         self.chunk = min(chunk, max(OUT_BYTES_MIN, memory // 4 // self.chunks_held))
@@ -263,8 +263,9 @@ class Fold:
 
     def discard(self) -> None:
         """Removes the chunks of an attempt that met disorder: under this token no piece will ever be finished."""
+        mark = f"-{MARK}{self.token()}-"
         for name in self.storage.names(self.name):
-            if f"-{MARK}{self.token()}-" in name:
+            if mark in name:
                 self.storage.delete(f"{self.name}/{name}")
 
     def windows(self, table: TableInfo, runs: Sequence[_Run]) -> Iterator[list[Rows]]:
