@@ -1,7 +1,7 @@
 """Delta checkpoints of an ordinary torch model: trained, killed in the middle, resumed, with the same result.
 
-    python examples/delta_checkpoints.py                      # shows it: one run is killed, one is not
-    python examples/delta_checkpoints.py train DIRECTORY      # one run; start it again and it goes on
+python examples/delta_checkpoints.py                      # shows it: one run is killed, one is not
+python examples/delta_checkpoints.py train DIRECTORY      # one run; start it again and it goes on
 """
 
 import hashlib

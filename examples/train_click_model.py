@@ -1,7 +1,7 @@
 """A click model whose embedding tables live on Regrow's servers: the whole script, without the command line.
 
-    python examples/train_click_model.py            # servers inside this process
-    python examples/train_click_model.py --servers 3   # three server processes on this machine
+python examples/train_click_model.py            # servers inside this process
+python examples/train_click_model.py --servers 3   # three server processes on this machine
 """
 
 import sys

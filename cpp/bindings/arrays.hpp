@@ -40,8 +40,8 @@ void check_array(const Array& array, const char* name) {
     expected *= static_cast<int64_t>(array.shape(axis));
   }
   if (reinterpret_cast<uintptr_t>(array.data()) % alignof(T) != 0)
-    throw std::invalid_argument(std::string(name) + " must be aligned to its elements of " +
-                                std::to_string(sizeof(T)) + " bytes");
+    throw std::invalid_argument(std::string(name) + " must be aligned to its elements of " + std::to_string(sizeof(T)) +
+                                " bytes");
 }
 
 template <typename T>

@@ -1,3 +1,5 @@
+#include "regrow/criteo.hpp"
+
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
@@ -6,7 +8,6 @@
 #include <tuple>
 
 #include "arrays.hpp"
-#include "regrow/criteo.hpp"
 
 namespace regrow::bindings {
 namespace {
@@ -21,9 +22,8 @@ std::span<const char> text_of(const Input& array) {
 using Error = std::tuple<int64_t, int, std::string>;
 
 std::tuple<int64_t, int64_t, int64_t, std::optional<Error>> parse(const Input& text, int64_t lines_max, bool final,
-                                                                  bool skip_bad, const Input& rows,
-                                                                  const Output& dense, const Output& ids,
-                                                                  const Output& labels) {
+                                                                  bool skip_bad, const Input& rows, const Output& dense,
+                                                                  const Output& ids, const Output& labels) {
   const auto bytes = text_of(text);
   CriteoOutput output;
   output.rows = read<int64_t>(rows, "rows");
@@ -52,7 +52,8 @@ std::tuple<int64_t, int64_t> skip(const Input& text, int64_t lines_max, bool fin
 
 void bind_criteo(nb::module_& m) {
   m.def("parse_criteo", &parse, "text"_a, nb::kw_only(), "lines_max"_a, "final"_a, "skip_bad"_a, "rows"_a, "dense"_a,
-        "ids"_a, "labels"_a, "Parses Criteo lines: (lines, samples, bytes, (line, field, reason) of the first bad one).");
+        "ids"_a, "labels"_a,
+        "Parses Criteo lines: (lines, samples, bytes, (line, field, reason) of the first bad one).");
   m.def("skip_lines", &skip, "text"_a, nb::kw_only(), "lines_max"_a, "final"_a,
         "(lines, bytes) of up to lines_max lines.");
 }

@@ -18,8 +18,7 @@ nb::tuple take_flush(Shard& shard, size_t group, bool keep) {
     nb::gil_scoped_release release;
     flush = shard.take_flush(group, keep);
   }
-  return nb::make_tuple(owned(std::move(flush.counts)), owned(std::move(flush.slots)),
-                        owned(std::move(flush.deltas)));
+  return nb::make_tuple(owned(std::move(flush.counts)), owned(std::move(flush.slots)), owned(std::move(flush.deltas)));
 }
 
 void published(const Shard& shard, const Input& counts, const Input& slots, const Output& out) {

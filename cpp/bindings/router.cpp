@@ -16,9 +16,8 @@ void make_router(Router* self, std::vector<int64_t> rows, std::vector<int64_t> d
                  std::vector<int64_t> r, std::vector<int64_t> table_index, std::vector<bool> mean_pooling,
                  std::vector<int64_t> feature_tables, std::vector<int64_t> static_tables, int64_t servers,
                  int64_t groups) {
-  new (self)
-      Router({std::move(rows), std::move(dims), std::move(k), std::move(r), std::move(table_index),
-              std::move(mean_pooling), std::move(feature_tables), std::move(static_tables), servers, groups});
+  new (self) Router({std::move(rows), std::move(dims), std::move(k), std::move(r), std::move(table_index),
+                     std::move(mean_pooling), std::move(feature_tables), std::move(static_tables), servers, groups});
 }
 
 std::unique_ptr<Plan> make_plan(Router& router, const Input& values, const std::optional<Input>& lengths,
@@ -33,8 +32,8 @@ std::unique_ptr<Plan> make_plan(Router& router, const Input& values, const std::
 void check_matrix(const Plan& plan, size_t ndim, const int64_t* shape, const char* name) {
   const auto width = static_cast<int64_t>(plan.tables().width);
   if (ndim != 2 || shape[0] != static_cast<int64_t>(plan.batch()) || shape[1] != width)
-    throw std::invalid_argument(std::string(name) + " must have the shape (" + std::to_string(plan.batch()) +
-                                ", " + std::to_string(width) + ")");
+    throw std::invalid_argument(std::string(name) + " must have the shape (" + std::to_string(plan.batch()) + ", " +
+                                std::to_string(width) + ")");
 }
 
 void pool(const Plan& plan, const Input& rows, const Output& out) {
@@ -76,34 +75,29 @@ nb::object part(nb::handle plan, const T* data, std::initializer_list<size_t> sh
 const Plan& plan_of(nb::handle self) { return *nb::inst_ptr<Plan>(self); }
 
 std::string described(const Plan& plan) {
-  return "Plan(" + std::to_string(plan.lookups) + " lookups, " + std::to_string(plan.distinct) +
-         " distinct rows, " + std::to_string(plan.tables().servers) + " servers, " +
-         std::to_string(plan.floats()) + " floats)";
+  return "Plan(" + std::to_string(plan.lookups) + " lookups, " + std::to_string(plan.distinct) + " distinct rows, " +
+         std::to_string(plan.tables().servers) + " servers, " + std::to_string(plan.floats()) + " floats)";
 }
 
 }  // namespace
 
 void bind_router(nb::module_& m) {
   nb::class_<Router>(m, "Router", "A worker's side of a batch: distinct rows, their servers, pooling.")
-      .def("__init__", &make_router, nb::kw_only(), "rows"_a, "dims"_a, "k"_a, "r"_a, "table_index"_a,
-           "mean_pooling"_a, "feature_tables"_a, "static_tables"_a, "servers"_a, "groups"_a = 1)
+      .def("__init__", &make_router, nb::kw_only(), "rows"_a, "dims"_a, "k"_a, "r"_a, "table_index"_a, "mean_pooling"_a,
+           "feature_tables"_a, "static_tables"_a, "servers"_a, "groups"_a = 1)
       .def("plan", &make_plan, "values"_a, "lengths"_a.none(), "batch"_a);
 
   nb::class_<Plan>(m, "Plan", "Where the rows of one batch are, for its pull and its push.")
       .def_prop_ro("counts",
                    [](nb::handle self) {
                      const Plan& plan = plan_of(self);
-                     return part(self, plan.counts.data(),
-                                 {plan.tables().servers, plan.tables().tables.size()});
+                     return part(self, plan.counts.data(), {plan.tables().servers, plan.tables().tables.size()});
                    })
       .def_prop_ro("slots",
-                   [](nb::handle self) {
-                     return part(self, plan_of(self).slots.data(), {plan_of(self).slots.size()});
-                   })
-      .def_prop_ro("row_start",
-                   [](nb::handle self) {
-                     return part(self, plan_of(self).row_start.data(), {plan_of(self).row_start.size()});
-                   })
+                   [](nb::handle self) { return part(self, plan_of(self).slots.data(), {plan_of(self).slots.size()}); })
+      .def_prop_ro(
+          "row_start",
+          [](nb::handle self) { return part(self, plan_of(self).row_start.data(), {plan_of(self).row_start.size()}); })
       .def_prop_ro("float_start",
                    [](nb::handle self) {
                      return part(self, plan_of(self).float_start.data(), {plan_of(self).float_start.size()});

@@ -25,8 +25,8 @@ void construct(Shard* shard, int64_t servers, int64_t server, int64_t groups,
 }
 
 size_t add_table(Shard& shard, int64_t rows, int64_t dim, int64_t k, int64_t r, const std::string& optimizer,
-                 double learning_rate, double eps, double beta1, double beta2, double momentum,
-                 double weight_decay, uint64_t seed, double init_bound, int64_t table) {
+                 double learning_rate, double eps, double beta1, double beta2, double momentum, double weight_decay,
+                 uint64_t seed, double init_bound, int64_t table) {
   nb::gil_scoped_release release;
   TableSettings settings;
   settings.rows = rows;
@@ -81,8 +81,7 @@ nb::tuple merged(const Input& dims, const std::vector<std::tuple<Input, Input, I
   const auto dims_span = read<int32_t>(dims, "dims");
   std::vector<PushView> views;
   for (const auto& [counts, slots, grads] : parts)
-    views.push_back(
-        {read<int32_t>(counts, "counts"), read<uint32_t>(slots, "slots"), read<float>(grads, "grads")});
+    views.push_back({read<int32_t>(counts, "counts"), read<uint32_t>(slots, "slots"), read<float>(grads, "grads")});
   MergedPush push;
   {
     nb::gil_scoped_release release;
@@ -132,8 +131,7 @@ void bind_shard(nb::module_& m) {
          const std::string& optimizer) {
         return shard_bytes(rows, dim, k, r, groups, servers, optimizer_from_name(optimizer));
       },
-      "rows"_a, "dim"_a, "k"_a, "r"_a, "groups"_a, "servers"_a, "optimizer"_a,
-      "Bytes one table takes on each server.");
+      "rows"_a, "dim"_a, "k"_a, "r"_a, "groups"_a, "servers"_a, "optimizer"_a, "Bytes one table takes on each server.");
   m.def("merge_pushes", &merged, "dims"_a, "parts"_a, "Sums pushes row by row.");
 }
 

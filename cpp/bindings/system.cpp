@@ -60,11 +60,9 @@ void bind_system(nb::module_& m) {
       "Chooses 'avx2' or 'portable'; both give the same bits.");
   m.def("get_threads", [] { return ThreadPool::shared().size(); }, "Threads that share the loops over rows.");
   m.def(
-      "set_threads", [](int n) { ThreadPool::shared().resize(n); }, "n"_a,
-      nb::call_guard<nb::gil_scoped_release>(),
+      "set_threads", [](int n) { ThreadPool::shared().resize(n); }, "n"_a, nb::call_guard<nb::gil_scoped_release>(),
       "Sets how many threads (the caller included) share the loops over rows.");
-  m.def("crc32c", &crc32c_of, "data"_a, "seed"_a = 0,
-        "CRC-32C of a buffer; seed is the checksum of what came before.");
+  m.def("crc32c", &crc32c_of, "data"_a, "seed"_a = 0, "CRC-32C of a buffer; seed is the checksum of what came before.");
   m.def("tune_malloc", &tune_malloc, "one_heap"_a = false,
         "Lets the process keep its large buffers from step to step.");
 }

@@ -14,8 +14,7 @@ constexpr size_t huge_page = size_t{1} << 21;
 }  // namespace
 
 size_t Arena::rounded(size_t bytes) {
-  if (bytes > SIZE_MAX - 2 * huge_page)
-    throw OutOfMemory("a table cannot have " + std::to_string(bytes) + " bytes");
+  if (bytes > SIZE_MAX - 2 * huge_page) throw OutOfMemory("a table cannot have " + std::to_string(bytes) + " bytes");
   // What is left over at the end of the last huge page lies on small ones: to take it whole would cost a megabyte
   // for every table and parity, several percent of a model with many tables.
   return (bytes + small_page - 1) / small_page * small_page;

@@ -40,10 +40,14 @@ void put_part(const float* source, std::span<const uint32_t> rows, const uint32_
     return [](float* to, const float* from) { std::memcpy(to, from, decltype(floats)::value * sizeof(float)); };
   };
   switch (width) {
-    case 1: return put(fixed(std::integral_constant<size_t, 1>()));
-    case 16: return put(fixed(std::integral_constant<size_t, 16>()));
-    case 32: return put(fixed(std::integral_constant<size_t, 32>()));
-    default: return put([=](float* to, const float* from) { std::memcpy(to, from, width * sizeof(float)); });
+    case 1:
+      return put(fixed(std::integral_constant<size_t, 1>()));
+    case 16:
+      return put(fixed(std::integral_constant<size_t, 16>()));
+    case 32:
+      return put(fixed(std::integral_constant<size_t, 32>()));
+    default:
+      return put([=](float* to, const float* from) { std::memcpy(to, from, width * sizeof(float)); });
   }
 }
 
@@ -117,8 +121,8 @@ void Shard::begin_capture(size_t tenant, bool full) {
                                 " rows were not recovered yet; a capture has to wait until none is missing");
   std::vector<std::unique_ptr<PendingRows>> asides;
   for (const Table& table : tables_)
-    asides.push_back(std::make_unique<PendingRows>(table.records, PendingRows::Ranges{table.slots},
-                                                   table.tracking->kept.data()));
+    asides.push_back(
+        std::make_unique<PendingRows>(table.records, PendingRows::Ranges{table.slots}, table.tracking->kept.data()));
   for (size_t t = 0; t < tables_.size(); ++t) {
     Table& table = tables_[t];
     Tracking& tracking = *table.tracking;

@@ -36,8 +36,7 @@ void set_simd(std::string_view level) {
     if (!avx2_kernels()) throw std::invalid_argument("this CPU or build has no AVX2; use 'portable'");
     chosen().store(avx2_kernels(), std::memory_order_relaxed);
   } else {
-    throw std::invalid_argument("unknown SIMD level '" + std::string(level) +
-                                "'; choose 'avx2' or 'portable'");
+    throw std::invalid_argument("unknown SIMD level '" + std::string(level) + "'; choose 'avx2' or 'portable'");
   }
 }
 

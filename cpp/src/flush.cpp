@@ -85,8 +85,7 @@ void Shard::write_relative(const Table& table, uint32_t slot, const float* recor
   std::memcpy(out + dim, record + dim, (table.records.stride - dim) * sizeof(float));
 }
 
-void Shard::published(std::span<const int32_t> counts, std::span<const uint32_t> slots,
-                      std::span<float> out) const {
+void Shard::published(std::span<const int32_t> counts, std::span<const uint32_t> slots, std::span<float> out) const {
   check_call(counts, slots, out.size(), Width::record);
   if (recovering_) check_known(counts, slots);
   {

@@ -19,7 +19,7 @@ constexpr unsigned digit_bits = 11;
 constexpr size_t digits = size_t{1} << digit_bits;
 
 struct Key {
-  uint32_t id;  // less the smallest one
+  uint32_t id;     // less the smallest one
   uint32_t order;  // of the row in all lists, one after the other
 };
 
@@ -77,9 +77,8 @@ std::vector<RowAt> newest_rows(std::span<const std::span<const uint32_t>> lists)
 void gather_rows(std::span<const std::span<const uint32_t>> lists, size_t width, std::span<const RowAt> places,
                  std::span<uint32_t> out) {
   if (out.size() != places.size() * width)
-    throw std::invalid_argument(std::to_string(places.size()) + " rows have " +
-                                std::to_string(places.size() * width) + " words; out has " +
-                                std::to_string(out.size()));
+    throw std::invalid_argument(std::to_string(places.size()) + " rows have " + std::to_string(places.size() * width) +
+                                " words; out has " + std::to_string(out.size()));
   for (const RowAt place : places)
     if (place >> 32 >= lists.size() || ((place & UINT32_MAX) + 1) * width > lists[place >> 32].size())
       throw std::out_of_range("there is no row " + std::to_string(place & UINT32_MAX) + " in list " +
@@ -89,13 +88,15 @@ void gather_rows(std::span<const std::span<const uint32_t>> lists, size_t width,
   };
   // Of a few widths that are usual, the copy needs no call.
   switch (width) {
-    case 1: return copy_rows(lists, width, places, out.data(), fixed(std::integral_constant<size_t, 1>()));
-    case 16: return copy_rows(lists, width, places, out.data(), fixed(std::integral_constant<size_t, 16>()));
-    case 32: return copy_rows(lists, width, places, out.data(), fixed(std::integral_constant<size_t, 32>()));
+    case 1:
+      return copy_rows(lists, width, places, out.data(), fixed(std::integral_constant<size_t, 1>()));
+    case 16:
+      return copy_rows(lists, width, places, out.data(), fixed(std::integral_constant<size_t, 16>()));
+    case 32:
+      return copy_rows(lists, width, places, out.data(), fixed(std::integral_constant<size_t, 32>()));
     default:
-      return copy_rows(lists, width, places, out.data(), [=](uint32_t* to, const uint32_t* from) {
-        std::memcpy(to, from, width * sizeof(uint32_t));
-      });
+      return copy_rows(lists, width, places, out.data(),
+                       [=](uint32_t* to, const uint32_t* from) { std::memcpy(to, from, width * sizeof(uint32_t)); });
   }
 }
 

@@ -35,10 +35,10 @@ void gf_xor(uint8_t* __restrict target, const uint8_t* __restrict source, size_t
   Chars16 low16, high16;
   memcpy(&low16, table.low, sizeof low16);
   memcpy(&high16, table.high, sizeof high16);
-  const Chars32 low = __builtin_shufflevector(low16, low16, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 0,
-                                              1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-  const Chars32 high = __builtin_shufflevector(high16, high16, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15,
-                                               0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  const Chars32 low = __builtin_shufflevector(low16, low16, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1,
+                                              2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  const Chars32 high = __builtin_shufflevector(high16, high16, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 0,
+                                               1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
   size_t i = 0;
   for (; i + 32 <= size; i += 32) {
     Chars32 bytes, sum;

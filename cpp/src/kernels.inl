@@ -139,11 +139,16 @@ template <size_t Dim>
 bool streamed(const Records& records, const uint32_t* slots, size_t count, float* out) {
   if (length<Dim>(records.dim) % line_floats != 0 || count == 0) return false;
   switch (reinterpret_cast<uintptr_t>(out) % (line_floats * sizeof(float))) {
-    case 0: return stream_dim<Dim, 0>(records, slots, count, out), true;
-    case 16: return stream_dim<Dim, 4>(records, slots, count, out), true;
-    case 32: return stream_dim<Dim, 8>(records, slots, count, out), true;
-    case 48: return stream_dim<Dim, 12>(records, slots, count, out), true;
-    default: return false;
+    case 0:
+      return stream_dim<Dim, 0>(records, slots, count, out), true;
+    case 16:
+      return stream_dim<Dim, 4>(records, slots, count, out), true;
+    case 32:
+      return stream_dim<Dim, 8>(records, slots, count, out), true;
+    case 48:
+      return stream_dim<Dim, 12>(records, slots, count, out), true;
+    default:
+      return false;
   }
 }
 
@@ -157,19 +162,24 @@ bool streamed(const Records&, const uint32_t*, size_t, float*) {
 #endif
 
 template <size_t Dim>
-void gather_either(const Records& records, const uint32_t* slots, size_t count, float* out,
-                   bool past_caches) {
+void gather_either(const Records& records, const uint32_t* slots, size_t count, float* out, bool past_caches) {
   if (!past_caches || !streamed<Dim>(records, slots, count, out)) gather_dim<Dim>(records, slots, count, out);
 }
 
 void gather(const Records& records, const uint32_t* slots, size_t count, float* out, bool past_caches) {
   switch (records.dim) {
-    case 8: return gather_dim<8>(records, slots, count, out);
-    case 16: return gather_either<16>(records, slots, count, out, past_caches);
-    case 32: return gather_either<32>(records, slots, count, out, past_caches);
-    case 64: return gather_either<64>(records, slots, count, out, past_caches);
-    case 128: return gather_either<128>(records, slots, count, out, past_caches);
-    default: return gather_either<0>(records, slots, count, out, past_caches);
+    case 8:
+      return gather_dim<8>(records, slots, count, out);
+    case 16:
+      return gather_either<16>(records, slots, count, out, past_caches);
+    case 32:
+      return gather_either<32>(records, slots, count, out, past_caches);
+    case 64:
+      return gather_either<64>(records, slots, count, out, past_caches);
+    case 128:
+      return gather_either<128>(records, slots, count, out, past_caches);
+    default:
+      return gather_either<0>(records, slots, count, out, past_caches);
   }
 }
 
@@ -195,8 +205,7 @@ REGROW_INLINE float sum_of_squares(const float* values, size_t dim_given) {
 }
 
 template <Optimizer Rule, size_t Dim>
-REGROW_INLINE void update_row(float* record, const float* __restrict grad, size_t dim_given,
-                              const UpdateNumbers& n) {
+REGROW_INLINE void update_row(float* record, const float* __restrict grad, size_t dim_given, const UpdateNumbers& n) {
   const size_t dim = length<Dim>(dim_given);
   float* __restrict weights = record;
   float* __restrict state = record + dim;
@@ -284,12 +293,18 @@ template <Optimizer Rule>
 void update(const Records& records, const uint32_t* slots, size_t count, const float* grads,
             const UpdateNumbers& numbers) {
   switch (records.dim) {
-    case 8: return update_dim<Rule, 8>(records, slots, count, grads, numbers);
-    case 16: return update_dim<Rule, 16>(records, slots, count, grads, numbers);
-    case 32: return update_dim<Rule, 32>(records, slots, count, grads, numbers);
-    case 64: return update_dim<Rule, 64>(records, slots, count, grads, numbers);
-    case 128: return update_dim<Rule, 128>(records, slots, count, grads, numbers);
-    default: return update_dim<Rule, 0>(records, slots, count, grads, numbers);
+    case 8:
+      return update_dim<Rule, 8>(records, slots, count, grads, numbers);
+    case 16:
+      return update_dim<Rule, 16>(records, slots, count, grads, numbers);
+    case 32:
+      return update_dim<Rule, 32>(records, slots, count, grads, numbers);
+    case 64:
+      return update_dim<Rule, 64>(records, slots, count, grads, numbers);
+    case 128:
+      return update_dim<Rule, 128>(records, slots, count, grads, numbers);
+    default:
+      return update_dim<Rule, 0>(records, slots, count, grads, numbers);
   }
 }
 
@@ -303,10 +318,8 @@ void pool_dim(const Feature& feature, const float* rows, size_t bag_begin, size_
   const uint32_t* lookups = feature.lookups;
   if (!feature.bag_start) {
     for (size_t bag = bag_begin; bag < bag_end; ++bag) {
-      if (bag + lookups_ahead < bag_end)
-        prefetch_read(rows + (lookups[bag + lookups_ahead] & lookup_offset), dim);
-      memcpy(matrix + bag * feature.matrix_stride, rows + (lookups[bag] & lookup_offset),
-             dim * sizeof(float));
+      if (bag + lookups_ahead < bag_end) prefetch_read(rows + (lookups[bag + lookups_ahead] & lookup_offset), dim);
+      memcpy(matrix + bag * feature.matrix_stride, rows + (lookups[bag] & lookup_offset), dim * sizeof(float));
     }
     return;
   }
@@ -336,8 +349,7 @@ void pool_dim(const Feature& feature, const float* rows, size_t bag_begin, size_
 
 // The first gradient of a row replaces what was there (0 + g, as if the row had been zeroed), later ones are
 // added.
-REGROW_INLINE void add_row(uint32_t lookup, const float* __restrict grad, size_t dim, float size,
-                           float* grads) {
+REGROW_INLINE void add_row(uint32_t lookup, const float* __restrict grad, size_t dim, float size, float* grads) {
   float* __restrict out = grads + (lookup & lookup_offset);
   const bool first = lookup & lookup_first;
   if (size == 1.0f) {
@@ -353,8 +365,8 @@ REGROW_INLINE void add_row(uint32_t lookup, const float* __restrict grad, size_t
 }
 
 template <size_t Dim>
-void unpool_dim(const Feature& feature, const float* matrix, size_t bag_begin, size_t bag_end,
-                uint32_t offset_begin, uint32_t offset_end, float* grads) {
+void unpool_dim(const Feature& feature, const float* matrix, size_t bag_begin, size_t bag_end, uint32_t offset_begin,
+                uint32_t offset_end, float* grads) {
   const size_t dim = length<Dim>(feature.dim);
   const uint32_t* lookups = feature.lookups;
   const size_t stride = feature.matrix_stride;
@@ -389,26 +401,37 @@ void unpool_dim(const Feature& feature, const float* matrix, size_t bag_begin, s
 
 void pool(const Feature& feature, const float* rows, size_t bag_begin, size_t bag_end, float* matrix) {
   switch (feature.dim) {
-    case 8: return pool_dim<8>(feature, rows, bag_begin, bag_end, matrix);
-    case 16: return pool_dim<16>(feature, rows, bag_begin, bag_end, matrix);
-    case 32: return pool_dim<32>(feature, rows, bag_begin, bag_end, matrix);
-    case 64: return pool_dim<64>(feature, rows, bag_begin, bag_end, matrix);
-    case 128: return pool_dim<128>(feature, rows, bag_begin, bag_end, matrix);
-    default: return pool_dim<0>(feature, rows, bag_begin, bag_end, matrix);
+    case 8:
+      return pool_dim<8>(feature, rows, bag_begin, bag_end, matrix);
+    case 16:
+      return pool_dim<16>(feature, rows, bag_begin, bag_end, matrix);
+    case 32:
+      return pool_dim<32>(feature, rows, bag_begin, bag_end, matrix);
+    case 64:
+      return pool_dim<64>(feature, rows, bag_begin, bag_end, matrix);
+    case 128:
+      return pool_dim<128>(feature, rows, bag_begin, bag_end, matrix);
+    default:
+      return pool_dim<0>(feature, rows, bag_begin, bag_end, matrix);
   }
 }
 
-void unpool(const Feature& feature, const float* matrix, size_t bag_begin, size_t bag_end,
-            uint32_t offset_begin, uint32_t offset_end, float* grads) {
-#define REGROW_UNPOOL(Dim) \
-  return unpool_dim<Dim>(feature, matrix, bag_begin, bag_end, offset_begin, offset_end, grads)
+void unpool(const Feature& feature, const float* matrix, size_t bag_begin, size_t bag_end, uint32_t offset_begin,
+            uint32_t offset_end, float* grads) {
+#define REGROW_UNPOOL(Dim) return unpool_dim<Dim>(feature, matrix, bag_begin, bag_end, offset_begin, offset_end, grads)
   switch (feature.dim) {
-    case 8: REGROW_UNPOOL(8);
-    case 16: REGROW_UNPOOL(16);
-    case 32: REGROW_UNPOOL(32);
-    case 64: REGROW_UNPOOL(64);
-    case 128: REGROW_UNPOOL(128);
-    default: REGROW_UNPOOL(0);
+    case 8:
+      REGROW_UNPOOL(8);
+    case 16:
+      REGROW_UNPOOL(16);
+    case 32:
+      REGROW_UNPOOL(32);
+    case 64:
+      REGROW_UNPOOL(64);
+    case 128:
+      REGROW_UNPOOL(128);
+    default:
+      REGROW_UNPOOL(0);
   }
 #undef REGROW_UNPOOL
 }
@@ -430,9 +453,12 @@ void merge_dim(const uint32_t* targets, size_t count, size_t dim_given, const fl
 
 void merge_rows(const uint32_t* targets, size_t count, size_t dim, const float* source, float* target) {
   switch (dim) {
-    case 16: return merge_dim<16>(targets, count, dim, source, target);
-    case 64: return merge_dim<64>(targets, count, dim, source, target);
-    default: return merge_dim<0>(targets, count, dim, source, target);
+    case 16:
+      return merge_dim<16>(targets, count, dim, source, target);
+    case 64:
+      return merge_dim<64>(targets, count, dim, source, target);
+    default:
+      return merge_dim<0>(targets, count, dim, source, target);
   }
 }
 
@@ -481,9 +507,8 @@ uint32_t crc32c(uint32_t crc, const uint8_t* data, size_t size, const Crc32cTabl
   for (; size >= 8; size -= 8, data += 8) {
     uint32_t low = crc;
     for (int byte = 0; byte < 4; ++byte) low ^= uint32_t{data[byte]} << (8 * byte);
-    crc = slices[7][low & 255] ^ slices[6][low >> 8 & 255] ^ slices[5][low >> 16 & 255] ^
-          slices[4][low >> 24] ^ slices[3][data[4]] ^ slices[2][data[5]] ^ slices[1][data[6]] ^
-          slices[0][data[7]];
+    crc = slices[7][low & 255] ^ slices[6][low >> 8 & 255] ^ slices[5][low >> 16 & 255] ^ slices[4][low >> 24] ^
+          slices[3][data[4]] ^ slices[2][data[5]] ^ slices[1][data[6]] ^ slices[0][data[7]];
   }
   for (; size; --size, ++data) crc = crc >> 8 ^ slices[0][(crc ^ *data) & 255];
   return ~crc;

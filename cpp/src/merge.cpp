@@ -50,8 +50,8 @@ std::vector<std::vector<Span>> checked_parts(std::span<const int32_t> dims, std:
     rows_total += at.row;
   }
   if (rows_total > rows_max_per_merge)
-    throw std::invalid_argument("a merge takes at most " + std::to_string(rows_max_per_merge) +
-                                " rows, not " + std::to_string(rows_total));
+    throw std::invalid_argument("a merge takes at most " + std::to_string(rows_max_per_merge) + " rows, not " +
+                                std::to_string(rows_total));
   return begins;
 }
 
@@ -60,8 +60,7 @@ std::vector<std::vector<Span>> checked_parts(std::span<const int32_t> dims, std:
 MergedPush merge_pushes(std::span<const int32_t> dims, std::span<const PushView> parts) {
   const std::vector<std::vector<Span>> begins = checked_parts(dims, parts);
   const size_t tables = dims.size();
-  std::vector<size_t> table_begin{
-      0};  // in the lists below, which hold table 0 of all parts, then table 1, ...
+  std::vector<size_t> table_begin{0};  // in the lists below, which hold table 0 of all parts, then table 1, ...
   for (size_t t = 0; t < tables; ++t) {
     size_t rows = 0;
     for (const PushView& part : parts) rows += static_cast<size_t>(part.counts[t]);
@@ -100,8 +99,8 @@ MergedPush merge_pushes(std::span<const int32_t> dims, std::span<const PushView>
       merged.slots[outs[t].row + static_cast<size_t>(i)] = distinct[table_begin[t] + static_cast<size_t>(i)];
     for (size_t p = 0; p < parts.size(); ++p) {
       const auto count = static_cast<size_t>(parts[p].counts[t]);
-      kernel.merge_rows(target, count, static_cast<size_t>(dims[t]),
-                        parts[p].grads.data() + begins[p][t].offset, merged.grads.data() + outs[t].offset);
+      kernel.merge_rows(target, count, static_cast<size_t>(dims[t]), parts[p].grads.data() + begins[p][t].offset,
+                        merged.grads.data() + outs[t].offset);
       target += count;
     }
   });

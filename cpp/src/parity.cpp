@@ -150,8 +150,8 @@ std::span<const uint64_t> Shard::parity_members(size_t table, int64_t q, int64_t
   const Table& found = at(table);
   if (!found.parity) throw std::invalid_argument("table " + std::to_string(table) + " has no parities");
   if (q < 0 || q >= found.settings.r)
-    throw std::out_of_range("there is no parity " + std::to_string(q) + "; table " + std::to_string(table) +
-                            " has " + std::to_string(found.settings.r));
+    throw std::out_of_range("there is no parity " + std::to_string(q) + "; table " + std::to_string(table) + " has " +
+                            std::to_string(found.settings.r));
   if (member < 0 || member >= found.settings.k)
     throw std::out_of_range("there is no member " + std::to_string(member) + "; blocks of table " +
                             std::to_string(table) + " have " + std::to_string(found.settings.k));

@@ -75,8 +75,7 @@ RowNames Shard::prepare(std::span<const int32_t> counts, std::span<const uint32_
   return missing;
 }
 
-size_t Shard::put(std::span<const int32_t> counts, std::span<const uint32_t> slots,
-                  std::span<const float> relatives) {
+size_t Shard::put(std::span<const int32_t> counts, std::span<const uint32_t> slots, std::span<const float> relatives) {
   check_call(counts, slots, relatives.size(), Width::record);
   if (!recovering_) return 0;
   std::vector<std::atomic<size_t>> rows(tables_.size());
@@ -117,8 +116,8 @@ size_t Shard::fill(int64_t rows_max) {
     const size_t before = blank.slots.size();
     uint64_t slot = recovery.fill_next;
     while (slot < table.slots && blank.slots.size() < limit) {
-      const uint64_t word = recovery.known[slot / 64] & ~table.touched_word(slot / 64) &
-                            ~recovery.present[slot / 64] & ~uint64_t{0} << (slot % 64);
+      const uint64_t word = recovery.known[slot / 64] & ~table.touched_word(slot / 64) & ~recovery.present[slot / 64] &
+                            ~uint64_t{0} << (slot % 64);
       if (word) {
         slot = slot / 64 * 64 + static_cast<uint64_t>(std::countr_zero(word));
         blank.slots.push_back(static_cast<uint32_t>(slot++));

@@ -26,14 +26,13 @@ void check_same_length(const char* name, size_t size, size_t expected) {
 
 void check_floats(const char* name, size_t size, size_t expected) {
   if (size != expected)
-    throw std::invalid_argument(std::string(name) + " must have " + std::to_string(expected) +
-                                " floats, not " + std::to_string(size));
+    throw std::invalid_argument(std::string(name) + " must have " + std::to_string(expected) + " floats, not " +
+                                std::to_string(size));
 }
 
 }  // namespace
 
-RouterTables::RouterTables(const RouterSettings& settings)
-    : servers(static_cast<uint32_t>(settings.servers)) {
+RouterTables::RouterTables(const RouterSettings& settings) : servers(static_cast<uint32_t>(settings.servers)) {
   const size_t count = settings.rows.size();
   check_same_length("dims", settings.dims.size(), count);
   check_same_length("k", settings.k.size(), count);
@@ -42,27 +41,25 @@ RouterTables::RouterTables(const RouterSettings& settings)
   check_same_length("mean_pooling", settings.mean_pooling.size(), count);
   for (size_t t = 0; t < count; ++t) {
     if (settings.rows[t] < 1 || settings.rows[t] > rows_max)
-      throw std::invalid_argument("rows[" + std::to_string(t) + "] must be between 1 and " + text(rows_max) +
-                                  ", not " + text(settings.rows[t]));
+      throw std::invalid_argument("rows[" + std::to_string(t) + "] must be between 1 and " + text(rows_max) + ", not " +
+                                  text(settings.rows[t]));
     if (settings.dims[t] < 1 || settings.dims[t] > dim_max)
-      throw std::invalid_argument("dims[" + std::to_string(t) + "] must be between 1 and " + text(dim_max) +
-                                  ", not " + text(settings.dims[t]));
-    tables.push_back(
-        {static_cast<uint32_t>(settings.rows[t]),
-         static_cast<uint32_t>(settings.dims[t]),
-         settings.mean_pooling[t],
-         false,
-         Layout(settings.servers, settings.k[t], settings.r[t], settings.groups, settings.table_index[t]),
-         {},
-         {},
-         {},
-         {}});
+      throw std::invalid_argument("dims[" + std::to_string(t) + "] must be between 1 and " + text(dim_max) + ", not " +
+                                  text(settings.dims[t]));
+    tables.push_back({static_cast<uint32_t>(settings.rows[t]),
+                      static_cast<uint32_t>(settings.dims[t]),
+                      settings.mean_pooling[t],
+                      false,
+                      Layout(settings.servers, settings.k[t], settings.r[t], settings.groups, settings.table_index[t]),
+                      {},
+                      {},
+                      {},
+                      {}});
   }
   for (size_t f = 0; f < settings.feature_tables.size(); ++f) {
     const int64_t t = settings.feature_tables[f];
     if (t < 0 || t >= static_cast<int64_t>(count))
-      throw std::invalid_argument("feature_tables[" + std::to_string(f) + "] = " + text(t) +
-                                  " names no table");
+      throw std::invalid_argument("feature_tables[" + std::to_string(f) + "] = " + text(t) + " names no table");
     tables[static_cast<size_t>(t)].features.push_back(static_cast<uint32_t>(f));
     feature_tables.push_back(static_cast<uint32_t>(t));
     feature_columns.push_back(width);
@@ -113,17 +110,14 @@ struct Router::Work {
 };
 
 Router::Router(const RouterSettings& settings)
-    : tables_(std::make_shared<const RouterTables>(settings)),
-      work_(std::make_unique<Work>()),
-      lanes_(threads_max) {}
+    : tables_(std::make_shared<const RouterTables>(settings)), work_(std::make_unique<Work>()), lanes_(threads_max) {}
 
 Router::~Router() = default;
 
-void Router::find_bags(Plan& plan, std::span<const int64_t> values,
-                       std::optional<std::span<const int32_t>> lengths, int64_t batch) const {
+void Router::find_bags(Plan& plan, std::span<const int64_t> values, std::optional<std::span<const int32_t>> lengths,
+                       int64_t batch) const {
   if (batch < 0 || batch > static_cast<int64_t>(lookups_max))
-    throw std::invalid_argument("batch must be between 0 and " + std::to_string(lookups_max) + ", not " +
-                                text(batch));
+    throw std::invalid_argument("batch must be between 0 and " + std::to_string(lookups_max) + ", not " + text(batch));
   if (values.size() > lookups_max)
     throw std::invalid_argument("a plan takes at most " + std::to_string(lookups_max) + " ids, not " +
                                 std::to_string(values.size()));
@@ -138,9 +132,8 @@ void Router::find_bags(Plan& plan, std::span<const int64_t> values,
     return;
   }
   if (lengths->size() != bags)
-    throw std::invalid_argument("lengths must have " + std::to_string(bags) + " entries (" +
-                                std::to_string(features) + " features of " + text(batch) + " samples), not " +
-                                std::to_string(lengths->size()));
+    throw std::invalid_argument("lengths must have " + std::to_string(bags) + " entries (" + std::to_string(features) +
+                                " features of " + text(batch) + " samples), not " + std::to_string(lengths->size()));
   plan.bag_start_ = Buffer<uint32_t>(bags + 1);
   size_t total = 0;
   for (size_t bag = 0; bag < bags; ++bag) {
@@ -152,8 +145,7 @@ void Router::find_bags(Plan& plan, std::span<const int64_t> values,
     if (total > values.size()) break;
   }
   if (total != values.size())
-    throw std::invalid_argument(std::string("lengths add up to ") +
-                                (total > values.size() ? "more than " : "") +
+    throw std::invalid_argument(std::string("lengths add up to ") + (total > values.size() ? "more than " : "") +
                                 std::to_string(std::min(total, values.size())) + "; there are " +
                                 std::to_string(values.size()) + " values");
   plan.bag_start_[bags] = static_cast<uint32_t>(total);
@@ -217,9 +209,8 @@ void Router::lay_out(Plan& plan, Work& work) const {
   plan.row_start.push_back(static_cast<int64_t>(row));
   plan.float_start.push_back(static_cast<int64_t>(offset));
   if (offset >= floats_max)
-    throw std::invalid_argument("the rows of this batch have " + std::to_string(offset) +
-                                " floats; at most " + std::to_string(floats_max - 1) +
-                                " are possible: use a smaller batch");
+    throw std::invalid_argument("the rows of this batch have " + std::to_string(offset) + " floats; at most " +
+                                std::to_string(floats_max - 1) + " are possible: use a smaller batch");
   plan.slots = Buffer<uint32_t>(row);
   for (const uint32_t distinct : work.table_distinct) plan.distinct += distinct;
 }
@@ -230,8 +221,7 @@ void Router::place_table(Plan& plan, const Work& work, size_t t) const {
   const size_t tables = tables_->tables.size();
   if (table.is_static) {
     for (size_t row = 0; row < table.rows; ++row)
-      plan.slots[work.row_base[table.places[row].server * tables + t] + table.ranks[row]] =
-          table.places[row].slot;
+      plan.slots[work.row_base[table.places[row].server * tables + t] + table.ranks[row]] = table.places[row].slot;
     return;
   }
   uint32_t* offsets = work.distinct.data() + work.table_begin[t];  // the rows are no longer needed
@@ -273,8 +263,7 @@ void Router::begin_plan(Plan& plan, Work& work, size_t lookups) const {
   }
 }
 
-Plan Router::plan(std::span<const int64_t> values, std::optional<std::span<const int32_t>> lengths,
-                  int64_t batch) {
+Plan Router::plan(std::span<const int64_t> values, std::optional<std::span<const int32_t>> lengths, int64_t batch) {
   std::lock_guard lock(mutex_);
   Work& work = *work_;
   Plan plan;
@@ -287,10 +276,10 @@ Plan Router::plan(std::span<const int64_t> values, std::optional<std::span<const
   for (const Wrong& found : work.wrong)
     if (found.index < wrong.index) wrong = found;
   if (wrong.index != SIZE_MAX)
-    throw std::out_of_range(
-        "feature " + std::to_string(wrong.feature) + ", position " + std::to_string(wrong.position) +
-        ": id " + text(wrong.id) + " is out of range; its table has " +
-        std::to_string(tables_->tables[tables_->feature_tables[wrong.feature]].rows) + " rows");
+    throw std::out_of_range("feature " + std::to_string(wrong.feature) + ", position " +
+                            std::to_string(wrong.position) + ": id " + text(wrong.id) +
+                            " is out of range; its table has " +
+                            std::to_string(tables_->tables[tables_->feature_tables[wrong.feature]].rows) + " rows");
   lay_out(plan, work);
   pool.parallel_for(tables, [&](size_t t, size_t) { place_table(plan, work, t); });
   return plan;
@@ -332,8 +321,8 @@ void Plan::unpool(std::span<const float> grad, std::span<float> grads) const {
     const auto offset_begin = static_cast<uint32_t>(end * part / parts);
     const auto offset_end = static_cast<uint32_t>(end * (part + 1) / parts);
     for (const uint32_t f : tables[task / parts].features)
-      kernel.unpool(feature(f), grad.data() + tables_->feature_columns[f], 0, batch_, offset_begin,
-                    offset_end, grads.data());
+      kernel.unpool(feature(f), grad.data() + tables_->feature_columns[f], 0, batch_, offset_begin, offset_end,
+                    grads.data());
   });
 }
 

@@ -23,8 +23,8 @@ std::string text(int64_t number) { return std::to_string(number); }
 
 void check_finite(const char* name, double value, double least) {
   if (!(value >= least) || !(value <= 3.0e38))
-    throw std::invalid_argument(std::string(name) + " must be a finite number of at least " +
-                                std::to_string(least) + ", not " + std::to_string(value));
+    throw std::invalid_argument(std::string(name) + " must be a finite number of at least " + std::to_string(least) +
+                                ", not " + std::to_string(value));
 }
 
 void check_share(const char* name, double value) {
@@ -53,8 +53,7 @@ void check_settings(const TableSettings& settings) {
 uint32_t checked_slots(const Layout& layout, int64_t rows) {
   const uint64_t slots = layout.slots_per_server(static_cast<uint64_t>(rows));
   if (slots > static_cast<uint64_t>(rows_max))
-    throw std::invalid_argument("a table of " + text(rows) +
-                                " rows needs more slots than 32 bits can number");
+    throw std::invalid_argument("a table of " + text(rows) + " rows needs more slots than 32 bits can number");
   return static_cast<uint32_t>(slots);
 }
 
@@ -90,9 +89,7 @@ Shard::Shard(const ShardSettings& settings) : settings_(settings), recovering_(s
     throw std::invalid_argument("server must be between 0 and " + text(settings.servers - 1) + ", not " +
                                 text(settings.server));
   for (const CodingGroup& group : settings.coding) {
-    const auto same = [&](const CodingGroup& other) {
-      return other.distance == group.distance && other.r == group.r;
-    };
+    const auto same = [&](const CodingGroup& other) { return other.distance == group.distance && other.r == group.r; };
     const std::string name = "coding group (" + text(group.distance) + ", " + text(group.r) + ")";
     if (group.distance < 1 || group.r < 1 || group.distance > ring() || group.r > ring() - group.distance)
       throw std::invalid_argument(name + " does not fit a ring of " + text(ring()) + " servers");
@@ -228,8 +225,7 @@ void Shard::check_counts(std::span<const int32_t> counts, std::span<const uint32
   size_t rows = 0;
   for (size_t t = 0; t < counts.size(); ++t) {
     if (counts[t] < 0)
-      throw std::invalid_argument("counts[" + std::to_string(t) + "] must not be negative, not " +
-                                  text(counts[t]));
+      throw std::invalid_argument("counts[" + std::to_string(t) + "] must not be negative, not " + text(counts[t]));
     rows += static_cast<size_t>(counts[t]);
   }
   if (rows != slots.size())
@@ -262,8 +258,7 @@ void Shard::check_present(std::span<const int32_t> counts, std::span<const uint3
   }
 }
 
-void Shard::gather(std::span<const int32_t> counts, std::span<const uint32_t> slots,
-                   std::span<float> out) const {
+void Shard::gather(std::span<const int32_t> counts, std::span<const uint32_t> slots, std::span<float> out) const {
   check_call(counts, slots, out.size());
   if (recovering_) check_present(counts, slots);
   const Kernels& kernel = kernels();
@@ -273,8 +268,8 @@ void Shard::gather(std::span<const int32_t> counts, std::span<const uint32_t> sl
   });
 }
 
-void Shard::update(std::span<const int32_t> counts, std::span<const uint32_t> slots,
-                   std::span<const float> grads, int64_t step) {
+void Shard::update(std::span<const int32_t> counts, std::span<const uint32_t> slots, std::span<const float> grads,
+                   int64_t step) {
   check_call(counts, slots, grads.size());
   if (recovering_) check_present(counts, slots);
   std::vector<UpdateNumbers> numbers;
@@ -293,8 +288,7 @@ void Shard::update(std::span<const int32_t> counts, std::span<const uint32_t> sl
     if (run.table.aside) run.table.aside->save(run.slots, run.count);
     const auto rule = static_cast<size_t>(run.table.settings.optimizer);
     const auto table = static_cast<size_t>(&run.table - tables_.data());
-    kernel.update[rule](run.table.records, run.slots, run.count, grads.data() + run.float_begin,
-                        numbers[table]);
+    kernel.update[rule](run.table.records, run.slots, run.count, grads.data() + run.float_begin, numbers[table]);
   });
 }
 
@@ -319,15 +313,14 @@ void Shard::assign_untouched(std::span<const int32_t> counts, std::span<const ui
 
 void Shard::check_range(size_t table, int64_t first_slot, int64_t count, size_t floats) const {
   const Table& found = at(table);
-  if (first_slot < 0 || count < 0 || first_slot > int64_t{found.slots} ||
-      count > int64_t{found.slots} - first_slot)
+  if (first_slot < 0 || count < 0 || first_slot > int64_t{found.slots} || count > int64_t{found.slots} - first_slot)
     throw std::out_of_range("slots " + text(first_slot) + " to " + text(first_slot + count) + " of table " +
                             std::to_string(table) + " are out of range; this server has " +
                             std::to_string(found.slots) + " slots of it");
   const size_t floats_due = static_cast<size_t>(count) * found.records.stride;
   if (floats != floats_due)
-    throw std::invalid_argument("these records have " + std::to_string(floats_due) +
-                                " floats; the array has " + std::to_string(floats));
+    throw std::invalid_argument("these records have " + std::to_string(floats_due) + " floats; the array has " +
+                                std::to_string(floats));
   for (int64_t slot = first_slot; found.recovery && slot < first_slot + count; ++slot)
     if (found.recovery->absent(static_cast<uint32_t>(slot)))
       throw std::invalid_argument("slot " + text(slot) + " of table " + std::to_string(table) +
@@ -338,12 +331,10 @@ void Shard::read_records(size_t table, int64_t first_slot, int64_t count, std::s
   check_range(table, first_slot, count, out.size());
   const Records& records = tables_[table].records;
   const float* source = records.base + static_cast<size_t>(first_slot) * records.stride;
-  ThreadPool::shared().parallel_for(
-      (out.size() + floats_per_task - 1) / floats_per_task, [&](size_t task, size_t) {
-        const size_t begin = task * floats_per_task;
-        std::memcpy(out.data() + begin, source + begin,
-                    std::min(floats_per_task, out.size() - begin) * sizeof(float));
-      });
+  ThreadPool::shared().parallel_for((out.size() + floats_per_task - 1) / floats_per_task, [&](size_t task, size_t) {
+    const size_t begin = task * floats_per_task;
+    std::memcpy(out.data() + begin, source + begin, std::min(floats_per_task, out.size() - begin) * sizeof(float));
+  });
 }
 
 void Shard::write_records(size_t table, int64_t first_slot, int64_t count, std::span<const float> source) {
@@ -359,12 +350,11 @@ void Shard::write_records(size_t table, int64_t first_slot, int64_t count, std::
       if (saver) saver->save(slots.data(), slots.size());
   }
   float* target = records.base + static_cast<size_t>(first_slot) * records.stride;
-  ThreadPool::shared().parallel_for(
-      (source.size() + floats_per_task - 1) / floats_per_task, [&](size_t task, size_t) {
-        const size_t begin = task * floats_per_task;
-        std::memcpy(target + begin, source.data() + begin,
-                    std::min(floats_per_task, source.size() - begin) * sizeof(float));
-      });
+  ThreadPool::shared().parallel_for((source.size() + floats_per_task - 1) / floats_per_task, [&](size_t task, size_t) {
+    const size_t begin = task * floats_per_task;
+    std::memcpy(target + begin, source.data() + begin,
+                std::min(floats_per_task, source.size() - begin) * sizeof(float));
+  });
   // What was loaded is not an initial value any more.
   for (int64_t slot = first_slot; slot < first_slot + count; ++slot)
     records.changed[slot / 64] |= uint64_t{1} << (slot % 64);

@@ -21,8 +21,7 @@ struct Shard::Run {
 
 // Calls body for pieces of the list, each within one table, on the threads of the pool.
 template <typename Body>
-void Shard::for_runs(std::span<const int32_t> counts, std::span<const uint32_t> slots, Width width,
-                     Body&& body) const {
+void Shard::for_runs(std::span<const int32_t> counts, std::span<const uint32_t> slots, Width width, Body&& body) const {
   const size_t tasks = (slots.size() + rows_per_task - 1) / rows_per_task;
   ThreadPool::shared().parallel_for(tasks, [&](size_t task, size_t) {
     const size_t begin = task * rows_per_task;

@@ -39,8 +39,7 @@ void ThreadPool::resize(int threads) {
                                 std::to_string(threads));
   std::lock_guard lock(mutex_);
   stop_all();
-  for (int lane = 1; lane < threads; ++lane)
-    threads_.emplace_back([this, lane] { serve(static_cast<size_t>(lane)); });
+  for (int lane = 1; lane < threads; ++lane) threads_.emplace_back([this, lane] { serve(static_cast<size_t>(lane)); });
   size_ = threads;
 }
 

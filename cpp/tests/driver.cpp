@@ -414,8 +414,7 @@ std::string merge_digest() {
     }
     grads.push_back(random_floats(floats));
   }
-  for (size_t part = 0; part < counts.size(); ++part)
-    parts.push_back({counts[part], slots[part], grads[part].span()});
+  for (size_t part = 0; part < counts.size(); ++part) parts.push_back({counts[part], slots[part], grads[part].span()});
   const MergedPush merged = merge_pushes(dims, parts);
   std::string digest;
   add_bytes<int32_t>(digest, merged.counts);
@@ -444,8 +443,7 @@ void dedupe_wraps() {
     Exact<uint32_t> numbers(keys.size());
     Exact<uint32_t> distinct(keys.size());
     dedupe.begin(keys.size(), list % 2 ? 150 : uint64_t{1} << 32);
-    CHECK(dedupe.number(std::span<const uint32_t>(keys), numbers.data.get(), distinct.data.get()) ==
-          keys.size());
+    CHECK(dedupe.number(std::span<const uint32_t>(keys), numbers.data.get(), distinct.data.get()) == keys.size());
     uint32_t seen = 0;
     for (size_t i = 0; i < keys.size(); ++i) {
       const uint32_t number = numbers.data[i] & lookup_offset;
@@ -465,8 +463,7 @@ void pool_is_shared() {
     callers.emplace_back([&pool, caller] {
       for (size_t tasks = 0; tasks < 200; ++tasks) {
         std::vector<int> done(tasks);
-        pool.parallel_for(tasks,
-                          [&](size_t task, size_t lane) { done[task] += lane < threads_max ? 1 : 100; });
+        pool.parallel_for(tasks, [&](size_t task, size_t lane) { done[task] += lane < threads_max ? 1 : 100; });
         for (const int times : done) CHECK(times == 1);
         if (caller == 0 && tasks % 50 == 0) pool.resize(2 + static_cast<int>(tasks / 50));
       }

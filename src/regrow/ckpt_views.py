@@ -196,9 +196,7 @@ def list_json(store: Store, *, unfinished: Sequence[Unfinished], wanted: str | N
         "newest": None if newest is None else newest.id,
         "cuts": [cut_json(store, cut) for cut in store.graph.cuts.values()],
         "broken": [{"piece": name, "what": what} for name, what in store.broken],
-        "unfinished": [
-            {"piece": piece.name, "bytes": piece.bytes, "changed": piece.changed} for piece in unfinished
-        ],
+        "unfinished": [{"piece": piece.name, "bytes": piece.bytes, "changed": piece.changed} for piece in unfinished],
         "full_wanted": wanted,
     }
 

@@ -358,9 +358,7 @@ class PrunePlan:
         return sum(sizes[name] for name in self.doomed)
 
 
-def plan_prune(
-    store: Store, rules: Rules, *, now: float, unfinished_seconds: float = UNFINISHED_SECONDS
-) -> PrunePlan:
+def plan_prune(store: Store, rules: Rules, *, now: float, unfinished_seconds: float = UNFINISHED_SECONDS) -> PrunePlan:
     """What the rules say, once every piece that would stay was looked at: one that is damaged is no reason to delete
     another. Merged pieces are read whole, since the pieces they replace are those that go."""
     for wish in rules.pinned:

@@ -109,9 +109,7 @@ KNOBS: dict[str, tuple[Knob, ...]] = {
         Knob(name="skip_bad_lines", type=bool, help="Leave out malformed lines; or stop at the first."),
     ),
     "How to train": (
-        Knob(
-            name="steps", type=int, default="300 for synthetic", help="Steps of each worker; or use --epochs."
-        ),
+        Knob(name="steps", type=int, default="300 for synthetic", help="Steps of each worker; or use --epochs."),
         Knob(name="epochs", type=int, default="1 for a file", help="Passes over the data; or use --steps."),
         Knob(name="batch", type=int, default="2048; less for a small file", help="Samples per worker and step."),
         Knob(
@@ -121,9 +119,7 @@ KNOBS: dict[str, tuple[Knob, ...]] = {
         ),
         Knob(name="optimizer", type=CHOICE(configuration.OPTIMIZERS), help="Of the embedding rows."),
         Knob(name="learning_rate", type=float, default="by optimizer", help="Of the embedding rows."),
-        Knob(
-            name="dense_optimizer", type=CHOICE(configuration.DENSE_OPTIMIZERS), help="Of the dense network."
-        ),
+        Knob(name="dense_optimizer", type=CHOICE(configuration.DENSE_OPTIMIZERS), help="Of the dense network."),
         Knob(name="dense_learning_rate", type=float, default="by optimizer", help="Of the dense network."),
         Knob(
             name="prefetch",
@@ -243,9 +239,7 @@ def knob_options(function: Any) -> Any:
             default = knob.default or default_text(defaults[knob.name])
             text = knob.help.replace("{models}", ", ".join(configuration.model_names()))
             name = f"{knob.flag}/--no-{knob.flag[2:]}" if knob.type is bool else knob.flag
-            kind: dict[str, Any] = (
-                {} if knob.type is bool else {"type": knob.type or str, "metavar": knob.shown}
-            )
+            kind: dict[str, Any] = {} if knob.type is bool else {"type": knob.type or str, "metavar": knob.shown}
             option = click.option(
                 name, knob.name, default=None, multiple=knob.repeated, help=f"{text}  [{default}]", **kind
             )
@@ -273,9 +267,7 @@ def say_version(ctx: click.Context, param: click.Parameter, value: bool) -> None
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     invoke_without_command=True,
 )
-@click.option(
-    "--version", is_flag=True, is_eager=True, expose_value=False, callback=say_version, help="The version."
-)
+@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=say_version, help="The version.")
 @click.pass_context
 def cli(ctx: click.Context) -> None:
     """Trains recommendation models on parameter servers.
@@ -294,9 +286,7 @@ def cli(ctx: click.Context) -> None:
 
 @cli.command(cls=TrainCommand, short_help="Train a model with servers and workers on this machine.")
 @knob_options
-@click.option(
-    "--config", "config_path", metavar="FILE", help="Options from a TOML file; the command line wins."
-)
+@click.option("--config", "config_path", metavar="FILE", help="Options from a TOML file; the command line wins.")
 @click.option("--overwrite", is_flag=True, help="Replace the run in --out.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress, no summary; errors only.")
 def train(config_path: str | None, overwrite: bool, quiet: bool, **options: Any) -> None:

@@ -56,8 +56,7 @@ class ScoreHistogram:
         self.negatives = np.asarray(self.negatives, dtype=np.int64)
         if self.positives.shape != (BINS,) or self.negatives.shape != (BINS,):
             raise ValueError(
-                f"a score histogram has {BINS} bins of each kind, not "
-                f"{self.positives.shape} and {self.negatives.shape}"
+                f"a score histogram has {BINS} bins of each kind, not {self.positives.shape} and {self.negatives.shape}"
             )
 
     def add(self, labels: ArrayLike, logits: ArrayLike) -> None:
@@ -89,13 +88,9 @@ def _checked(labels: ArrayLike, scores: ArrayLike) -> tuple[NDArray[np.bool_], N
     """Labels as booleans and scores, or a ValueError: a NaN has no rank, so it must not pass silently."""
     positive, values = np.asarray(labels), np.asarray(scores)
     if positive.shape != values.shape or positive.ndim != 1:
-        raise ValueError(
-            f"labels {positive.shape} and scores {values.shape} must be vectors of the same length"
-        )
+        raise ValueError(f"labels {positive.shape} and scores {values.shape} must be vectors of the same length")
     if not np.all((positive == 0) | (positive == 1)):
         raise ValueError("labels must be 0 or 1")
     if np.isnan(values).any():
-        raise ValueError(
-            f"{int(np.isnan(values).sum())} of {len(values)} scores are NaN: training has diverged"
-        )
+        raise ValueError(f"{int(np.isnan(values).sum())} of {len(values)} scores are NaN: training has diverged")
     return positive.astype(np.bool_), values

@@ -169,9 +169,7 @@ def test_two_servers_that_write_much_go_on_reading(run: Any, address: str, monke
     run(main())
 
 
-def test_a_worker_that_does_not_read_its_replies_is_not_read_from(
-    run: Any, address: str, monkeypatch: Any
-) -> None:
+def test_a_worker_that_does_not_read_its_replies_is_not_read_from(run: Any, address: str, monkeypatch: Any) -> None:
     monkeypatch.setattr(transport, "UNREAD_REPLY_BYTES_MAX", 1 << 16)
 
     async def main() -> None:

@@ -225,9 +225,7 @@ def test_a_second_connection_of_the_same_peer_replaces_the_first(run: Any, addre
     run(main())
 
 
-def test_strangers_are_few_and_have_little_time(
-    run: Any, address: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_strangers_are_few_and_have_little_time(run: Any, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transport, "STRANGERS_MAX", 3)
 
     async def main() -> None:
@@ -295,9 +293,7 @@ def threads() -> set[str]:
     return {thread.name for thread in threading.enumerate()}
 
 
-def test_a_client_that_cannot_connect_leaves_nothing_behind(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_client_that_cannot_connect_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runtime_client, "COORDINATOR_SECONDS_MAX", 0.3)
     before = threads()
     with pytest.raises(ConnectionLost, match="cannot reach C at unix:"):

@@ -50,8 +50,12 @@ def stored(chunk: Chunk, *, encoding: Encoding = "raw", bits: int = 32) -> tuple
     info = describe(buffers, f"s0of1-00000{SUFFIXES[encoding]}", chunk, shard="s0of1")
     data = b"".join(buffers)
     target = Cut(id=cut_id(1, 1), step=1, marks=(), created=0.0, job={}, extra={})
-    return data, info, Manifest(
-        source=None, target=target, tables=TABLES, seed=1, chunks=(info,), encoding=encoding, bits=bits, made_by=""
+    return (
+        data,
+        info,
+        Manifest(
+            source=None, target=target, tables=TABLES, seed=1, chunks=(info,), encoding=encoding, bits=bits, made_by=""
+        ),
     )
 
 
@@ -209,9 +213,7 @@ def test_damage_behind_a_right_checksum_never_gets_through_as_other_shapes() -> 
         ("a/momentum2", np.zeros((2, 1), np.float32), "says nothing"),
     ],
 )
-def test_a_file_that_is_not_what_the_manifest_says(
-    name: str, tensor: npt.NDArray[Any] | None, reason: str
-) -> None:
+def test_a_file_that_is_not_what_the_manifest_says(name: str, tensor: npt.NDArray[Any] | None, reason: str) -> None:
     data, info, manifest = stored(make(2))
     tensors = safetensors.numpy.load(data)
     if tensor is None:
@@ -364,9 +366,7 @@ def test_split(chunk_bytes: int, pieces: int) -> None:
         parts += [{name: rows.part(start, stop)} for start, stop in itertools.pairwise(cuts)]
     parts.insert(1, {"a": whole["a"].part(0, 0)})
     made = list(split(parts, chunk_bytes))
-    joined = {
-        name: chunks.concatenate([chunk[name] for chunk in made if name in chunk]) for name in whole
-    }
+    joined = {name: chunks.concatenate([chunk[name] for chunk in made if name in chunk]) for name in whole}
     assert equal(joined, whole)
     sizes = [sum(rows.nbytes for rows in chunk.values()) for chunk in made]
     row_bytes_max = 4 + 16 * 4 + 16 * 4 + 4

@@ -49,9 +49,7 @@ def write_piece(store: Storage, source: str | None, step: int, *, chunks: int) -
         write_chunk(store, name, chunk_name("s0of1", number), rows(step, number), shard="s0of1")
         for number in range(chunks)
     ]
-    manifest = Manifest(
-        source=source, target=target, tables=(TABLE,), seed=1, chunks=tuple(infos), made_by="a test"
-    )
+    manifest = Manifest(source=source, target=target, tables=(TABLE,), seed=1, chunks=tuple(infos), made_by="a test")
     store.write_manifest(manifest)
     return manifest
 

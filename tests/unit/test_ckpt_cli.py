@@ -6,7 +6,6 @@ compared where they are stable; numbers with what stupid code finds in the world
 """
 
 
-
 # ruff: noqa: F401, F811  (the fixtures of ckpt_run.py are taken as arguments)
 
 from __future__ import annotations

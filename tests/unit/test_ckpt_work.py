@@ -5,7 +5,6 @@ the world kept. Ctrl-C comes as a real signal in the middle of a write, or as wh
 """
 
 
-
 # ruff: noqa: F401, F811  (the fixtures of ckpt_run.py are taken as arguments)
 
 from __future__ import annotations

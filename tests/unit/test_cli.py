@@ -162,9 +162,7 @@ BAD_LINES = [
 
 
 @pytest.mark.parametrize("line, message", BAD_LINES, ids=[bad[0] for bad in BAD_LINES])
-def test_bad_usage(
-    line: str, message: str, launcher: FakeLauncher, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bad_usage(line: str, message: str, launcher: FakeLauncher, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(line.split()) == 2
     output, errors = capsys.readouterr()
     assert errors.startswith(message)
@@ -248,9 +246,7 @@ def test_bench_runs_its_module(monkeypatch: pytest.MonkeyPatch) -> None:
     assert calls == [{"quick": True, "json_path": "x.json"}]
 
 
-def test_bench_that_cannot_be_imported(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_bench_that_cannot_be_imported(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setitem(sys.modules, "regrow.bench.accuracy", None)
     assert cli.run(["bench", "accuracy"]) == 2
     assert capsys.readouterr().err.startswith("error: bench accuracy cannot be run: ")

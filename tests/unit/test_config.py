@@ -60,8 +60,8 @@ BAD_OPTIONS: list[tuple[dict[str, Any], str, str | None]] = [
         "ckpt = 'x': protection \"none\" makes no checkpoints",
         'protect "full", "delta" or "ec+delta"',
     ),
-    ({"every": "soon"}, "every = 'soon': is not an interval; \"60s\", \"5m\" and \"500steps\" are", None),
-    ({"every": "1.5steps"}, "every = '1.5steps': is not an interval; \"60s\", \"5m\" and \"500steps\" are", None),
+    ({"every": "soon"}, 'every = \'soon\': is not an interval; "60s", "5m" and "500steps" are', None),
+    ({"every": "1.5steps"}, 'every = \'1.5steps\': is not an interval; "60s", "5m" and "500steps" are', None),
     ({"full_every": 0}, "full_every = 0: must be at least 1", None),
     ({"ckpt_bytes_per_s": 0}, "ckpt_bytes_per_s = 0: must be at least 1", None),
     ({"ckpt_keep_last": 0}, "ckpt_keep_last = 0: must be at least 1", None),
@@ -362,9 +362,7 @@ def test_bad_model_file(text: str, message: str, tmp_path: Path) -> None:
 
 def test_config_is_cheap_to_import() -> None:
     """`regrow --help` and every server read this module."""
-    code = (
-        "import sys, regrow.config as c; c.TrainConfig(); print({'torch', 'numpy', 'rich'} & {*sys.modules})"
-    )
+    code = "import sys, regrow.config as c; c.TrainConfig(); print({'torch', 'numpy', 'rich'} & {*sys.modules})"
     output = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=dict(os.environ)
     ).stdout

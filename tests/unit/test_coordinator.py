@@ -133,9 +133,7 @@ def test_a_place_is_taken_by_one_incarnation_and_only_a_newer_one_replaces_it() 
         ("send", "W0", second),
         ("send", "S0", second),
     ]
-    assert hear(machine, server(0), register(0))[1:] == refused(
-        server(0), "S0 was replaced by a newer incarnation"
-    )
+    assert hear(machine, server(0), register(0))[1:] == refused(server(0), "S0 was replaced by a newer incarnation")
 
 
 def test_who_is_ready() -> None:

@@ -153,11 +153,7 @@ def test_text_cut_anywhere_gives_the_same() -> None:
 def test_trailing_fields_may_be_missing_down_to_the_first_category() -> None:
     full = GOOD.rstrip("\t").split("\t")
     for count in range(1, 43):
-        line = (
-            "\t".join((full + [""] * 40)[:count])
-            if count <= 40
-            else "\t".join(full + ["x"] * (count - len(full)))
-        )
+        line = "\t".join((full + [""] * 40)[:count]) if count <= 40 else "\t".join(full + ["x"] * (count - len(full)))
         taken, _, error, made = kernel(line.encode())
         assert taken == 1
         assert (error is None) == (15 <= count <= 40)
@@ -453,13 +449,9 @@ def test_wrong_files_are_named(tmp_path: Path) -> None:
     assert error(tmp_path / "empty.tsv", b"") == "FILE is empty"
     assert error(tmp_path / "empty.tsv.gz", gzip.compress(b"")) == "FILE holds no lines"
     assert error(tmp_path / "plain.gz", GOOD.encode()) == "FILE is named .gz, but is not gzip-compressed"
-    assert error(tmp_path / "cut.gz", packed[:-2000]).startswith(
-        "FILE is cut off: its gzip stream ends too early"
-    )
+    assert error(tmp_path / "cut.gz", packed[:-2000]).startswith("FILE is cut off: its gzip stream ends too early")
     assert error(tmp_path / "cut_at_the_end.gz", packed[:-3]).startswith("FILE is cut off")
-    assert error(tmp_path / "flipped.gz", packed[:3000] + b"\xff" * 50 + packed[3050:]).startswith(
-        "FILE is damaged"
-    )
+    assert error(tmp_path / "flipped.gz", packed[:3000] + b"\xff" * 50 + packed[3050:]).startswith("FILE is damaged")
     assert error(tmp_path / "trailing.gz", packed + b"junk").startswith("FILE is damaged")
     assert error(tmp_path / "long.tsv", b"x" * (LINE_BYTES_MAX + 2000)) == (
         f"FILE, line 1: the line is longer than {LINE_BYTES_MAX:,} bytes"
@@ -493,9 +485,7 @@ def test_wrong_settings_are_named(path: Path) -> None:
         list(dataset.test_batches(batch=10))
 
 
-@pytest.mark.skipif(
-    "REGROW_CRITEO" not in os.environ, reason="REGROW_CRITEO does not name a directory of Criteo data"
-)
+@pytest.mark.skipif("REGROW_CRITEO" not in os.environ, reason="REGROW_CRITEO does not name a directory of Criteo data")
 @pytest.mark.parametrize("name", ["criteo_1000.tsv", "criteo_1000_ragged.tsv"])
 def test_real_lines(name: str) -> None:
     path = Path(os.environ["REGROW_CRITEO"]) / name

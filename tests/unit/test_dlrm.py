@@ -27,9 +27,7 @@ def interaction_twin(bottom: Tensor, embeddings: Tensor) -> Tensor:
 def test_interaction_equals_its_twin(batch: int, tables: int, dim: int) -> None:
     generator = torch.Generator().manual_seed(batch)
     bottom = torch.randn(batch, dim, generator=generator, dtype=torch.float64, requires_grad=True)
-    embeddings = torch.randn(
-        batch, tables * dim, generator=generator, dtype=torch.float64, requires_grad=True
-    )
+    embeddings = torch.randn(batch, tables * dim, generator=generator, dtype=torch.float64, requires_grad=True)
     indices = _interaction_indices(vectors=tables + 1, dim=dim)
     fast = Interaction.apply(bottom, embeddings, *indices)
     slow = interaction_twin(bottom, embeddings)
@@ -93,10 +91,7 @@ def test_initial_values_have_the_published_spread() -> None:
 def test_state_holds_parameters_only() -> None:
     names = DLRM.from_config(MODELS["tiny"]).state_dict().keys()
     assert sorted(names) == [
-        f"{part}.{layer}.{kind}"
-        for part in ("bottom", "top")
-        for layer in (0, 2)
-        for kind in ("bias", "weight")
+        f"{part}.{layer}.{kind}" for part in ("bottom", "top") for layer in (0, 2) for kind in ("bias", "weight")
     ]
 
 

@@ -51,8 +51,7 @@ def _batch(keys=("user", "friend", "item"), *, batch=6, seed=0):
 def _reference(collection, features, mode):
     """The same look-up by torch: {feature: pooled}, and the weights that will get gradients."""
     weights = {
-        config.name: collection.weight(config.name).requires_grad_()
-        for config in collection.embedding_bag_configs()
+        config.name: collection.weight(config.name).requires_grad_() for config in collection.embedding_bag_configs()
     }
     lengths = features.lengths().reshape(len(features.keys()), -1).long()
     parts = dict(zip(features.keys(), features.values().split(lengths.sum(1).tolist()), strict=True))
@@ -61,9 +60,7 @@ def _reference(collection, features, mode):
         for name in config.feature_names:
             own = lengths[features.keys().index(name)]
             offsets = torch.cat([torch.zeros(1, dtype=torch.int64), own.cumsum(0)[:-1]])
-            pooled[name] = nn.functional.embedding_bag(
-                parts[name], weights[config.name], offsets, mode=mode
-            )
+            pooled[name] = nn.functional.embedding_bag(parts[name], weights[config.name], offsets, mode=mode)
     return pooled, weights
 
 

@@ -30,9 +30,7 @@ def acceptor(token: bytes = TOKEN, local: Identity | None = None, nonce: bytes =
     return Acceptor(token=token, local=local or server(1, incarnation=5), nonce=nonce)
 
 
-def initiator(
-    token: bytes = TOKEN, local: Identity | None = None, expected: Identity | None = None
-) -> Initiator:
+def initiator(token: bytes = TOKEN, local: Identity | None = None, expected: Identity | None = None) -> Initiator:
     return Initiator(
         token=token,
         local=local or worker(2, incarnation=3),
@@ -239,9 +237,7 @@ def test_frames_in_order_are_delivered_once() -> None:
     assert [right.expects(stamp) for stamp in (first, second)] == [True, False]
     assert [right.accept(stamp) for stamp in (first, second, second, first)] == [True, True, False, False]
     assert [right.expects(stamp) for stamp in (first, second)] == [False, False]
-    assert right.send(Open()) == Stamp(
-        source_incarnation=5, target_incarnation=3, number=1, acknowledged=2
-    )
+    assert right.send(Open()) == Stamp(source_incarnation=5, target_incarnation=3, number=1, acknowledged=2)
 
 
 def test_a_gap_is_an_error() -> None:

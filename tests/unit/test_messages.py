@@ -191,6 +191,4 @@ def test_a_job_survives_the_wire() -> None:
     sent = job(tables, servers=3, workers=7, mode="sync", seed=9)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(sent), type=JobSpec) == sent
     with pytest.raises(msgspec.ValidationError, match="mode"):
-        msgspec.msgpack.decode(
-            msgspec.msgpack.encode({**msgspec.to_builtins(sent), "mode": "sometimes"}), type=JobSpec
-        )
+        msgspec.msgpack.decode(msgspec.msgpack.encode({**msgspec.to_builtins(sent), "mode": "sometimes"}), type=JobSpec)

@@ -29,9 +29,7 @@ _SAMPLES = st.lists(st.tuples(st.integers(0, 1), st.integers(-4, 4)), max_size=4
 @given(_SAMPLES)
 def test_auc_equals_its_twin(samples: list[tuple[int, int]]) -> None:
     labels, scores = [y for y, _ in samples], [float(s) for _, s in samples]
-    np.testing.assert_equal(
-        auc(np.array(labels), np.array(scores, dtype=np.float32)), auc_twin(labels, scores)
-    )
+    np.testing.assert_equal(auc(np.array(labels), np.array(scores, dtype=np.float32)), auc_twin(labels, scores))
 
 
 def test_auc_of_simple_cases() -> None:

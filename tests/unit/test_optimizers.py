@@ -98,9 +98,7 @@ def test_twin_agrees_with_torch(optimizer: str) -> None:
         np.testing.assert_allclose(record[:9], weights.detach().numpy(), rtol=2e-5, atol=2e-6)
 
 
-@pytest.mark.parametrize(
-    ("rowwise", "full"), [("rowwise_adagrad", "adagrad"), ("partial_rowwise_adam", "adam")]
-)
+@pytest.mark.parametrize(("rowwise", "full"), [("rowwise_adagrad", "adagrad"), ("partial_rowwise_adam", "adam")])
 def test_rowwise_is_the_full_rule_when_all_columns_are_alike(rowwise: str, full: str) -> None:
     one = np.zeros(record_floats(rowwise, 8), np.float32)
     other = np.zeros(record_floats(full, 8), np.float32)

@@ -251,9 +251,7 @@ WRONG_BATCHES: list[tuple[dict[str, Any], type[Exception], str]] = [
 
 @pytest.mark.parametrize("mode", MODES, ids=str)
 @pytest.mark.parametrize(("changes", "error", "message"), WRONG_BATCHES)
-def test_wrong_batches_are_refused(
-    changes: dict[str, Any], error: type[Exception], message: str, mode: Mode
-) -> None:
+def test_wrong_batches_are_refused(changes: dict[str, Any], error: type[Exception], message: str, mode: Mode) -> None:
     router = _core.Router(**ROUTERS["one server"])
     given = dict(values=[0, 49, 0, 2], lengths=None, batch=2) | changes
     lengths = None if given["lengths"] is None else np.array(given["lengths"], np.int32)

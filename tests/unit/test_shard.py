@@ -105,9 +105,7 @@ def test_shard_equals_twin(servers: int, server: int, groups: int, mode: Mode) -
 
 def test_many_rows_in_every_mode() -> None:
     """Enough rows that threads share the call, and words of the bitmap."""
-    table: Any = dict(
-        rows=20_000, dim=16, optimizer="rowwise_adagrad", learning_rate=0.1, seed=1, init_bound=0.1
-    )
+    table: Any = dict(rows=20_000, dim=16, optimizer="rowwise_adagrad", learning_rate=0.1, seed=1, init_bound=0.1)
     results = []
     for mode in MODES:
         with running(mode):
@@ -168,9 +166,7 @@ def test_initial_values_are_pinned() -> None:
     values = initial_rows([0, 1, 2**32 - 2], dim=3, seed=2**64 - 1, table=9, bound=1.0)
     assert values.tolist() == PINNED
     shard = _core.Shard(1, 0)
-    shard.add_table(
-        rows=2, dim=3, optimizer="sgd", learning_rate=0.1, seed=2**64 - 1, init_bound=1.0, table=9
-    )
+    shard.add_table(rows=2, dim=3, optimizer="sgd", learning_rate=0.1, seed=2**64 - 1, init_bound=1.0, table=9)
     assert records_of(shard, 0)[:, :3].tolist() == PINNED[:2]
 
 
@@ -308,9 +304,7 @@ def test_wrong_arrays_are_named() -> None:
         (0, 0, 2, 20, ValueError),
     ],
 )
-def test_wrong_ranges_are_refused(
-    table: int, first: int, count: int, floats: int, error: type[Exception]
-) -> None:
+def test_wrong_ranges_are_refused(table: int, first: int, count: int, floats: int, error: type[Exception]) -> None:
     shard, _ = both(5, 0, TABLES)
     before = whole(shard)
     array = np.ones(floats, np.float32)
@@ -374,9 +368,7 @@ def test_too_much_memory_is_an_error_with_a_number() -> None:
     shard = _core.Shard(1, 0)
     told = _core.shard_bytes(2**32 - 1, 2**16, 1, 0, 1, 1, "adam")
     with pytest.raises(MemoryError, match=f"the system refused {told} bytes for the rows of a table"):
-        shard.add_table(
-            rows=2**32 - 1, dim=2**16, optimizer="adam", learning_rate=0.1, seed=1, init_bound=0.1, table=0
-        )
+        shard.add_table(rows=2**32 - 1, dim=2**16, optimizer="adam", learning_rate=0.1, seed=1, init_bound=0.1, table=0)
     assert shard.table_count == 0
 
 
@@ -508,9 +500,7 @@ def test_merge_equals_twin(mode: Mode) -> None:
         ([2], [2], 2, 5, "part 1: counts add up to 2 rows and 4 floats; there are 2 slots and 5 floats"),
     ],
 )
-def test_wrong_merges_are_refused(
-    dims: list[int], counts: list[int], slots: int, floats: int, message: str
-) -> None:
+def test_wrong_merges_are_refused(dims: list[int], counts: list[int], slots: int, floats: int, message: str) -> None:
     good = np.zeros(len(dims), np.int32), np.zeros(0, np.uint32), np.zeros(0, np.float32)
     bad = np.array(counts, np.int32), np.zeros(slots, np.uint32), np.zeros(floats, np.float32)
     with pytest.raises(ValueError, match=message):

@@ -92,9 +92,7 @@ def test_a_push_is_applied_when_it_comes_and_a_pull_sees_it() -> None:
     assert tell(machine, W0, pull([4, 4, 0])) == [sent(W0, rows([0] * 6))]
     assert tell(machine, W0, push(1, [4, 7], [1, 2, 3, 4])) == [sent(W0, pushed(1, durable=1, clock=1))]
     assert tell(machine, W1, push(1, [4], [10, 20])) == [sent(W1, pushed(1, durable=1, clock=2))]
-    assert tell(machine, W1, pull([7, 4], step=2)) == [
-        sent(W1, rows([-3, -4, -11, -22], durable=1, clock=2))
-    ]
+    assert tell(machine, W1, pull([7, 4], step=2)) == [sent(W1, rows([-3, -4, -11, -22], durable=1, clock=2))]
     assert tell(machine, W0, Open()) == [sent(W0, Opened(durable=1, committed=0))]
     assert (machine.publisher.applied, machine.clock, machine.pulls) == ([[1, 1]], 2, 2)
 
@@ -237,9 +235,7 @@ def test_views_that_are_not_followed() -> None:
     )
     assert machine.view is None
     far = shard_server(index=3)
-    assert tell(far, COORDINATOR, view(job(servers=2))) == refused(
-        COORDINATOR, "view 1 has no place for S3"
-    )
+    assert tell(far, COORDINATOR, view(job(servers=2))) == refused(COORDINATOR, "view 1 has no place for S3")
     tell(machine, COORDINATOR, view(job(), epoch=3))
     tell(machine, W0, push(1, [0], [1, 1]))
     assert tell(machine, COORDINATOR, view(job(), epoch=3)) == []
@@ -339,9 +335,7 @@ def test_a_step_is_applied_when_all_staged_it_and_all_pulled_the_next() -> None:
             expected = [sent(source, pushed(1, durable=0, clock=0))] if index < 2 else []
             assert answer == expected
         pulls = [index for index in order if index >= 2]
-        replies = [
-            sent(acts[index][0], rows([-3, -3], durable=1, clock=2, request=8 + index)) for index in pulls
-        ]
+        replies = [sent(acts[index][0], rows([-3, -3], durable=1, clock=2, request=8 + index)) for index in pulls]
         assert answers[3] == replies
         assert (machine.serving.committed, machine.clock) == (1, 2)
         tried += 1
@@ -396,9 +390,7 @@ def test_steps_out_of_reach_are_refused() -> None:
     assert tell(machine, W0, push(3, [0], [1, 1])) == refused(W0, f"Push: push of step 3 {reason}")
     tell(machine, W0, push(1, [0], [1, 1]))
     tell(machine, W0, pull([0], step=2))
-    assert tell(machine, W0, pull([0], step=1)) == refused(
-        W0, "Pull: pull of step 1 while step 1 is committed"
-    )
+    assert tell(machine, W0, pull([0], step=1)) == refused(W0, "Pull: pull of step 1 while step 1 is committed")
     # A push that was committed already is a duplicate.
     assert tell(machine, W0, push(1, [0], [9, 9])) == [sent(W0, pushed(1, durable=1, clock=1))]
     assert changed(machine) == {0: [-1, -1]}

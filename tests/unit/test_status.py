@@ -14,9 +14,7 @@ from regrow.launch.status import RunStatus
 BINS = 64
 
 
-def progress(
-    step: int, samples: int, *, loss: float = 0.5, positives: int = 1, negatives: int = 3
-) -> dict[str, Any]:
+def progress(step: int, samples: int, *, loss: float = 0.5, positives: int = 1, negatives: int = 3) -> dict[str, Any]:
     positive, negative = [0] * BINS, [0] * BINS
     positive[40], negative[20] = positives, negatives
     return {

@@ -35,10 +35,7 @@ def joined(batches: list[Batch], tables: int) -> tuple[np.ndarray, np.ndarray, n
 
 def same(left: Batch, right: Batch) -> bool:
     arrays = ("dense", "values", "labels")
-    return (
-        all(np.array_equal(getattr(left, a), getattr(right, a)) for a in arrays)
-        and left.position == right.position
-    )
+    return all(np.array_equal(getattr(left, a), getattr(right, a)) for a in arrays) and left.position == right.position
 
 
 def all_train(dataset: SyntheticDataset, **arguments: int) -> list[Batch]:
@@ -82,9 +79,7 @@ def test_every_position_resumes_exactly(worker: int, workers: int) -> None:
     dataset = small(epochs=3)
     whole = all_train(dataset, batch=190, worker=worker, workers=workers)
     for index, batch in enumerate(whole):
-        rest = list(
-            small(epochs=3).train_batches(batch=190, worker=worker, workers=workers, start=batch.position)
-        )
+        rest = list(small(epochs=3).train_batches(batch=190, worker=worker, workers=workers, start=batch.position))
         assert len(rest) == len(whole) - index - 1
         assert all(same(a, b) for a, b in zip(rest, whole[index + 1 :], strict=True))
 

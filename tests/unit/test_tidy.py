@@ -153,9 +153,7 @@ def test_no_file_is_too_long_to_read() -> None:
     suffixes = {".py", ".pyi", ".cpp", ".hpp", ".inl"}
     files = [path for folder in ("src", "cpp", "tests") for path in (ROOT / folder).rglob("*")]
     counted = {
-        str(path.relative_to(ROOT)): len(path.read_text().splitlines())
-        for path in files
-        if path.suffix in suffixes
+        str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in files if path.suffix in suffixes
     }
     assert len(counted) > 50
     assert {name: lines for name, lines in counted.items() if lines > LINES_MAX} == {}

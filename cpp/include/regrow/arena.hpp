@@ -34,7 +34,8 @@ class Arena {
 
   std::byte* data() const { return data_; }
   size_t bytes() const { return bytes_; }
-  void touch_new() const;  // before anything is in it: takes all its memory now, while nobody waits, instead of page by page later
+  void touch_new()
+      const;  // before anything is in it: takes all its memory now, while nobody waits, instead of page by page later
   void advise(Pages pages) const;  // from now on; the system puts small pages together when it has the time
 
  private:

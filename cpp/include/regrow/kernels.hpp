@@ -53,12 +53,12 @@ struct Kernels {
   void (*fill_initial)(float* weights, size_t dim, uint64_t row_key, float bound);
   // past_caches: the output is too large to be still in a cache when it is read.
   void (*gather)(const Records& records, const uint32_t* slots, size_t count, float* out, bool past_caches);
-  void (*update[optimizer_count])(const Records& records, const uint32_t* slots, size_t count,
-                                  const float* grads, const UpdateNumbers& numbers);
+  void (*update[optimizer_count])(const Records& records, const uint32_t* slots, size_t count, const float* grads,
+                                  const UpdateNumbers& numbers);
   void (*pool)(const Feature& feature, const float* rows, size_t bag_begin, size_t bag_end, float* matrix);
   // Adds only into offsets begin <= offset < end, so that several threads can share a table without a lock.
-  void (*unpool)(const Feature& feature, const float* matrix, size_t bag_begin, size_t bag_end,
-                 uint32_t offset_begin, uint32_t offset_end, float* grads);
+  void (*unpool)(const Feature& feature, const float* matrix, size_t bag_begin, size_t bag_end, uint32_t offset_begin,
+                 uint32_t offset_end, float* grads);
   // Row i is copied to target + index * dim when targets[i] = index | lookup_first, and added there
   // otherwise.
   void (*merge_rows)(const uint32_t* targets, size_t count, size_t dim, const float* source, float* target);

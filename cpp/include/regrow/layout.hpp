@@ -89,17 +89,14 @@ class Layout {
   static uint32_t checked(int64_t servers, int64_t k, int64_t r, int64_t groups, int64_t table) {
     const auto text = [](int64_t number) { return std::to_string(number); };
     if (servers < 1 || servers > servers_max)
-      throw std::invalid_argument("servers must be between 1 and " + text(servers_max) + ", not " +
-                                  text(servers));
+      throw std::invalid_argument("servers must be between 1 and " + text(servers_max) + ", not " + text(servers));
     if (groups < 1 || servers % groups != 0)
-      throw std::invalid_argument("groups must divide servers: " + text(servers) + " servers, " +
-                                  text(groups) + " groups");
+      throw std::invalid_argument("groups must divide servers: " + text(servers) + " servers, " + text(groups) +
+                                  " groups");
     if (k < 1 || r < 0)
-      throw std::invalid_argument("k must be at least 1 and r at least 0, not k=" + text(k) +
-                                  ", r=" + text(r));
+      throw std::invalid_argument("k must be at least 1 and r at least 0, not k=" + text(k) + ", r=" + text(r));
     if (k > servers || r > servers || servers / groups < k + r)
-      throw std::invalid_argument("k + r = " + text(k + r) +
-                                  " members need as many servers in a group; there are " +
+      throw std::invalid_argument("k + r = " + text(k + r) + " members need as many servers in a group; there are " +
                                   text(servers / groups));
     if (table < 0) throw std::invalid_argument("table must not be negative, not " + text(table));
     return static_cast<uint32_t>(servers);

@@ -26,12 +26,18 @@ inline Optimizer optimizer_from_name(std::string_view name) {
 
 inline int64_t state_floats(Optimizer optimizer, int64_t dim) {
   switch (optimizer) {
-    case Optimizer::sgd: return 0;
-    case Optimizer::momentum: return dim;
-    case Optimizer::adagrad: return dim;
-    case Optimizer::rowwise_adagrad: return 1;
-    case Optimizer::adam: return 2 * dim;
-    case Optimizer::partial_rowwise_adam: return dim + 1;
+    case Optimizer::sgd:
+      return 0;
+    case Optimizer::momentum:
+      return dim;
+    case Optimizer::adagrad:
+      return dim;
+    case Optimizer::rowwise_adagrad:
+      return 1;
+    case Optimizer::adam:
+      return 2 * dim;
+    case Optimizer::partial_rowwise_adam:
+      return dim + 1;
   }
   return 0;
 }

@@ -40,9 +40,7 @@ class PendingRows {
   }
   size_t rows(uint32_t member) const { return lists_[member].size.load(std::memory_order_relaxed); }
   uint32_t slot(uint32_t member, size_t row) const { return slot_at(lists_[member], row); }
-  bool pending(uint32_t slot) const {
-    return __atomic_load_n(bits_ + slot / 64, __ATOMIC_RELAXED) >> (slot % 64) & 1;
-  }
+  bool pending(uint32_t slot) const { return __atomic_load_n(bits_ + slot / 64, __ATOMIC_RELAXED) >> (slot % 64) & 1; }
 
   // Makes room for `rows` more rows, of any members. Alone.
   void reserve(size_t rows);

@@ -71,9 +71,7 @@ class Plan {
     return bag_start_.size() ? bag_start_[feature * batch_] : feature * batch_;
   }
   const RouterTables::Table& static_table(int64_t table, size_t rows_floats, size_t table_floats) const;
-  size_t float_base(size_t server, size_t table) const {
-    return float_base_[server * tables_->tables.size() + table];
-  }
+  size_t float_base(size_t server, size_t table) const { return float_base_[server * tables_->tables.size() + table]; }
 
   std::shared_ptr<const RouterTables> tables_;
   size_t batch_ = 0;

@@ -48,9 +48,9 @@ struct CodingGroup {
 struct ShardSettings {
   int64_t servers = 1;
   int64_t server = 0;
-  int64_t groups = 1;                // independent rings
-  std::vector<CodingGroup> coding;   // none: no table has parities, whatever its r
-  bool recovering = false;           // no row is there until it was filled in or put
+  int64_t groups = 1;               // independent rings
+  std::vector<CodingGroup> coding;  // none: no table has parities, whatever its r
+  bool recovering = false;          // no row is there until it was filled in or put
 };
 
 // Rows of several tables, in the order of the tables.
@@ -138,9 +138,9 @@ class Shard {
   size_t dirty_rows(size_t tenant) const;
   // At one instant: the tenant's dirty rows (all touched ones if `full`) are captured and no longer dirty to it.
   void begin_capture(size_t tenant, bool full);
-  // Captured rows not taken yet, as they were at begin_capture: a chunk of up to bytes_max bytes, at least one row, none
-  // at the end. By table and slot; with `aside_first`, those that are kept aside come in an earlier call. Slots that no
-  // row of the table has are taken and left out.
+  // Captured rows not taken yet, as they were at begin_capture: a chunk of up to bytes_max bytes, at least one row,
+  // none at the end. By table and slot; with `aside_first`, those that are kept aside come in an earlier call. Slots
+  // that no row of the table has are taken and left out.
   CapturedChunk capture_chunk(int64_t bytes_max, bool aside_first = false);
   size_t capture_left() const;
   size_t capture_side_bytes() const;  // of records kept aside, because they changed before they were taken
@@ -164,9 +164,9 @@ class Shard {
  private:
   struct Parity {
     Arena arena;
-    float* base;         // [block][q], as long as the table's records
-    uint64_t* members;   // [q][member]: a bitmap over blocks
-    size_t words;        // in each of them
+    float* base;        // [block][q], as long as the table's records
+    uint64_t* members;  // [q][member]: a bitmap over blocks
+    size_t words;       // in each of them
   };
   // Rows of a table that was not filled in: absent until their bit is set.
   struct Recovery {
@@ -242,8 +242,7 @@ class Shard {
   void check_known(std::span<const int32_t> counts, std::span<const uint32_t> slots) const;
   void check_slots(size_t table, std::span<const uint32_t> slots, uint32_t end, const char* name) const;
   template <typename Body>
-  void for_runs(std::span<const int32_t> counts, std::span<const uint32_t> slots, Width width,
-                Body&& body) const;
+  void for_runs(std::span<const int32_t> counts, std::span<const uint32_t> slots, Width width, Body&& body) const;
   Arena::Pages pages() const { return recovering_ ? Arena::Pages::small : Arena::Pages::huge; }
   void protect(Table& table) const;
   void fill_initial(const Table& table) const;
@@ -271,7 +270,7 @@ class Shard {
 
   ShardSettings settings_;
   std::vector<Table> tables_;
-  bool recovering_ = false;          // some table has rows that are absent
+  bool recovering_ = false;  // some table has rows that are absent
   size_t tenants_ = 0;
   std::optional<size_t> capturing_;  // the tenant of the capture under way
   mutable std::mutex index_mutex_;   // published() brings the index of pending rows up to date

@@ -217,7 +217,6 @@ class Trace(recovery.Trace):
         found["silence_seconds"] = max(longest_silence(seen) for seen in spans)
         return found
 
-
     def _cores(self, begin: float, end: float) -> dict[str, float]:
         """Processors that each role had, of those the machine has."""
         within = [look for look in self.by_role if begin <= look[0] <= end]

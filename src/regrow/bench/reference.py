@@ -54,9 +54,7 @@ class Optimizer:
         rate = self.learning_rate
         if self.name in ("adam", "partial_rowwise_adam"):
             first, second = state[:, :dim], state[:, dim:]
-            squares = (
-                gradients.square() if self.name == "adam" else gradients.square().mean(dim=1, keepdim=True)
-            )
+            squares = gradients.square() if self.name == "adam" else gradients.square().mean(dim=1, keepdim=True)
             first.mul_(self.beta1).add_(gradients, alpha=1 - self.beta1)
             second.mul_(self.beta2).add_(squares, alpha=1 - self.beta2)
             direction = first / (1 - self.beta1**step)
@@ -92,9 +90,7 @@ class ReferenceResult:
 class Reference:
     """The tables, the network and their optimizers. All tables are one tensor; ids are shifted to match."""
 
-    def __init__(
-        self, *, rows: list[int], model: ModelConfig, sparse: Optimizer, dense: Optimizer, seed: int
-    ) -> None:
+    def __init__(self, *, rows: list[int], model: ModelConfig, sparse: Optimizer, dense: Optimizer, seed: int) -> None:
         self.sparse, self.dense = sparse, dense
         self.network = DLRM.from_config(model, seed=seed)
         self.dim, self.tables = model.dim, len(rows)
@@ -131,9 +127,7 @@ class Reference:
         weights, state = self.weights[distinct], self.state[distinct]
         self.sparse.update(weights, state, row_gradients, step=self.steps_applied)
         self.weights[distinct], self.state[distinct] = weights, state
-        for parameter, memory, gradient in zip(
-            self.parameters, self.dense_state, network_gradients, strict=True
-        ):
+        for parameter, memory, gradient in zip(self.parameters, self.dense_state, network_gradients, strict=True):
             self.dense.update(parameter.view(-1, 1), memory, gradient.reshape(-1, 1), step=self.steps_applied)
 
     @torch.no_grad()

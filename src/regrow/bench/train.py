@@ -113,9 +113,7 @@ def make_config(model: str, size: Size) -> TrainConfig:
 # -- the peer ------------------------------------------------------------------------------------------------
 
 
-def run_peer(
-    config: TrainConfig, *, size: Size, cores: int, layouts: Sequence[str], rate: float
-) -> dict[str, Any]:
+def run_peer(config: TrainConfig, *, size: Size, cores: int, layouts: Sequence[str], rate: float) -> dict[str, Any]:
     """One run in a process of its own; several layouts: the fastest of them."""
     settings = {
         "config": config.to_dict(),
@@ -235,17 +233,14 @@ def _say(model: str, pair: int, peers: list[dict[str, Any]], ours: list[dict[str
     common.console.print(text)
 
 
-def _record(
-    report: common.Report, model: str, peers: list[dict[str, Any]], ours: list[dict[str, Any]]
-) -> None:
+def _record(report: common.Report, model: str, peers: list[dict[str, Any]], ours: list[dict[str, Any]]) -> None:
     for index, mine in enumerate(ours):
         report.rows.append({"kind": "run", "system": "regrow", "model": model, "run": index, **mine})
     for index, theirs in enumerate(peers):
         report.rows.append({"kind": "run", "system": "fbgemm", "model": model, "run": index, **theirs})
     if peers:
         rates = [
-            mine["samples_per_second"] / theirs["samples_per_second"]
-            for mine, theirs in zip(ours, peers, strict=True)
+            mine["samples_per_second"] / theirs["samples_per_second"] for mine, theirs in zip(ours, peers, strict=True)
         ]
         report.ratios[f"train_{model}"] = common.Ratio.of(rates, target=TARGET)
 

@@ -525,9 +525,7 @@ class _Writer:
 
     def _write(self, name: str, chunk: Parts, slab: Bytes, shard: str) -> ChunkInfo:
         fold = self._fold
-        info = write_chunk(
-            fold.storage, fold.name, name, chunk, encoding=fold.encoding, bits=fold.bits, shard=shard
-        )
+        info = write_chunk(fold.storage, fold.name, name, chunk, encoding=fold.encoding, bits=fold.bits, shard=shard)
         fold.memory.give(slab)  # not after an error: a call that hangs may still be reading it
         return info
 

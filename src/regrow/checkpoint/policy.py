@@ -166,9 +166,7 @@ def _pairs(s: int, *, d: float, f: float) -> list[_Pair]:
     """s with every N, what a restore reads at worst and what merging does."""
     size, number = left(np.arange(N_CHOICES[-1]), s, d=d, f=f)
     restore, pieces = np.maximum.accumulate(size), np.maximum.accumulate(number)  # of all counts up to this one
-    return [
-        _Pair(s, n, float(restore[n - 1]), int(pieces[n - 1]), work(s, n, d=d, f=f)) for n in N_CHOICES if s <= n
-    ]
+    return [_Pair(s, n, float(restore[n - 1]), int(pieces[n - 1]), work(s, n, d=d, f=f)) for n in N_CHOICES if s <= n]
 
 
 def span(piece: Manifest) -> int:
@@ -523,9 +521,7 @@ class Merger:
     def _delete_unfinished(self, graph: Graph, now: float) -> list[str]:
         """What nobody can be writing any more. Returns what is left."""
         found = {piece.name: piece for piece in self._storage.unfinished_pieces()}
-        doomed, why = unfinished_plan(
-            graph, found.values(), now=now, seconds=self._unfinished_seconds, dead=self._dead
-        )
+        doomed, why = unfinished_plan(graph, found.values(), now=now, seconds=self._unfinished_seconds, dead=self._dead)
         for name in doomed:
             if MANIFEST not in self._storage.names(name):  # else it was finished since
                 self._drop(self._storage.delete_piece, name)

@@ -20,4 +20,3 @@ def bits_at(words: UInt64Array, blocks: UInt32Array) -> Bools:
     """The bits of these blocks only."""
     bits: np.ndarray[Any, np.dtype[np.uint64]] = words[blocks >> 6] >> (blocks & 63).astype(np.uint64)
     return (bits & np.uint64(1)).astype(np.bool_)
-

@@ -55,9 +55,7 @@ class Dataset(Protocol):
         """Training samples in one epoch."""
         ...
 
-    def train_batches(
-        self, *, batch: int, worker: int, workers: int, start: Position | None = None
-    ) -> Iterator[Batch]:
+    def train_batches(self, *, batch: int, worker: int, workers: int, start: Position | None = None) -> Iterator[Batch]:
         """Batches worker, worker + workers, ... ; from `start` on when given."""
         ...
 
@@ -93,9 +91,7 @@ class EpochPlan:
         return epoch, first, min(self.batch, self.rows - first)
 
 
-def batches_after(
-    dataset: Dataset, *, batch: int, worker: int, workers: int, done: int
-) -> tuple[Iterator[Batch], int]:
+def batches_after(dataset: Dataset, *, batch: int, worker: int, workers: int, done: int) -> tuple[Iterator[Batch], int]:
     """The batches of a worker that has had `done` of them already, and the samples that were in those."""
     if done == 0:
         return dataset.train_batches(batch=batch, worker=worker, workers=workers), 0
@@ -103,9 +99,7 @@ def batches_after(
         # Nobody knows which batches came to nothing: count them again.
         batches = dataset.train_batches(batch=batch, worker=worker, workers=workers)
         return batches, sum(len(passed) for passed in itertools.islice(batches, done))
-    plan = checked_plan(
-        rows=dataset.train_rows, epochs=dataset.epochs, batch=batch, worker=worker, workers=workers
-    )
+    plan = checked_plan(rows=dataset.train_rows, epochs=dataset.epochs, batch=batch, worker=worker, workers=workers)
     index = worker + done * workers
     epoch, line, _ = plan.span(index)
     # Without an offset: a file's lines are counted up to there, and not looked at.
@@ -122,9 +116,7 @@ def checked_plan(*, rows: int, epochs: int, batch: int, worker: int, workers: in
     if workers < 1 or not 0 <= worker < workers:
         raise ValueError(f"worker {worker} of {workers} workers does not exist")
     if batch > rows:
-        raise UserError(
-            f"batch {batch} is larger than the training data, {rows} rows; choose a smaller batch"
-        )
+        raise UserError(f"batch {batch} is larger than the training data, {rows} rows; choose a smaller batch")
     return EpochPlan(rows=rows, epochs=epochs, batch=batch)
 
 

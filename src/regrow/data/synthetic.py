@@ -60,9 +60,7 @@ _TRAIN, _TEST, _TRUTH, _CALIBRATION = range(4)  # streams of random numbers that
 def table_rows(model: str, rows_max: int = ROWS_MAX_DEFAULT) -> list[int]:
     """The rows of the 26 tables of a published model, none larger than `rows_max`."""
     if model not in CARDINALITIES:
-        raise ValueError(
-            f"no table sizes are known for model {model!r}; choose one of {', '.join(CARDINALITIES)}"
-        )
+        raise ValueError(f"no table sizes are known for model {model!r}; choose one of {', '.join(CARDINALITIES)}")
     if rows_max < 1:
         raise ValueError(f"rows_max must be at least 1, not {rows_max}")
     return [min(rows, rows_max) for rows in CARDINALITIES[model]]
@@ -89,9 +87,7 @@ class SyntheticDataset:
         epochs: int = 1,
     ) -> None:
         if not rows or not all(1 <= size < 1 << 32 for size in rows):
-            raise ValueError(
-                f"rows must be one or more table sizes from 1 to {(1 << 32) - 1}, not {list(rows)}"
-            )
+            raise ValueError(f"rows must be one or more table sizes from 1 to {(1 << 32) - 1}, not {list(rows)}")
         if not 0 <= seed < 1 << 64:
             raise ValueError(f"seed must be from 0 to 2**64 - 1, not {seed}")
         if not 0.0 <= skew <= 4.0:
@@ -118,12 +114,8 @@ class SyntheticDataset:
     def train_rows_total(self) -> int:
         return self.train_rows * self.epochs
 
-    def train_batches(
-        self, *, batch: int, worker: int, workers: int, start: Position | None = None
-    ) -> Iterator[Batch]:
-        plan = checked_plan(
-            rows=self.train_rows, epochs=self.epochs, batch=batch, worker=worker, workers=workers
-        )
+    def train_batches(self, *, batch: int, worker: int, workers: int, start: Position | None = None) -> Iterator[Batch]:
+        plan = checked_plan(rows=self.train_rows, epochs=self.epochs, batch=batch, worker=worker, workers=workers)
         first_index = start_index(start, plan=plan, worker=worker, workers=workers)
 
         def generate() -> Iterator[Batch]:
@@ -185,9 +177,7 @@ class SyntheticDataset:
             wanted = scale * _LOGIT_DEVIATION * (1 << _LOGIT_BITS) / max(float(logits.std()), 1.0)
             scale = min(wanted, _SCALE_MAX)
         self._bias = np.int32(round(_LOGIT_MEAN * (1 << _LOGIT_BITS) - float(logits.mean())))
-        grid = (np.arange(_SIGMOID_ENTRIES) + 0.5 - _SIGMOID_ENTRIES // 2) * 2.0 ** (
-            _SIGMOID_SHIFT - _LOGIT_BITS
-        )
+        grid = (np.arange(_SIGMOID_ENTRIES) + 0.5 - _SIGMOID_ENTRIES // 2) * 2.0 ** (_SIGMOID_SHIFT - _LOGIT_BITS)
         self._sigmoid = np.round(2.0**32 / (1.0 + np.exp(-grid))).clip(0, 2**32 - 1).astype(np.uint32)
 
     def _generator(self, stream: int, block: int) -> np.random.Philox:

@@ -59,9 +59,7 @@ class Suspect:
 
     def error(self) -> ChildFailed:
         child = self.child
-        return ChildFailed(
-            self.message, hint=self.hint, role=child.role, child_id=child.id, log=str(child.log)
-        )
+        return ChildFailed(self.message, hint=self.hint, role=child.role, child_id=child.id, log=str(child.log))
 
 
 def verdict(suspects: Sequence[Suspect]) -> Suspect:

@@ -90,9 +90,7 @@ def newest(url: str, *, run: str, progress: Progress | None = None) -> tuple[Sta
     return None if cut is None else Start(url=url, cut=cut.id, step=cut.step), [*damage.values(), *told]
 
 
-def told(
-    config: TrainConfig, *, run: str, start: Start | None, dead: Sequence[str] = ()
-) -> dict[str, Any] | None:
+def told(config: TrainConfig, *, run: str, start: Start | None, dead: Sequence[str] = ()) -> dict[str, Any] | None:
     """What servers, the coordinator and the merger need to know to make checkpoints; None: they make none.
 
     `dead`: cuts that processes of this run were making when they died, which the merger clears away."""

@@ -133,9 +133,7 @@ class LocalCluster:
         if hasattr(self, "_watcher"):
             self._watcher.join()
         with self._children as children, self._sockets:
-            children.end(
-                children.running(), asked_seconds=STOP_SECONDS, term_seconds=2.0, hurry=lambda: False
-            )
+            children.end(children.running(), asked_seconds=STOP_SECONDS, term_seconds=2.0, hurry=lambda: False)
         if self._failure is None:
             shutil.rmtree(self._logs, ignore_errors=True)
 

@@ -132,9 +132,7 @@ class LiveDisplay:
                 total=total, completed=status.steps_done, width=40, pulse=total is None, animation_time=now
             )
             head = Table.grid(padding=(0, 1))
-            head.add_row(
-                Text("training", style="bold"), bar, Text(step_text(status)), Text(left_text(status, now))
-            )
+            head.add_row(Text("training", style="bold"), bar, Text(step_text(status)), Text(left_text(status, now)))
             rows.append(head)
             rows.append(Text("  ".join(figures(status, now))))
         else:
@@ -315,9 +313,7 @@ def summary_text(summary: dict[str, Any], path: Path) -> str:
         loss = f", log loss {summary['logloss']:.4f}" if summary.get("logloss") is not None else ""
         rows.append(("test", f"AUC {summary['auc']:.4f}{loss}{tested}"))
     if summary.get("model_sha256"):
-        rows.append(
-            ("model", f"sha256 {summary['model_sha256'][:SHORT_DIGEST]}..., {summary['rows']:,} rows")
-        )
+        rows.append(("model", f"sha256 {summary['model_sha256'][:SHORT_DIGEST]}..., {summary['rows']:,} rows"))
     failures = summary.get("failures") or []
     if failures:
         stalls = max(failure["stall_s"] for failure in failures)

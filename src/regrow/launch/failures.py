@@ -133,9 +133,7 @@ class Failures:
             # Its successor died before it was through: what is missing now is the new one's to bring back.
             if (earlier.role, earlier.id) == (role, id):
                 self._settle(earlier, now)
-        failure = Failure(
-            role=role, id=id, incarnation=incarnation, step=step, reason=reason, at=at, detected_at=now
-        )
+        failure = Failure(role=role, id=id, incarnation=incarnation, step=step, reason=reason, at=at, detected_at=now)
         failure.throughput_before = self.history.samples_per_s(at - BEFORE_SECONDS, at)
         self.all.append(failure)
         return failure

@@ -187,9 +187,7 @@ class _Run:
         self.start = found or self.start
         self.suspects, self.data_loss, self._accused, self._spare_due = [], None, set(), None
         cut, step = (None, 0) if self.start is None else (self.start.cut, self.start.step)
-        self.status.start_over(
-            reason=failure.message, cut=cut, cut_step=step, damage=damage, now=time.monotonic()
-        )
+        self.status.start_over(reason=failure.message, cut=cut, cut_step=step, damage=damage, now=time.monotonic())
         self._display_due = self._metrics_due = 0.0
 
     def _reading(self, done: int, total: int) -> None:
@@ -220,8 +218,10 @@ class _Run:
                 asked = self.crew.current("coordinator", 0)
                 asked.tell({"do": "checkpoint", "still": True})
             self._until(
-                lambda asked=asked: self.status.still is not None  # type: ignore[misc]
-                or self.crew.current("coordinator", 0) is not asked,
+                lambda asked=asked: (
+                    self.status.still is not None  # type: ignore[misc]
+                    or self.crew.current("coordinator", 0) is not asked
+                ),
                 deadline=deadline,
             )
         return self.status.still is True
@@ -248,9 +248,7 @@ class _Run:
                 "servers": config.servers,
                 "workers": config.workers,
                 "frame_bytes_max": config.frame_bytes_max,
-                "checkpoints": checkpoints.told(
-                    config, run=self.run_id, start=self.start, dead=self.status.cuts_dead
-                ),
+                "checkpoints": checkpoints.told(config, run=self.run_id, start=self.start, dead=self.status.cuts_dead),
                 "resume": None if self.start is None else {"url": self.start.url, "cut": self.start.cut},
             },
         )
@@ -280,9 +278,7 @@ class _Run:
         self._enter("evaluating")
         crew.current("worker", 0).tell({"do": "evaluate"})
         # A worker that died meanwhile is through only when its successor is.
-        self._until(
-            lambda: bool(status.evaluated) and all(worker.state == "trained" for worker in status.workers)
-        )
+        self._until(lambda: bool(status.evaluated) and all(worker.state == "trained" for worker in status.workers))
         self._enter("stopping")
         self._stop()
         self._enter("done")

@@ -56,8 +56,7 @@ def needed(config: TrainConfig, model: ModelConfig) -> Need:
     code = config.code
     k, r, groups = (code.k, code.r, code.groups) if code is not None else (1, 0, 1)
     per_server = sum(
-        _core.shard_bytes(rows, model.dim, k, r, groups, config.servers, config.optimizer)
-        for rows in table_rows(model)
+        _core.shard_bytes(rows, model.dim, k, r, groups, config.servers, config.optimizer) for rows in table_rows(model)
     )
     dense = dense_parameters(model) * (1 + DENSE_STATE[config.dense_optimizer]) * FLOAT_BYTES * (1 + r)
     # A worker holds batches pulled ahead, as rows and gradients, and the pushes nobody has confirmed yet.

@@ -177,9 +177,7 @@ def _asked_directory(path: Path, *, overwrite: bool) -> Path:
         raise UserError(f"{path} is a file, not a directory", hint="choose another --out")
     path.mkdir(parents=True, exist_ok=True)
     if any(path.iterdir()) and not overwrite:
-        raise UserError(
-            f"{path} is not empty", hint="choose another --out, or say --overwrite to replace its run"
-        )
+        raise UserError(f"{path} is not empty", hint="choose another --out, or say --overwrite to replace its run")
     return path
 
 

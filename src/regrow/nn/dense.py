@@ -36,9 +36,7 @@ class DenseTable:
             self._starts.append(end)
             end += -(-parameter.numel() // ALIGNMENT_FLOATS) * ALIGNMENT_FLOATS
         rows = max(1, -(-end // ROW_FLOATS))
-        self.spec = TableSpec(
-            name=TABLE_NAME, rows=rows, dim=ROW_FLOATS, init_bound=0.0, optimizer=optimizer
-        )
+        self.spec = TableSpec(name=TABLE_NAME, rows=rows, dim=ROW_FLOATS, init_bound=0.0, optimizer=optimizer)
         # Values arrive in host memory; on a device the parameters are copies of it.
         self._flat = torch.zeros(rows * ROW_FLOATS)
         self._grads = torch.zeros(rows * ROW_FLOATS)

@@ -79,9 +79,7 @@ class Interaction(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(
-        ctx: Any, bottom: Tensor, embeddings: Tensor, pair_index: Tensor, gradient_index: Tensor
-    ) -> Tensor:
+    def forward(ctx: Any, bottom: Tensor, embeddings: Tensor, pair_index: Tensor, gradient_index: Tensor) -> Tensor:
         batch, dim = bottom.shape
         vectors = torch.cat([bottom, embeddings], dim=1).view(batch, -1, dim)
         products = torch.bmm(vectors, vectors.transpose(1, 2)).view(batch, -1)
@@ -112,9 +110,7 @@ def _interaction_indices(*, vectors: int, dim: int) -> tuple[Tensor, Tensor]:
     return low * vectors + high, gradient_index.view(-1)
 
 
-def _network(
-    inputs: int, widths: Sequence[int], generator: torch.Generator, *, relu_last: bool
-) -> nn.Sequential:
+def _network(inputs: int, widths: Sequence[int], generator: torch.Generator, *, relu_last: bool) -> nn.Sequential:
     layers: list[nn.Module] = []
     for position, outputs in enumerate(widths):
         # Made without values: they are drawn below, from our generator and not from torch's global one.

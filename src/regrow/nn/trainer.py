@@ -201,9 +201,7 @@ class Trainer:
                 return
             yield waiting.popleft()
 
-    def _ask(
-        self, planned: Iterator[tuple[Batch, Any]], step: int, ahead: deque[tuple[Batch | None, Ticket]]
-    ) -> None:
+    def _ask(self, planned: Iterator[tuple[Batch, Any]], step: int, ahead: deque[tuple[Batch | None, Ticket]]) -> None:
         found = next(planned, None)
         if found is None and self.config.mode == "async":
             return

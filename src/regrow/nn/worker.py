@@ -72,9 +72,7 @@ def run(parent: Parent) -> None:
             report_steps=frozenset(fault.step for fault in config.faults),
         )
         seconds = time.monotonic() - started
-        parent.report(
-            "trained", steps=trainer.progress.step, samples=trainer.progress.samples, seconds=seconds
-        )
+        parent.report("trained", steps=trainer.progress.step, samples=trainer.progress.samples, seconds=seconds)
         _obey(parent, trainer, client)
     finally:
         client.close()

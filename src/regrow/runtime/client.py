@@ -62,9 +62,7 @@ class Ticket:
 
     __slots__ = ("_answered", "_client", "plan", "request", "rows")
 
-    def __init__(
-        self, client: Client, request: int, plan: Plan, rows: Float32Array, answered: Future[None]
-    ) -> None:
+    def __init__(self, client: Client, request: int, plan: Plan, rows: Float32Array, answered: Future[None]) -> None:
         self._client = client
         self.request = request
         self.plan = plan
@@ -84,9 +82,7 @@ class Ticket:
 class Client:
     """Calls a worker makes. Subclasses say how an event reaches the session and a message its server."""
 
-    def __init__(
-        self, job: JobSpec, *, redo_bytes_max: int, records_bytes_max: int = RECORDS_BYTES_MAX
-    ) -> None:
+    def __init__(self, job: JobSpec, *, redo_bytes_max: int, records_bytes_max: int = RECORDS_BYTES_MAX) -> None:
         self.job = job
         self.records_bytes_max = records_bytes_max
         self.redo_bytes_max = redo_bytes_max
@@ -188,9 +184,7 @@ class Client:
         for server, mine, slots in self._placed(table, row_first, len(out)):
             request, answered = self._expect()
             first, count = int(slots.min()), int(slots.max() - slots.min()) + 1
-            self._submit(
-                DumpWanted(request=request, server=server, table=table, slot_first=first, slot_count=count)
-            )
+            self._submit(DumpWanted(request=request, server=server, table=table, slot_first=first, slot_count=count))
             asked.append((mine, slots - first, answered))
         for mine, within, answered in asked:
             records = answered.result().reshape(int(within.max()) + 1, -1)
@@ -475,9 +469,7 @@ def _padded(floats: int) -> int:
 def _check_floats(name: str, values: Float32Array, plan: Plan) -> None:
     """A caller's mistake, named in the caller's thread."""
     if values.dtype != np.float32 or values.shape != (plan.floats,) or not values.flags.c_contiguous:
-        raise ValueError(
-            f"{name} must be {plan.floats} float32 side by side, not {values.dtype} {values.shape}"
-        )
+        raise ValueError(f"{name} must be {plan.floats} float32 side by side, not {values.dtype} {values.shape}")
 
 
 def new_event_loop() -> asyncio.AbstractEventLoop:

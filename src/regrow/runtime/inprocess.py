@@ -30,9 +30,7 @@ TICKS_MAX = 100_000  # Waiting longer than this is waiting for ever.
 class InProcessCluster:
     """Servers without processes. Make one client per worker."""
 
-    def __init__(
-        self, *, servers: int, build_store: Callable[[JobSpec, int, bool], Store] = MemoryStore
-    ) -> None:
+    def __init__(self, *, servers: int, build_store: Callable[[JobSpec, int, bool], Store] = MemoryStore) -> None:
         self.coordinator = Coordinator(servers=servers)
         self.server_count = servers
         self.servers: list[ShardServer] = []
@@ -140,9 +138,7 @@ class InProcessCluster:
 class InProcessClient(Client):
     """A client whose servers are called directly."""
 
-    def __init__(
-        self, cluster: InProcessCluster, identity: Identity, job: JobSpec, *, redo_bytes_max: int
-    ) -> None:
+    def __init__(self, cluster: InProcessCluster, identity: Identity, job: JobSpec, *, redo_bytes_max: int) -> None:
         super().__init__(job, redo_bytes_max=redo_bytes_max)
         self.identity = identity
         self._cluster = cluster

@@ -52,9 +52,7 @@ class Node:
     def __init__(self, parent: Parent) -> None:
         assignment = parent.assignment
         self.parent = parent
-        self.identity = Identity(
-            role=assignment["role"], id=assignment["id"], incarnation=assignment["incarnation"]
-        )
+        self.identity = Identity(role=assignment["role"], id=assignment["id"], incarnation=assignment["incarnation"])
         self.section_bytes_max = int(assignment["config"]["frame_bytes_max"])
         self.machine: ShardServer | Coordinator
         self.saver: Saver | None = None
@@ -154,9 +152,7 @@ class Node:
                 self._fenced(reason)
             case Replace(peer=peer, reason=reason):
                 log.warning("%s counts as dead: %s", peer, reason)
-                self.parent.report(
-                    "replace", role=peer.role, id=peer.id, incarnation=peer.incarnation, reason=reason
-                )
+                self.parent.report("replace", role=peer.role, id=peer.id, incarnation=peer.incarnation, reason=reason)
             case Notice(name=name, values=values):
                 self.parent.report(name, **values)
             case Save():
@@ -289,7 +285,6 @@ class Node:
                 **self._saved(),
                 **self.machine.report(),
             )
-
 
     def _saved(self) -> dict[str, Any]:
         if self.saver is None:

@@ -45,9 +45,7 @@ UNREAD_REPLY_BYTES_MAX = 32 << 20  # A worker that does not read its replies is 
 REPLACED = "replaced"
 FOR_GOOD = "for good"
 
-Place = Callable[
-    [Identity, type[Message], tuple[Any, ...], tuple[int, ...]], "list[np.ndarray[Any, Any]] | None"
-]
+Place = Callable[[Identity, type[Message], tuple[Any, ...], tuple[int, ...]], "list[np.ndarray[Any, Any]] | None"]
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -376,9 +374,7 @@ class Connection(asyncio.BufferedProtocol):
         # Says whom the numbers in a Hello are about: a coordinator may have been restarted since.
         self._hello_stamp = FrameStamp()
         if expected is None:
-            self._handshake = Acceptor(
-                token=endpoint.token, local=endpoint.local, nonce=nonce, admit=self._admit
-            )
+            self._handshake = Acceptor(token=endpoint.token, local=endpoint.local, nonce=nonce, admit=self._admit)
         else:
             self._handshake = Initiator(
                 token=endpoint.token,
