@@ -471,9 +471,12 @@ class Decoder:
         sent = self._sent.get((target, sweep.key))
         if sent is None:
             sent = self._sent[target, sweep.key] = np.zeros(int(self._first[-1]), bool)
-        sent[stripes.places] = True  # or begun again
+        # Not those that were begun again: their batch may be dropped with the next view, and then only this says that
+        # they are still to be sent.
+        again = np.isin(stripes.places, without)
+        sent[stripes.places[~again]] = True
         if len(sweep.unknown) > 1:  # a stripe may be decoded for the sake of another member
-            wanted = self._touched(sweep, member, stripes) & ~np.isin(stripes.places, without)
+            wanted = self._touched(sweep, member, stripes) & ~again
             relatives = relatives[np.repeat(wanted, self._floats[self._tables(stripes.places)])]
             stripes = self._stripes(stripes.places[wanted])
         if not stripes.places.size:

@@ -146,10 +146,10 @@ def _late_faults(original: Any) -> Any:
             start += count
             spec = self._groups.job.tables[table]
             member = (source.id - self.server + spec.k) % self._groups.ring
-            blocks = np.unique(slots[slots % spec.k == member] // spec.k).astype(np.uint32)
+            blocks = np.unique(slots[slots % spec.k == member] // spec.k).astype(np.int64)
             if blocks.size:
                 sweep = Sweep(k=spec.k, r=spec.r, q=0, tables=(table,), unknown=(member,), partners=())
-                sends += self._begin(sweep, {table: blocks}, background=False)
+                sends += self._begin(sweep, self._first[table] + blocks, background=False)
         return sends
 
     return on_fault
