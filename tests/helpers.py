@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from regrow import _core
+from regrow import _kernels
 from regrow.core import framing
 from regrow.core.effects import Delivered, Log, Refuse, Send
 from regrow.core.job import JobSpec, OptimizerKind, OptimizerSpec, TableSpec
@@ -29,7 +29,6 @@ from regrow.core.messages import (
     CutMarks,
     CutSaved,
     Declare,
-    Dump,
     Durable,
     Expect,
     Fault,
@@ -39,8 +38,6 @@ from regrow.core.messages import (
     Have,
     Hello,
     KnownView,
-    Load,
-    Loaded,
     Member,
     Message,
     Open,
@@ -48,8 +45,10 @@ from regrow.core.messages import (
     Pull,
     Push,
     Pushed,
+    ReadRecords,
     Ready,
     Records,
+    RecordsWritten,
     Recovered,
     Refused,
     Register,
@@ -68,8 +67,9 @@ from regrow.core.messages import (
     Undo,
     View,
     Welcome,
+    WriteRecords,
 )
-from regrow.core.shard import ShardServer
+from regrow.core.server import ShardServer
 from regrow.store.memory import MemoryStore
 
 COORDINATOR = Identity(role="coordinator", id=0)
@@ -137,7 +137,7 @@ def plan_of(of: JobSpec, rows: Sequence[Iterable[int]]) -> HandPlan:
     places: list[list[tuple[int, int, int]]] = []
     for index, (spec, wanted) in enumerate(zip(of.tables, rows, strict=True)):
         wanted = list(wanted)
-        layout = Layout(servers=of.servers, k=spec.k, r=spec.r, groups=of.groups)
+        layout = Layout(servers=of.servers, k=spec.k, r=spec.r, rings=of.rings)
         servers, slots = layout.place(np.array(wanted, np.int64), table=index)
         places.append(list(zip(wanted, servers.tolist(), slots.tolist(), strict=True)))
     counts = np.zeros((of.servers, len(of.tables)), np.int32)
@@ -232,7 +232,7 @@ def mutated(rng: random.Random, data: bytes) -> bytes:
     if rng.random() < 0.5 and len(damaged) >= framing.HEADER_BYTES:
         damaged[:4] = framing.MAGIC
         head = bytes(damaged[: framing._HEADER.size])
-        damaged[framing._HEADER.size : framing.HEADER_BYTES] = framing._CHECKSUM.pack(_core.crc32c(head))
+        damaged[framing._HEADER.size : framing.HEADER_BYTES] = framing._CHECKSUM.pack(_kernels.crc32c(head))
     return bytes(damaged)
 
 
@@ -276,11 +276,11 @@ def example_messages() -> list[Message]:
         Push(seq=1, **arrays(counts=[700], slots=range(700), grads=range(1400))),
         Pushed(seq=ends, durable=ends, clock=ends),
         Assign(**arrays(counts=[1], slots=[0], weights=[1.0, 2.0])),
-        Dump(request=5, table=2**32 - 1, slot_first=ends, slot_count=2**32 - 1),
-        Dump(request=5, table=0, parity=True, slot_first=0, slot_count=1),
+        ReadRecords(request=5, table=2**32 - 1, slot_first=ends, slot_count=2**32 - 1),
+        ReadRecords(request=5, table=0, parity=True, slot_first=0, slot_count=1),
         Records(request=5, records=floats[:4]),
-        Load(request=6, table=0, **arrays(slots=[3, 4], records=range(8))),
-        Loaded(request=6),
+        WriteRecords(request=6, table=0, **arrays(slots=[3, 4], records=range(8))),
+        RecordsWritten(request=6),
         Register(address="", known=KnownView(epoch=ends, servers=view(many).servers, job=many)),
         View(epoch=1, servers=(Member(id=0, incarnation=1, address="a", recovering=True),), job=many, lost="all"),
         Recovered(),

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from regrow import _core
+from regrow import _kernels
 
 
 class Mode(NamedTuple):
@@ -17,17 +17,17 @@ class Mode(NamedTuple):
     threads: int
 
 
-LEVELS = ["portable"] if _core.simd_level() == "portable" else ["portable", "avx2"]
+LEVELS = ["portable"] if _kernels.simd_level() == "portable" else ["portable", "avx2"]
 MODES = [Mode(simd, threads) for simd in LEVELS for threads in (1, 3)]
 
 
 @contextmanager
 def running(mode: Mode) -> Iterator[None]:
-    before = Mode(_core.simd_level(), _core.get_threads())
-    _core.set_simd(mode.simd)
-    _core.set_threads(mode.threads)
+    before = Mode(_kernels.simd_level(), _kernels.get_threads())
+    _kernels.set_simd(mode.simd)
+    _kernels.set_threads(mode.threads)
     try:
         yield
     finally:
-        _core.set_simd(before.simd)
-        _core.set_threads(before.threads)
+        _kernels.set_simd(before.simd)
+        _kernels.set_threads(before.threads)

@@ -15,9 +15,9 @@ using namespace nb::literals;
 void make_router(Router* self, std::vector<int64_t> rows, std::vector<int64_t> dims, std::vector<int64_t> k,
                  std::vector<int64_t> r, std::vector<int64_t> table_index, std::vector<bool> mean_pooling,
                  std::vector<int64_t> feature_tables, std::vector<int64_t> static_tables, int64_t servers,
-                 int64_t groups) {
+                 int64_t rings) {
   new (self) Router({std::move(rows), std::move(dims), std::move(k), std::move(r), std::move(table_index),
-                     std::move(mean_pooling), std::move(feature_tables), std::move(static_tables), servers, groups});
+                     std::move(mean_pooling), std::move(feature_tables), std::move(static_tables), servers, rings});
 }
 
 std::unique_ptr<Plan> make_plan(Router& router, const Input& values, const std::optional<Input>& lengths,
@@ -84,7 +84,7 @@ std::string described(const Plan& plan) {
 void bind_router(nb::module_& m) {
   nb::class_<Router>(m, "Router", "A worker's side of a batch: distinct rows, their servers, pooling.")
       .def("__init__", &make_router, nb::kw_only(), "rows"_a, "dims"_a, "k"_a, "r"_a, "table_index"_a, "mean_pooling"_a,
-           "feature_tables"_a, "static_tables"_a, "servers"_a, "groups"_a = 1)
+           "feature_tables"_a, "static_tables"_a, "servers"_a, "rings"_a = 1)
       .def("plan", &make_plan, "values"_a, "lengths"_a.none(), "batch"_a);
 
   nb::class_<Plan>(m, "Plan", "Where the rows of one batch are, for its pull and its push.")

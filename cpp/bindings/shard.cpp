@@ -10,16 +10,16 @@
 #include <vector>
 
 #include "arrays.hpp"
-#include "regrow/merge.hpp"
+#include "regrow/sums.hpp"
 
 namespace regrow::bindings {
 namespace {
 
 using namespace nb::literals;
 
-void construct(Shard* shard, int64_t servers, int64_t server, int64_t groups,
+void construct(Shard* shard, int64_t servers, int64_t server, int64_t rings,
                const std::vector<std::pair<int64_t, int64_t>>& coding_groups, bool recovering) {
-  ShardSettings settings{servers, server, groups, {}, recovering};
+  ShardSettings settings{servers, server, rings, {}, recovering};
   for (const auto& [distance, r] : coding_groups) settings.coding.push_back({distance, r});
   new (shard) Shard(settings);
 }
@@ -82,10 +82,10 @@ nb::tuple merged(const Input& dims, const std::vector<std::tuple<Input, Input, I
   std::vector<PushView> views;
   for (const auto& [counts, slots, grads] : parts)
     views.push_back({read<int32_t>(counts, "counts"), read<uint32_t>(slots, "slots"), read<float>(grads, "grads")});
-  MergedPush push;
+  SummedPush push;
   {
     nb::gil_scoped_release release;
-    push = merge_pushes(dims_span, views);
+    push = sum_pushes(dims_span, views);
   }
   return nb::make_tuple(owned(std::move(push.counts)), owned(std::move(push.slots)), owned(std::move(push.grads)));
 }
@@ -103,7 +103,7 @@ void bind_capture(nb::class_<Shard>& shard);     // those in capture.cpp
 void bind_shard(nb::module_& m) {
   nb::class_<Shard> shard(m, "Shard", "The rows of one server.");
   shard
-      .def("__init__", &construct, "servers"_a, "server"_a, "groups"_a = 1, "coding_groups"_a = nb::list(),
+      .def("__init__", &construct, "servers"_a, "server"_a, "rings"_a = 1, "coding_groups"_a = nb::list(),
            "recovering"_a = false)
       .def("add_table", &add_table, nb::kw_only(), "rows"_a, "dim"_a, "k"_a = 1, "r"_a = 0, "optimizer"_a,
            "learning_rate"_a, "eps"_a = 1e-8, "beta1"_a = 0.9, "beta2"_a = 0.999, "momentum"_a = 0.9,
@@ -127,12 +127,12 @@ void bind_shard(nb::module_& m) {
 
   m.def(
       "shard_bytes",
-      [](int64_t rows, int64_t dim, int64_t k, int64_t r, int64_t groups, int64_t servers,
+      [](int64_t rows, int64_t dim, int64_t k, int64_t r, int64_t rings, int64_t servers,
          const std::string& optimizer) {
-        return shard_bytes(rows, dim, k, r, groups, servers, optimizer_from_name(optimizer));
+        return shard_bytes(rows, dim, k, r, rings, servers, optimizer_from_name(optimizer));
       },
-      "rows"_a, "dim"_a, "k"_a, "r"_a, "groups"_a, "servers"_a, "optimizer"_a, "Bytes one table takes on each server.");
-  m.def("merge_pushes", &merged, "dims"_a, "parts"_a, "Sums pushes row by row.");
+      "rows"_a, "dim"_a, "k"_a, "r"_a, "rings"_a, "servers"_a, "optimizer"_a, "Bytes one table takes on each server.");
+  m.def("sum_pushes", &merged, "dims"_a, "parts"_a, "Sums pushes row by row.");
 }
 
 }  // namespace regrow::bindings

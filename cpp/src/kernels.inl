@@ -451,7 +451,7 @@ void merge_dim(const uint32_t* targets, size_t count, size_t dim_given, const fl
   }
 }
 
-void merge_rows(const uint32_t* targets, size_t count, size_t dim, const float* source, float* target) {
+void add_rows(const uint32_t* targets, size_t count, size_t dim, const float* source, float* target) {
   switch (dim) {
     case 16:
       return merge_dim<16>(targets, count, dim, source, target);
@@ -531,7 +531,7 @@ extern const Kernels kernels = {
      update<Optimizer::rowwise_adagrad>, update<Optimizer::adam>, update<Optimizer::partial_rowwise_adam>},
     pool,
     unpool,
-    merge_rows,
+    add_rows,
     crc32c,
     xor_bytes,
     gf_xor,

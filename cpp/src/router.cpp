@@ -50,7 +50,7 @@ RouterTables::RouterTables(const RouterSettings& settings) : servers(static_cast
                       static_cast<uint32_t>(settings.dims[t]),
                       settings.mean_pooling[t],
                       false,
-                      Layout(settings.servers, settings.k[t], settings.r[t], settings.groups, settings.table_index[t]),
+                      Layout(settings.servers, settings.k[t], settings.r[t], settings.rings, settings.table_index[t]),
                       {},
                       {},
                       {},

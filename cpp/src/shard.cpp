@@ -72,10 +72,10 @@ size_t parity_bytes(uint64_t blocks, uint64_t k, uint64_t r, size_t stride) {
 
 }  // namespace
 
-size_t shard_bytes(int64_t rows, int64_t dim, int64_t k, int64_t r, int64_t groups, int64_t servers,
+size_t shard_bytes(int64_t rows, int64_t dim, int64_t k, int64_t r, int64_t rings, int64_t servers,
                    Optimizer optimizer) {
   check_shape(rows, dim);
-  const uint32_t slots = checked_slots(Layout(servers, k, r, groups, 0), rows);
+  const uint32_t slots = checked_slots(Layout(servers, k, r, rings, 0), rows);
   const auto stride = static_cast<size_t>(record_floats(optimizer, dim));
   const size_t parity = r ? Arena::rounded(parity_bytes(slots / static_cast<uint64_t>(k), static_cast<uint64_t>(k),
                                                         static_cast<uint64_t>(r), stride))
@@ -84,7 +84,7 @@ size_t shard_bytes(int64_t rows, int64_t dim, int64_t k, int64_t r, int64_t grou
 }
 
 Shard::Shard(const ShardSettings& settings) : settings_(settings), recovering_(settings.recovering) {
-  Layout(settings.servers, 1, 0, settings.groups, 0);  // checks servers and groups
+  Layout(settings.servers, 1, 0, settings.rings, 0);  // checks servers and rings
   if (settings.server < 0 || settings.server >= settings.servers)
     throw std::invalid_argument("server must be between 0 and " + text(settings.servers - 1) + ", not " +
                                 text(settings.server));
@@ -100,7 +100,7 @@ Shard::Shard(const ShardSettings& settings) : settings_(settings), recovering_(s
 
 size_t Shard::add_table(const TableSettings& settings) {
   check_settings(settings);
-  const Layout layout(settings_.servers, settings.k, settings.r, settings_.groups, settings.table);
+  const Layout layout(settings_.servers, settings.k, settings.r, settings_.rings, settings.table);
   const uint32_t slots = checked_slots(layout, settings.rows);
   const auto stride = static_cast<size_t>(regrow::record_floats(settings.optimizer, settings.dim));
   const Divider per_k(static_cast<uint32_t>(settings.k));

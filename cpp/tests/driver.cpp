@@ -17,7 +17,7 @@
 #include "regrow/dedupe.hpp"
 #include "regrow/dispatch.hpp"
 #include "regrow/gf.hpp"
-#include "regrow/merge.hpp"
+#include "regrow/sums.hpp"
 #include "regrow/router.hpp"
 #include "regrow/shard.hpp"
 #include "regrow/thread_pool.hpp"
@@ -70,7 +70,7 @@ bool throws(Call&& call) {
 
 std::string shard_digest(size_t dim) {
   std::string digest;
-  Shard shard({.servers = 5, .server = 3, .groups = 1, .coding = {}, .recovering = false});
+  Shard shard({.servers = 5, .server = 3, .rings = 1, .coding = {}, .recovering = false});
   for (int rule = 0; rule < optimizer_count; ++rule) {
     TableSettings settings;
     settings.rows = 1003 + rule;
@@ -119,7 +119,7 @@ std::string shard_digest(size_t dim) {
 // Servers 0 and 2 of a ring of five, k = 3 and r = 2, and the replacement of server 0.
 struct Trio {
   static ShardSettings settings(int64_t server, bool recovering) {
-    return {.servers = 5, .server = server, .groups = 1, .coding = {{1, 2}, {2, 2}, {3, 2}}, .recovering = recovering};
+    return {.servers = 5, .server = server, .rings = 1, .coding = {{1, 2}, {2, 2}, {3, 2}}, .recovering = recovering};
   }
   explicit Trio(size_t dim) : source(settings(0, false)), holder(settings(2, false)), heir(settings(0, true)) {
     for (Shard* shard : {&source, &holder, &heir})
@@ -415,7 +415,7 @@ std::string merge_digest() {
     grads.push_back(random_floats(floats));
   }
   for (size_t part = 0; part < counts.size(); ++part) parts.push_back({counts[part], slots[part], grads[part].span()});
-  const MergedPush merged = merge_pushes(dims, parts);
+  const SummedPush merged = sum_pushes(dims, parts);
   std::string digest;
   add_bytes<int32_t>(digest, merged.counts);
   add_bytes<uint32_t>(digest, merged.slots.span());

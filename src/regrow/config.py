@@ -36,12 +36,12 @@ from regrow.protection import (
     R_DEFAULT,
     SERVERS_MAX,
     ErasureCode,
-    Fault,
+    Sabotage,
     check_choice,
     check_range,
     flush_pushes_default,
     nearest,
-    parse_fault,
+    parse_sabotage,
 )
 
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ class TrainConfig:
     r: int = R_DEFAULT
     # Rings of servers that protect each other. Too few: a failure keeps everybody busy. Too many: fewer servers
     # share a recovery, and each ring must have k + r of them.
-    groups: int = 1
+    rings: int = 1
     # Changes leave for the parities after so many pushes. Too small: hot rows travel again and again (1 is one
     # message per push). Too large: workers keep more for a redo. Default: 16; with commit "2pc" always 1.
     flush_pushes: int = DERIVED
@@ -322,11 +322,11 @@ class TrainConfig:
         return parse_interval(self.every)
 
     @property
-    def faults(self) -> tuple[Fault, ...]:
+    def sabotage(self) -> tuple[Sabotage, ...]:
         """What `kill` and `pause` ask for, by step."""
-        kills = [parse_fault("kill", text) for text in self.kill]
-        pauses = [parse_fault("pause", text) for text in self.pause]
-        return tuple(sorted(kills + pauses, key=lambda fault: fault.step))
+        kills = [parse_sabotage("kill", text) for text in self.kill]
+        pauses = [parse_sabotage("pause", text) for text in self.pause]
+        return tuple(sorted(kills + pauses, key=lambda sabotage: sabotage.step))
 
     def load_model(self) -> ModelConfig:
         """The model's shape, from its preset or its file, with `rows_max` applied."""
@@ -500,10 +500,12 @@ def _check_faults(config: TrainConfig) -> None:
     counts = {"server": config.servers, "worker": config.workers, "coordinator": 1}
     for option in ("kill", "pause"):
         for text in getattr(config, option):
-            fault = parse_fault(option, text)
-            if fault.id >= counts[fault.role]:
-                raise ConfigError(option, text, f"there is no {fault.role} {fault.id}, only {counts[fault.role]}")
-            if fault.step < 1 or (config.steps is not None and fault.step > config.steps):
+            sabotage = parse_sabotage(option, text)
+            if sabotage.id >= counts[sabotage.role]:
+                raise ConfigError(
+                    option, text, f"there is no {sabotage.role} {sabotage.id}, only {counts[sabotage.role]}"
+                )
+            if sabotage.step < 1 or (config.steps is not None and sabotage.step > config.steps):
                 raise ConfigError(option, text, f"steps are 1 to {config.steps or 'the end of the data'}")
     # Written so that NaN fails too.
     if config.mtbf is not None and not 0.1 <= config.mtbf <= 1e9:

@@ -32,7 +32,7 @@ DERIVED = cast(Any, None)
 CODE_RANGES = (
     ("k", 1, SERVERS_MAX),
     ("r", 1, R_MAX),
-    ("groups", 1, SERVERS_MAX),
+    ("rings", 1, SERVERS_MAX),
     ("flush_pushes", 1, 1 << 20),
     ("flush_bytes", 4 * KIB, 64 * GIB),
     ("sweep_bytes_per_s", 0, 1 << 40),
@@ -46,7 +46,7 @@ class ErasureCode:
 
     k: int = K_DEFAULT
     r: int = R_DEFAULT
-    groups: int = 1
+    rings: int = 1
     flush_pushes: int = DERIVED  # 16; with commit "2pc" always 1
     flush_bytes: int = FLUSH_BYTES_DEFAULT
     commit: str = "exactly-once"
@@ -64,24 +64,24 @@ class ErasureCode:
 
     def check(self, *, servers: int, mode: str) -> None:
         """Raises ConfigError where this code does not fit the cluster, with the arithmetic."""
-        if servers % self.groups:
-            raise ConfigError("groups", self.groups, f"{servers} servers cannot be divided so")
+        if servers % self.rings:
+            raise ConfigError("rings", self.rings, f"{servers} servers cannot be divided so")
         if mode == "sync" and self.commit != "exactly-once":
             raise ConfigError("commit", self.commit, 'mode "sync" always commits exactly once')
-        ring = servers // self.groups
+        ring = servers // self.rings
         if self.k + self.r <= ring:
             return
-        groups = f"{self.groups} group{'s' if self.groups > 1 else ''}"
+        rings = f"{self.rings} ring{'s' if self.rings > 1 else ''}"
         raise ConfigError(
             "k",
             self.k,
-            f"k + r = {self.k + self.r} members need as many servers in a group; {servers} servers in {groups}",
+            f"k + r = {self.k + self.r} members need as many servers in a ring; {servers} servers in {rings}",
             hint=f"k = {ring - self.r} fits" if ring > self.r else f"r = {self.r} needs more servers",
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fault:
+class Sabotage:
     """Something that is done to a process when the furthest worker has made `step` steps."""
 
     role: str
@@ -94,18 +94,18 @@ def flush_pushes_default(commit: str) -> int:
     return 1 if commit == "2pc" else FLUSH_PUSHES_DEFAULT
 
 
-FAULT_FORMS = {"kill": "server:2@step:100", "pause": "server:1@step:80:5s"}
+SABOTAGE_FORMS = {"kill": "server:2@step:100", "pause": "server:1@step:80:5s"}
 
 
-def parse_fault(option: str, text: str) -> Fault:
-    """A fault from its form on the command line; the coordinator needs no number."""
+def parse_sabotage(option: str, text: str) -> Sabotage:
+    """A sabotage from its form on the command line; the coordinator needs no number."""
     length = r":(\d+(?:\.\d+)?)s" if option == "pause" else "()"
     match = re.fullmatch(rf"(server|worker|coordinator)(?::(\d{{1,6}}))?@step:(\d{{1,15}}){length}", text)
     if match is None or (match[2] is None and match[1] != "coordinator"):
         hint = "for a server, a worker (with their numbers) or the coordinator (without)"
-        raise ConfigError(option, text, f"must be like {FAULT_FORMS[option]}", hint=hint)
+        raise ConfigError(option, text, f"must be like {SABOTAGE_FORMS[option]}", hint=hint)
     pause_seconds = float(match[4]) if match[4] else None
-    return Fault(role=match[1], id=int(match[2] or 0), step=int(match[3]), pause_seconds=pause_seconds)
+    return Sabotage(role=match[1], id=int(match[2] or 0), step=int(match[3]), pause_seconds=pause_seconds)
 
 
 def check_choice(config: Any, name: str, choices: tuple[str, ...]) -> None:

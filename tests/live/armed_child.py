@@ -38,7 +38,7 @@ from regrow.core.job import JobSpec, OptimizerSpec, TableSpec
 from regrow.core.link import Identity
 from regrow.launch import child
 from regrow.nn.check import check_parity
-from regrow.nn.coded import flush_spec, group_count, protect
+from regrow.nn.coded import flush_spec, protect, ring_count
 from regrow.nn.routing import make_router
 from regrow.runtime.client import Client, SocketClient
 from regrow.runtime.inprocess import InProcessCluster
@@ -71,7 +71,7 @@ def job_of(config: TrainConfig) -> JobSpec:
         workers=config.workers,
         mode=config.mode,  # type: ignore[arg-type]
         seed=config.seed,
-        groups=group_count(config.code),
+        groups=ring_count(config.code),
         flush=flush_spec(config.code, tables, servers=config.servers),
     )
 
@@ -176,7 +176,7 @@ def run_worker(parent: Parent) -> None:
 
 def train(parent: Parent, client: Client, work: Work, config: TrainConfig, *, done: int) -> None:
     assert config.steps is not None
-    told, room = {fault.step for fault in config.faults}, Path(plan["room"])
+    told, room = {fault.step for fault in config.sabotage}, Path(plan["room"])
     for step in range(done + 1, config.steps + 1):
         began = time.monotonic()
         ticket = client.pull(work.plan(step), step=step)

@@ -8,7 +8,7 @@ import signal
 import sys
 from pathlib import Path
 
-from regrow import cli
+from regrow.cli import main as cli
 from regrow.launch import local
 
 if __name__ == "__main__":

@@ -27,10 +27,10 @@ import armed_child
 import checkpoint_runs as runs
 import pytest
 
-from regrow import cli
 from regrow.checkpoint import failpoints
 from regrow.checkpoint.load import verify
 from regrow.checkpoint.storage import Storage
+from regrow.cli import main as cli
 from regrow.config import TrainConfig
 from regrow.errors import NotSaved, RegrowError
 from regrow.launch.display import PlainDisplay

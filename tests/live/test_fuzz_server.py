@@ -22,7 +22,18 @@ from helpers import COORDINATOR, arrays, example_messages, job, mutated, plan_of
 
 from regrow.core.framing import FrameReader, Limits, Stamp, encode
 from regrow.core.link import Identity, Initiator, Link
-from regrow.core.messages import PROTOCOL_VERSION, Assign, Dump, Hello, Load, Message, Open, Pull, Push, Refused
+from regrow.core.messages import (
+    PROTOCOL_VERSION,
+    Assign,
+    Hello,
+    Message,
+    Open,
+    Pull,
+    Push,
+    ReadRecords,
+    Refused,
+    WriteRecords,
+)
 from regrow.launch.cluster import LocalCluster
 from regrow.runtime.client import Client
 
@@ -216,14 +227,14 @@ def likely(rng: random.Random) -> Message:
         lambda: Pull(request=rng.randint(0, 9), step=rng.randint(0, 9), **part),
         lambda: Push(seq=rng.randint(0, 3), **part, **arrays(grads=floats)),
         lambda: Assign(**part, **arrays(weights=floats)),
-        lambda: Dump(
+        lambda: ReadRecords(
             request=1,
             table=rng.randint(0, 2),
             parity=rng.random() < 0.2,
             slot_first=rng.randint(0, 9),
             slot_count=rng.randint(0, 3),
         ),
-        lambda: Load(request=1, table=rng.randint(0, 2), **arrays(slots=slots, records=range(4 * len(slots)))),
+        lambda: WriteRecords(request=1, table=rng.randint(0, 2), **arrays(slots=slots, records=range(4 * len(slots)))),
         lambda: view(JOB, epoch=rng.randint(0, 5)),
     ]
     made: Message = rng.choice(kinds)()
@@ -279,7 +290,7 @@ def test_insiders(world: World, target: str) -> None:
             if isinstance(message, Refused):
                 reasons[message.reason.split(" ")[0]] += 1
     if target == "server 0":
-        assert {"Rows", "Pushed", "Opened", "Records", "Loaded", "Refused"} <= set(said), said
+        assert {"Rows", "Pushed", "Opened", "Records", "RecordsWritten", "Refused"} <= set(said), said
     else:
         assert {"View", "Refused"} <= set(said), said
     assert len(reasons) > 5, f"this test has lost its variety: {reasons}"

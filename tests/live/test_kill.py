@@ -122,7 +122,7 @@ def test_over_tcp(tmp_path: Path) -> None:
 def test_in_two_rings(tmp_path: Path) -> None:
     """Servers of different rings do not need each other: both may be lost."""
     kill = ("server:1@step:5", "server:4@step:5")
-    summary = train(tmp_path / "run", k=2, servers=6, groups=2, kill=kill, **EC)
+    summary = train(tmp_path / "run", k=2, servers=6, rings=2, kill=kill, **EC)
     check(summary, roles=["server", "server"])
 
 

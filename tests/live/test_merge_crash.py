@@ -20,9 +20,9 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "unit"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "checkpoint"))
 
-from test_checkpoint_property import World, digest
+from test_property import World, digest
 
 from regrow.checkpoint import failpoints
 from regrow.checkpoint.lineage import Graph

@@ -21,7 +21,7 @@ from test_transport import S0, TOKEN, W0, Side, address, run, until  # noqa: F40
 
 from regrow.core.framing import FrameReader, Limits, Stamp, encode
 from regrow.core.link import ACK_BYTES_MAX, Acceptor, Identity
-from regrow.core.messages import Beat, Declare, Loaded, Member, Open, Opened, Pull, Register, Rows, View
+from regrow.core.messages import Beat, Declare, Member, Open, Opened, Pull, RecordsWritten, Register, Rows, View
 from regrow.errors import ConnectionLost
 from regrow.runtime import serve, transport
 from regrow.runtime.client import SocketClient
@@ -37,15 +37,15 @@ def test_what_is_sent_before_there_is_a_link_waits_for_it(run: Any, tmp_path: Pa
     async def main() -> None:
         left, right = Side(W0), Side(S0)
         for request in range(3):
-            left.endpoint.send(S0, Loaded(request=request))
-            right.endpoint.send(W0, Loaded(request=10 + request))
+            left.endpoint.send(S0, RecordsWritten(request=request))
+            right.endpoint.send(W0, RecordsWritten(request=10 + request))
         left.endpoint.dial(S0, f"unix:{tmp_path}/s")
         left.endpoint.dial(S0, f"unix:{tmp_path}/s")  # twice is once
         await until(lambda: left.lost)
         await asyncio.sleep(0.1)
         assert [peer for peer, _ in left.lost] == [S0], "once, however often it is tried"
         assert "cannot reach S0 at unix:" in left.lost[0][1]
-        left.endpoint.send(S0, Loaded(request=3))
+        left.endpoint.send(S0, RecordsWritten(request=3))
         await right.endpoint.listen(f"unix:{tmp_path}/s")
         await until(lambda: len(right.heard) == 4 and len(left.heard) == 3)
         assert (left.requests(), right.requests()) == ([10, 11, 12], [0, 1, 2, 3])
@@ -180,7 +180,7 @@ def test_a_worker_that_does_not_read_its_replies_is_not_read_from(run: Any, addr
         connection._transport.pause_reading()
         right.endpoint.send(W0, rows(1, 8_000_000))
         await asyncio.sleep(0.05)
-        left.endpoint.send(S0, Loaded(request=1))
+        left.endpoint.send(S0, RecordsWritten(request=1))
         await asyncio.sleep(0.1)
         assert right.heard == []
         connection._transport.resume_reading()
@@ -206,14 +206,14 @@ def test_a_newer_incarnation_fences_the_older(run: Any, address: str) -> None:
         assert right.opened == [W0, worker(0, incarnation=1)]
         assert right.lost == [(W0, reason)]
         assert old.lost == old.fenced == [(S0, f"refused: {reason}")]
-        right.endpoint.send(W0, Loaded(request=1))  # dropped, and not kept
+        right.endpoint.send(W0, RecordsWritten(request=1))  # dropped, and not kept
         assert (set(right.endpoint.lines), right.endpoint.kept_bytes) == ({worker(0, incarnation=1)}, 0)
         again = Side(W0)
         again.endpoint.dial(S0, actual)
         await until(lambda: again.fenced)
         assert again.lost == again.fenced == [(S0, f"cannot open a link: refused: {reason}")]
         await until(lambda: not again.endpoint._dials and not old.endpoint._dials)
-        right.endpoint.send(worker(0, incarnation=1), Loaded(request=2))
+        right.endpoint.send(worker(0, incarnation=1), RecordsWritten(request=2))
         await until(lambda: new.heard)
         assert (old.heard, again.heard, old.opened, again.opened) == ([], [], [S0], [])
         for side in (old, new, again, right):
@@ -229,7 +229,7 @@ def test_a_peer_that_was_forgotten_is_over(run: Any, address: str) -> None:
         left.endpoint.dial(S0, actual)
         await until(lambda: right.opened)
         right.endpoint.forget(server(1, incarnation=4))
-        right.endpoint.send(server(1, incarnation=4), Loaded(request=1))
+        right.endpoint.send(server(1, incarnation=4), RecordsWritten(request=1))
         await until(lambda: left.fenced)
         assert (right.endpoint.lines, right.lost) == ({}, []), "whoever forgets knows"
         for incarnation in (0, 3, 4):
@@ -238,7 +238,7 @@ def test_a_peer_that_was_forgotten_is_over(run: Any, address: str) -> None:
                 await older.endpoint.connect(actual, S0)
             await older.endpoint.close()
         newer = Side(server(1, incarnation=5))
-        right.endpoint.send(server(1, incarnation=5), Loaded(request=2))
+        right.endpoint.send(server(1, incarnation=5), RecordsWritten(request=2))
         newer.endpoint.dial(S0, actual)
         await until(lambda: newer.heard)
         newer.endpoint.forget(S0)
@@ -290,21 +290,21 @@ def test_a_coordinator_that_was_restarted_is_found_again(run: Any, address: str)
         left.endpoint.dial(C0, actual)
         await until(lambda: first.opened and left.opened)
         for request in range(5):
-            first.endpoint.send(S0, Loaded(request=request))
-            left.endpoint.send(C0, Loaded(request=request))
+            first.endpoint.send(S0, RecordsWritten(request=request))
+            left.endpoint.send(C0, RecordsWritten(request=request))
         await until(lambda: len(left.heard) == len(first.heard) == 5)
         await first.endpoint.close()
         await until(lambda: left.lost)
-        left.endpoint.send(C0, Loaded(request=99))  # for that incarnation: nobody else gets it
+        left.endpoint.send(C0, RecordsWritten(request=99))  # for that incarnation: nobody else gets it
         second = Side(C1)
         for request in range(10, 17):  # more than the first one ever sent
-            second.endpoint.send(S0, Loaded(request=request))
+            second.endpoint.send(S0, RecordsWritten(request=request))
         await second.endpoint.listen(actual)
         await until(lambda: len(left.heard) == 12)
-        left.endpoint.send(C1, Loaded(request=7))
+        left.endpoint.send(C1, RecordsWritten(request=7))
         await until(lambda: second.heard)
         second.cut()
-        left.endpoint.send(C1, Loaded(request=8))
+        left.endpoint.send(C1, RecordsWritten(request=8))
         await until(lambda: len(second.heard) == 2)
         assert second.requests() == [7, 8]
         assert left.requests() == [*range(5), *range(10, 17)]
@@ -325,12 +325,12 @@ def test_signs_of_life_are_not_kept_for_later(run: Any, address: str) -> None:
     async def main() -> None:
         left, right = Side(S0), Side(C0)
         left.endpoint.send(C0, Beat())
-        left.endpoint.send(C0, Loaded(request=1))
+        left.endpoint.send(C0, RecordsWritten(request=1))
         left.endpoint.dial(C0, await right.endpoint.listen(address))
         await until(lambda: left.opened)
         left.endpoint.send(C0, Beat())
         await until(lambda: len(right.heard) == 2)
-        assert [type(message) for _, message in right.heard] == [Loaded, Beat]
+        assert [type(message) for _, message in right.heard] == [RecordsWritten, Beat]
         await left.endpoint.close()
         await right.endpoint.close()
 

@@ -21,7 +21,7 @@ import pytest
 from helpers import job, plan_of, server, table, wait_until, worker
 
 from regrow.core.link import Identity
-from regrow.core.messages import Loaded, Message, Rows
+from regrow.core.messages import Message, RecordsWritten, Rows
 from regrow.errors import ChildFailed, ConnectionLost, UserError
 from regrow.launch.cluster import LocalCluster
 from regrow.runtime import client as runtime_client
@@ -213,10 +213,10 @@ def test_a_second_connection_of_the_same_peer_replaces_the_first(run: Any, addre
         await first.endpoint.connect(actual, S0)
         await second.endpoint.connect(actual, S0)
         await until(lambda: first.lost)
-        second.endpoint.send(S0, Loaded(request=1))
+        second.endpoint.send(S0, RecordsWritten(request=1))
         await until(lambda: right.heard)
         assert right.lost == [], "the peer is still there"
-        right.endpoint.send(W0, Loaded(request=2))
+        right.endpoint.send(W0, RecordsWritten(request=2))
         await until(lambda: second.heard)
         assert first.heard == []
         for side in (first, second, right):
@@ -326,7 +326,7 @@ def test_the_redo_window_is_kept_however_fast_the_caller() -> None:
         for _ in range(200):
             client.push(ticket, np.ones(20, np.float32))  # 80 bytes: two fit
         client.drain(SECONDS_MAX)
-        assert client.session.redo_bytes_max == 160
+        assert client.session.redo_bytes_peak == 160
         assert client.records(0, 0, 10).tolist() == [[-200.0, -200.0]] * 10
 
 

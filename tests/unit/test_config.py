@@ -17,7 +17,7 @@ import pytest
 
 from regrow import config as configuration
 from regrow import protection
-from regrow.config import LEARNING_RATES, OPTIMIZERS, ErasureCode, Fault, TrainConfig
+from regrow.config import LEARNING_RATES, OPTIMIZERS, ErasureCode, Sabotage, TrainConfig
 from regrow.errors import ConfigError, UserError
 
 FAULT_HINT = "for a server, a worker (with their numbers) or the coordinator (without)"
@@ -71,22 +71,22 @@ BAD_OPTIONS: list[tuple[dict[str, Any], str, str | None]] = [
     ({"ckpt_encoding": "gzip"}, "ckpt_encoding = 'gzip': must be one of: raw, zstd", None),
     ({"k": 0}, "k = 0: must be at least 1", None),
     ({"r": 0}, "r = 0: must be at least 1", None),
-    ({"groups": 0}, "groups = 0: must be at least 1", None),
+    ({"rings": 0}, "rings = 0: must be at least 1", None),
     ({"flush_pushes": 0}, "flush_pushes = 0: must be at least 1", None),
     ({"flush_bytes": 1}, "flush_bytes = 1: must be at least 4096", None),
     ({"sweep_bytes_per_s": -1}, "sweep_bytes_per_s = -1: must be at least 0", None),
     ({"commit": "twice"}, "commit = 'twice': must be one of: exactly-once, 2pc, none", None),
     (
         {"protection": "ec", "servers": 3, "k": 4},
-        "k = 4: k + r = 5 members need as many servers in a group; 3 servers in 1 group",
+        "k = 4: k + r = 5 members need as many servers in a ring; 3 servers in 1 ring",
         "k = 2 fits",
     ),
     (
-        {"protection": "ec", "servers": 6, "groups": 2, "k": 2, "r": 3},
-        "k = 2: k + r = 5 members need as many servers in a group; 6 servers in 2 groups",
+        {"protection": "ec", "servers": 6, "rings": 2, "k": 2, "r": 3},
+        "k = 2: k + r = 5 members need as many servers in a ring; 6 servers in 2 rings",
         "r = 3 needs more servers",
     ),
-    ({"protection": "ec", "groups": 2}, "groups = 2: 5 servers cannot be divided so", None),
+    ({"protection": "ec", "rings": 2}, "rings = 2: 5 servers cannot be divided so", None),
     (
         {"protection": "ec", "mode": "sync", "commit": "2pc"},
         "commit = '2pc': mode \"sync\" always commits exactly once",
@@ -220,12 +220,12 @@ def test_interval(text: str, interval: tuple[float | None, int | None]) -> None:
 def test_protection() -> None:
     assert TrainConfig().code is None
     assert TrainConfig(protection="ec").code == ErasureCode(k=4, r=1)
-    asked = ErasureCode(k=2, r=1, groups=2, flush_bytes=1 << 20, commit="2pc", sweep_bytes_per_s=5)
+    asked = ErasureCode(k=2, r=1, rings=2, flush_bytes=1 << 20, commit="2pc", sweep_bytes_per_s=5)
     assert asked.flush_pushes == 1
     config = TrainConfig(protection="ec", servers=6, **dataclasses.asdict(asked))
     assert config.code == asked
     assert TrainConfig(commit="none", protection="ec").flush_pushes == protection.FLUSH_PUSHES_DEFAULT
-    with pytest.raises(ConfigError, match=r"k \+ r = 5 members need as many servers in a group; 4 servers"):
+    with pytest.raises(ConfigError, match=r"k \+ r = 5 members need as many servers in a ring; 4 servers"):
         ErasureCode().check(servers=4, mode="async")
     with pytest.raises(ConfigError, match="must be at least 1"):
         ErasureCode(r=0)
@@ -236,11 +236,11 @@ def test_faults_by_step() -> None:
     config = TrainConfig(
         kill=("server:2@step:100", "worker:0@step:50", "coordinator@step:60"), pause=("server:1@step:80:2.5s",)
     )
-    assert config.faults == (
-        Fault(role="worker", id=0, step=50),
-        Fault(role="coordinator", id=0, step=60),
-        Fault(role="server", id=1, step=80, pause_seconds=2.5),
-        Fault(role="server", id=2, step=100),
+    assert config.sabotage == (
+        Sabotage(role="worker", id=0, step=50),
+        Sabotage(role="coordinator", id=0, step=60),
+        Sabotage(role="server", id=1, step=80, pause_seconds=2.5),
+        Sabotage(role="server", id=2, step=100),
     )
 
 

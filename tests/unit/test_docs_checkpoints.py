@@ -27,12 +27,12 @@ from unittest import mock
 import numpy as np
 import pytest
 
-from regrow import cli
 from regrow.checkpoint.chunks import Rows, split, write_chunk
 from regrow.checkpoint.lineage import Graph
 from regrow.checkpoint.manifest import Cut, Manifest, TableInfo, chunk_name, cut_id, piece_name, shard_name
 from regrow.checkpoint.merge import fold
 from regrow.checkpoint.storage import Storage
+from regrow.cli import main as cli
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE, PICTURE = DOCS / "checkpoints.md", DOCS / "img" / "lineage.svg"

@@ -61,7 +61,7 @@ struct Kernels {
                  uint32_t offset_end, float* grads);
   // Row i is copied to target + index * dim when targets[i] = index | lookup_first, and added there
   // otherwise.
-  void (*merge_rows)(const uint32_t* targets, size_t count, size_t dim, const float* source, float* target);
+  void (*add_rows)(const uint32_t* targets, size_t count, size_t dim, const float* source, float* target);
   uint32_t (*crc32c)(uint32_t crc, const uint8_t* data, size_t size, const struct Crc32cTables& tables);
   // target = a ^ b; target may be a or b.
   void (*xor_bytes)(uint8_t* target, const uint8_t* a, const uint8_t* b, size_t size);

@@ -35,24 +35,24 @@ struct Place {
   uint32_t slot;
 };
 
-// One table over a cluster: k data and r parity members per stripe, `groups` independent rings of servers.
+// One table over a cluster: k data and r parity members per stripe, `rings` independent rings of servers.
 // `table` is the number of the table in the job; it rotates the table's first row.
 class Layout {
  public:
-  Layout(int64_t servers, int64_t k, int64_t r, int64_t groups, int64_t table)
-      : servers_(checked(servers, k, r, groups, table)),
-        ring_(static_cast<uint32_t>(servers / groups)),
+  Layout(int64_t servers, int64_t k, int64_t r, int64_t rings, int64_t table)
+      : servers_(checked(servers, k, r, rings, table)),
+        ring_(static_cast<uint32_t>(servers / rings)),
         shift_(static_cast<uint32_t>(table % ring_)),
         per_k_(static_cast<uint32_t>(k)),
-        per_groups_(static_cast<uint32_t>(groups)),
+        per_rings_(static_cast<uint32_t>(rings)),
         per_ring_(ring_) {}
 
   Place place(uint32_t row) const {
     const uint32_t k = per_k_.divisor();
     const uint32_t stripe = per_k_.quotient(row);
     const uint32_t member = row - stripe * k;
-    const uint32_t turn = per_groups_.quotient(stripe);  // the stripe's number within its group
-    const uint32_t group = stripe - turn * per_groups_.divisor();
+    const uint32_t turn = per_rings_.quotient(stripe);  // the stripe's number within its group
+    const uint32_t group = stripe - turn * per_rings_.divisor();
     const uint32_t block = per_ring_.quotient(turn);
     // member < k <= ring and shift < ring, so the sum is below 3 * ring: two subtractions replace a modulo.
     uint32_t position = turn - block * ring_ + member + shift_;
@@ -72,32 +72,32 @@ class Layout {
     first -= first >= ring_ ? ring_ : 0;
     first -= first >= ring_ ? ring_ : 0;
     const uint64_t turn = uint64_t{block} * ring_ + first;
-    return (turn * per_groups_.divisor() + group) * k + member;
+    return (turn * per_rings_.divisor() + group) * k + member;
   }
 
   // Slots for a table of `rows` rows, the same on every server.
   uint64_t slots_per_server(uint64_t rows) const {
     const uint64_t k = per_k_.divisor();
     const uint64_t stripes = (rows + k - 1) / k;
-    const uint64_t turns = (stripes + per_groups_.divisor() - 1) / per_groups_.divisor();
+    const uint64_t turns = (stripes + per_rings_.divisor() - 1) / per_rings_.divisor();
     return (turns + ring_ - 1) / ring_ * k;
   }
 
   uint32_t servers() const { return servers_; }
 
  private:
-  static uint32_t checked(int64_t servers, int64_t k, int64_t r, int64_t groups, int64_t table) {
+  static uint32_t checked(int64_t servers, int64_t k, int64_t r, int64_t rings, int64_t table) {
     const auto text = [](int64_t number) { return std::to_string(number); };
     if (servers < 1 || servers > servers_max)
       throw std::invalid_argument("servers must be between 1 and " + text(servers_max) + ", not " + text(servers));
-    if (groups < 1 || servers % groups != 0)
-      throw std::invalid_argument("groups must divide servers: " + text(servers) + " servers, " + text(groups) +
-                                  " groups");
+    if (rings < 1 || servers % rings != 0)
+      throw std::invalid_argument("rings must divide servers: " + text(servers) + " servers, " + text(rings) +
+                                  " rings");
     if (k < 1 || r < 0)
       throw std::invalid_argument("k must be at least 1 and r at least 0, not k=" + text(k) + ", r=" + text(r));
-    if (k > servers || r > servers || servers / groups < k + r)
-      throw std::invalid_argument("k + r = " + text(k + r) + " members need as many servers in a group; there are " +
-                                  text(servers / groups));
+    if (k > servers || r > servers || servers / rings < k + r)
+      throw std::invalid_argument("k + r = " + text(k + r) + " members need as many servers in a ring; there are " +
+                                  text(servers / rings));
     if (table < 0) throw std::invalid_argument("table must not be negative, not " + text(table));
     return static_cast<uint32_t>(servers);
   }
@@ -106,7 +106,7 @@ class Layout {
   uint32_t ring_;
   uint32_t shift_;
   Divider per_k_;
-  Divider per_groups_;
+  Divider per_rings_;
   Divider per_ring_;
 };
 

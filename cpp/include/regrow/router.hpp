@@ -21,7 +21,7 @@ struct RouterSettings {
   std::vector<int64_t> feature_tables;                 // the table each feature looks up in
   std::vector<int64_t> static_tables;                  // tables all of whose rows are in every plan
   int64_t servers = 1;
-  int64_t groups = 1;
+  int64_t rings = 1;
 };
 
 // What never changes between the batches of a router; plans share it.

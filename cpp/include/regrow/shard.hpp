@@ -48,7 +48,7 @@ struct CodingGroup {
 struct ShardSettings {
   int64_t servers = 1;
   int64_t server = 0;
-  int64_t groups = 1;               // independent rings
+  int64_t rings = 1;               // independent rings
   std::vector<CodingGroup> coding;  // none: no table has parities, whatever its r
   bool recovering = false;          // no row is there until it was filled in or put
 };
@@ -77,7 +77,7 @@ struct CapturedChunk {
 };
 
 // What one table takes on one server, in bytes, parities included; the same on every server.
-size_t shard_bytes(int64_t rows, int64_t dim, int64_t k, int64_t r, int64_t groups, int64_t servers,
+size_t shard_bytes(int64_t rows, int64_t dim, int64_t k, int64_t r, int64_t rings, int64_t servers,
                    Optimizer optimizer);
 
 class Shard {
@@ -229,7 +229,7 @@ class Shard {
   enum class Width { weights, record };  // how much of a row the floats of a call are
 
   const Table& at(size_t table) const;
-  int64_t ring() const { return settings_.servers / settings_.groups; }
+  int64_t ring() const { return settings_.servers / settings_.rings; }
   std::optional<uint32_t> member_in(const Table& table, size_t group) const;
   uint32_t checked_member(size_t table, size_t group) const;
   void check_group(size_t group) const;

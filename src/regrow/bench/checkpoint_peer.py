@@ -123,7 +123,7 @@ def from_model(system: str, model: Any, directory: Path) -> Callable[[], Figures
     import torch
     from torch.distributed import checkpoint as torch_checkpoint
 
-    from regrow.checkpoint.checkpointer import DeltaCheckpointer
+    from regrow.checkpoint.torch.checkpointer import DeltaCheckpointer
 
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 

@@ -19,16 +19,16 @@ from typing import Any
 
 import numpy as np
 
-from regrow import _core
+from regrow import _kernels
 from regrow.bench import common, recovery
 from regrow.checkpoint import policy
 from regrow.checkpoint.lineage import Graph
 from regrow.checkpoint.load import LoadReport
 from regrow.checkpoint.manifest import cut_id, piece_name
 from regrow.checkpoint.storage import Storage
-from regrow.core.cut import TENANT, Publish, Save, Saved
+from regrow.core.cut import TENANT, Save, Saved, WriteManifest
 from regrow.core.job import JobSpec, OptimizerSpec, TableSpec
-from regrow.core.shard import LoadedAll, LoadedRows
+from regrow.core.server import LoadedAll, LoadedRows
 from regrow.data.synthetic import CARDINALITIES, SyntheticDataset
 from regrow.errors import RegrowError
 from regrow.nn.presets import MODELS
@@ -107,7 +107,7 @@ async def _save(url: str, job: JobSpec, store: MemoryStore, *, step: int, source
         saved = await done
         if saved.error:
             raise RegrowError(f"the checkpoint was not stored: {saved.error}")
-        cut = Publish(number=1, source=source, target=target, marks=(step,), chunks=(saved.chunks,), discard=())
+        cut = WriteManifest(number=1, source=source, target=target, marks=(step,), chunks=(saved.chunks,), discard=())
         options: dict[str, Any] = {"extra": {}, "encoding": "raw", "bits": 32, "made_by": "regrow bench"}
         published = await asyncio.to_thread(publish, url, job, cut, **options)
         if published.error:
@@ -201,7 +201,7 @@ def filesystem(path: Path, mounts: str | None = None) -> str | None:
 
 def bandwidth(directory: Path, *, size_bytes: int, repetitions: int) -> Iterator[dict[str, Any]]:
     """Rows of figures: a plain file and a full take turns, both written, then both read from the disk."""
-    _core.tune_malloc(one_heap=True)  # as every server does when it starts
+    _kernels.tune_malloc(one_heap=True)  # as every server does when it starts
     job = make_job(size_bytes)
     store = filled(job)
     expected = sum(4 * (table.record_floats + 1) * table.rows for table in job.tables)  # with ids

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from regrow import _core
+from regrow import _kernels
 from regrow.bench import common, peer
 from regrow.data.synthetic import SyntheticDataset
 
@@ -62,7 +62,7 @@ def run(*, quick: bool, json_path: str | None, dims: Sequence[int] = DIMS) -> in
     if missing:
         common.console.print(f"[yellow]{missing}[/]\nMeasuring against memory bandwidth alone.")
     threads = [count for count in (1, 2) if count <= report.facts["cores"]]
-    report.facts["simd"] = _core.simd_level()
+    report.facts["simd"] = _kernels.simd_level()
     roofs = {count: common.bandwidth(threads=count, size_bytes=size.table_bytes) for count in threads}
     report.rows += [roof.to_dict() for roof in roofs.values()]
     for roof in roofs.values():
@@ -70,12 +70,12 @@ def run(*, quick: bool, json_path: str | None, dims: Sequence[int] = DIMS) -> in
             f"memory, {roof.threads} thread(s): copy {roof.copy / 1e9:.1f} GB/s, "
             f"random 256-byte rows (numpy) {roof.random_rows / 1e9:.1f} GB/s"
         )
-    threads_before, torch_threads_before = _core.get_threads(), torch.get_num_threads()
+    threads_before, torch_threads_before = _kernels.get_threads(), torch.get_num_threads()
     try:
         for dim in dims:
             measure_dim(report, dim=dim, size=size, roofs=roofs, with_peer=missing is None)
     finally:
-        _core.set_threads(threads_before)
+        _kernels.set_threads(threads_before)
         torch.set_num_threads(torch_threads_before)
     _print_rows(report)
     return report.finish(json_path)
@@ -89,7 +89,7 @@ class Ours:
 
     def __init__(self, rows: list[int], dim: int) -> None:
         self.rows, self.dim = rows, dim
-        self.shard = _core.Shard(1, 0)
+        self.shard = _kernels.Shard(1, 0)
         for table, count in enumerate(rows):
             self.shard.add_table(
                 rows=count,
@@ -102,7 +102,7 @@ class Ours:
                 table=table,
             )
         tables = range(len(rows))
-        self.router = _core.Router(
+        self.router = _kernels.Router(
             rows=rows,
             dims=[dim] * len(rows),
             k=[1] * len(rows),
@@ -133,7 +133,7 @@ class Ours:
         plan.pool(rows, self.pooled)
         self._update(plan, gradient)
 
-    def _update(self, plan: _core.Plan, gradient: NDArray[np.float32]) -> None:
+    def _update(self, plan: _kernels.Plan, gradient: NDArray[np.float32]) -> None:
         grads = self._grads[: plan.floats]
         plan.unpool(gradient, grads)
         self._step += 1
@@ -266,7 +266,7 @@ def _measure(
     repetitions: int,
 ) -> dict[str, Any]:
     """Seconds of each repetition on either side, and FBGEMM's chosen layout."""
-    _core.set_threads(threads)
+    _kernels.set_threads(threads)
     candidates = {layout: tables for layout, tables in peers.items() if threads > 1 or not layout.endswith("-threads")}
 
     def peer_seconds(tables: peer.PeerTables, values: NDArray[np.int64]) -> float:

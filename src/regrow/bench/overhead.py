@@ -163,7 +163,7 @@ def costs(summary: dict[str, Any]) -> dict[str, Any]:
         "flush_bytes_per_push": flushed / pushes,
         "flush_rows_per_push": sum(server["flush_rows"] for server in servers) / pushes,
         "distinct_rows_per_push": summary["distinct_rows_per_step"],
-        "redo_bytes_max": summary["redo_bytes_max"],
+        "redo_bytes_peak": summary["redo_bytes_peak"],
         "peak_rss_bytes": summary["peak_rss_bytes"]["total"],
         "wait_seconds": summary["wait_seconds"],
         "staleness_mean": summary["staleness_mean"],
@@ -212,7 +212,7 @@ def compare(report: common.Report, model: str, runs: Sequence[dict[str, Any]]) -
                 "memory_overhead_whole": round(statistics.median(whole) - 1.0, 4),
                 "flush_bytes_per_push": round(statistics.median(row["flush_bytes_per_push"] for row in mine)),
                 "flush_bytes_to_every_push": _spread(flushes),
-                "redo_bytes_max": max(row["redo_bytes_max"] for row in mine),
+                "redo_bytes_peak": max(row["redo_bytes_peak"] for row in mine),
             }
         )
         if variant.judged and variant.k is not None:
@@ -261,7 +261,7 @@ def overhead_row(row: dict[str, Any]) -> tuple[str, ...]:
         f"{row['memory_overhead']:.1%}",
         f"{row['memory_r_over_k']:.0%}",
         f"{row['flush_bytes_per_push'] / 2**20:.2f} MiB",
-        f"{row['redo_bytes_max'] / 2**20:.1f} MiB",
+        f"{row['redo_bytes_peak'] / 2**20:.1f} MiB",
     )
 
 

@@ -180,7 +180,7 @@ def judge(report: common.Report, config: TrainConfig, summary: dict[str, Any], w
             "seconds": summary["seconds"],
             "steps_done": summary["steps_done"],
             "samples_per_second": summary["samples_per_s"],
-            "redo_bytes_max": summary["redo_bytes_max"],
+            "redo_bytes_peak": summary["redo_bytes_peak"],
             "kept_bytes_max": watch.kept_bytes_max,
             "parity_stripes": summary.get("parity_stripes"),
             "parity_wrong": summary.get("parity_wrong"),
@@ -193,7 +193,7 @@ def judge(report: common.Report, config: TrainConfig, summary: dict[str, Any], w
         if ratio is not None:
             report.ratios[f"memory_growth_{role}"] = common.Ratio.of([ratio], target=GROWTH_TARGET, better="lower")
     report.ratios["redo_of_its_bound"] = common.Ratio.of(
-        [summary["redo_bytes_max"] / config.redo_bytes_max], target=1.0, better="lower"
+        [summary["redo_bytes_peak"] / config.redo_bytes_max], target=1.0, better="lower"
     )
     stripes, wrong = checked(summary)
     report.ratios["wrong_stripes"] = common.Ratio.of([float(wrong)], target=0.0, better="lower")

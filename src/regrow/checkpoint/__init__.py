@@ -9,8 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from regrow.checkpoint.checkpointer import DeltaCheckpointer, Restored
-    from regrow.checkpoint.tracker import Tracker
+    from regrow.checkpoint.torch.checkpointer import DeltaCheckpointer, Restored
+    from regrow.checkpoint.torch.tracker import Tracker
 
 __all__ = ["DeltaCheckpointer", "Restored", "Tracker"]
 

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 from typing_extensions import Buffer
 
-from regrow import _core
+from regrow import _kernels
 from regrow.checkpoint.manifest import ChunkInfo, Encoding, Manifest, TableInfo
 from regrow.errors import CheckpointError, UserError
 
@@ -145,7 +145,7 @@ def describe(data: Sequence[memoryview], name: str, chunk: Chunk | Parts, *, sha
     rows = {table: sum(map(len, parts)) for table, parts in _in_parts(chunk).items()}
     crc32c = 0
     for buffer in data:
-        crc32c = _core.crc32c(buffer, crc32c)
+        crc32c = _kernels.crc32c(buffer, crc32c)
     size = sum(buffer.nbytes for buffer in data)
     return ChunkInfo(name=name, bytes=size, crc32c=crc32c, rows=rows, shard=shard)
 
@@ -204,7 +204,7 @@ def decode_chunk(data: Buffer, tables: Manifest | Iterable[TableInfo], info: Chu
         file = memoryview(data)
         if file.nbytes != info.bytes:
             raise _Refused(f"{file.nbytes} bytes, the manifest says {info.bytes}")
-        if _core.crc32c(file) != info.crc32c:
+        if _kernels.crc32c(file) != info.crc32c:
             raise _Refused("damaged (checksum)")
         if info.name.endswith(".zst"):
             file = _decompressed(file, infos, info)

@@ -24,7 +24,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from regrow import _core
+from regrow import _kernels
 from regrow.checkpoint import load
 from regrow.checkpoint.chunks import DENSE, Chunk
 from regrow.checkpoint.lineage import Graph, Plan
@@ -181,7 +181,7 @@ class _Export:
         import torch
 
         if self._of_torch:
-            from regrow.checkpoint import dense
+            from regrow.checkpoint.torch import dense
 
             tensors, _ = dense.unpack(dense.file_of(rows))
             for name, tensor in tensors.items():
@@ -244,7 +244,7 @@ def _fill_initial(values: npt.NDArray[np.float32], table: TableInfo, *, seed: in
     assert table.init_bound is not None
     arenas = min(INITIAL_ARENAS_MAX, max(1, -(-values.nbytes // INITIAL_BYTES)))
     for arena in range(arenas):
-        shard = _core.Shard(arenas, arena)
+        shard = _kernels.Shard(arenas, arena)
         shard.add_table(
             rows=table.rows,
             dim=table.dim,

@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from regrow import _core
+from regrow import _kernels
 from regrow.core.job import DIM_MAX, ROWS_PER_TABLE_MAX, TABLES_MAX
 from regrow.errors import CheckpointError
 
@@ -158,7 +158,7 @@ def encode(manifest: Manifest) -> bytes:
     if reason := manifest.invalid_reason() or _json_invalid_reason([manifest.target.job, manifest.target.extra]):
         raise CheckpointError(f"this cannot be a manifest: {reason}")
     body = msgspec.json.encode(manifest)
-    return b'{"crc32c":"%08x","manifest":' % _core.crc32c(body) + body + _SUFFIX
+    return b'{"crc32c":"%08x","manifest":' % _kernels.crc32c(body) + body + _SUFFIX
 
 
 def decode(data: bytes, where: str) -> Manifest:
@@ -195,7 +195,7 @@ def _checked_body(data: bytes) -> memoryview:
     if prefix is None or len(data) < prefix.end() + len(_SUFFIX) or not data.endswith(_SUFFIX):
         raise _Refused("damaged or not a manifest (its ends are not there)" if data else "empty")
     body = memoryview(data)[prefix.end() : -len(_SUFFIX)]
-    if b"%08x" % _core.crc32c(body) != prefix[1]:
+    if b"%08x" % _kernels.crc32c(body) != prefix[1]:
         raise _Refused("damaged (checksum)")
     number = _FORMAT_DECODER.decode(body).format
     if number != FORMAT:

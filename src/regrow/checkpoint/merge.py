@@ -28,7 +28,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from regrow import _core
+from regrow import _kernels
 from regrow.checkpoint.chunks import CHUNK_BYTES, Chunk, Parts, Rows, read_chunk, write_chunk
 from regrow.checkpoint.direct import Bytes, Memory
 from regrow.checkpoint.lineage import Graph, size_text
@@ -295,7 +295,7 @@ def _folded(path: Iterable[Manifest]) -> Iterator[str]:
 
 def newest(parts: Sequence[Rows]) -> npt.NDArray[np.uint64]:
     """Where the newest of each row is, for `gather`. Parts come the oldest first."""
-    return _core.newest_rows([rows.ids for rows in parts])
+    return _kernels.newest_rows([rows.ids for rows in parts])
 
 
 def gather(parts: Sequence[Rows], places: npt.NDArray[np.uint64], memory: Bytes) -> Rows:
@@ -306,7 +306,7 @@ def gather(parts: Sequence[Rows], places: npt.NDArray[np.uint64], memory: Bytes)
         nonlocal left
         shape = len(places), *lists[0].shape[1:]
         out, left = left[: math.prod(shape)].view(lists[0].dtype).reshape(shape), left[math.prod(shape) :]
-        _core.gather_rows(lists, places, out)
+        _kernels.gather_rows(lists, places, out)
         return out
 
     ids, weight = gathered([rows.ids for rows in parts]), gathered([rows.weight for rows in parts])

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import msgspec
 
-from regrow.core.cut import CutNow, CutPlan, Cuts, Publish, Published
+from regrow.core.cut import CutNow, CutPlan, Cuts, ManifestWritten, WriteManifest
 from regrow.core.effects import Delivered, Died, Forget, Joined, Log, Lost, Notice, Refuse, Replace, Send, Tick
 from regrow.core.groups import Groups
 from regrow.core.job import JobSpec
@@ -32,8 +32,8 @@ from regrow.core.messages import (
     View,
 )
 
-Event = Joined | Delivered | Lost | Tick | Died | Published | CutNow
-Effect = Send | Refuse | Log | Replace | Forget | Publish | Notice
+Event = Joined | Delivered | Lost | Tick | Died | ManifestWritten | CutNow
+Effect = Send | Refuse | Log | Replace | Forget | WriteManifest | Notice
 
 # A closed connection that does not come back counts as a death. Too short: a reset is taken for one.
 LOST_SECONDS = 0.3
@@ -95,11 +95,13 @@ class Coordinator:
         return effects
 
     def _receive(self, event: Event) -> list[Effect]:
-        if isinstance(event, Published | CutNow):
+        if isinstance(event, ManifestWritten | CutNow):
             if self.cuts is None:
                 self._cut_now = event if isinstance(event, CutNow) else None
                 return []
-            return [*(self.cuts.on_published(event) if isinstance(event, Published) else self.cuts.want(event))]
+            return [
+                *(self.cuts.on_manifest_written(event) if isinstance(event, ManifestWritten) else self.cuts.want(event))
+            ]
         if isinstance(event, Tick):
             return self._on_tick(event.now)
         if isinstance(event, Died):

@@ -62,8 +62,8 @@ class Saved:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Publish:
-    """Effect of the coordinator: every server has stored its part; write the manifest, then say `Published`."""
+class WriteManifest:
+    """Effect of the coordinator: every server has stored its part; write the manifest, then say `ManifestWritten`."""
 
     number: int
     source: str | None
@@ -74,7 +74,7 @@ class Publish:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Published:
+class ManifestWritten:
     """Event at the coordinator: the checkpoint exists, or why not. `full_wanted`: the next one must stand alone."""
 
     number: int
@@ -227,7 +227,7 @@ class Attempt:
     publishing: bool = False
 
 
-Effect = Send | Log | Publish | Notice
+Effect = Send | Log | WriteManifest | Notice
 
 
 class Cuts:
@@ -358,7 +358,7 @@ class Cuts:
         assert attempt.at is not None
         attempt.publishing = True
         chunks = tuple(attempt.chunks[each] for each in sorted(attempt.chunks))
-        publish = Publish(
+        publish = WriteManifest(
             number=attempt.number,
             source=attempt.source,
             target=attempt.target,
@@ -369,7 +369,7 @@ class Cuts:
         self._given_up.clear()
         return [publish]
 
-    def on_published(self, published: Published) -> list[Effect]:
+    def on_manifest_written(self, published: ManifestWritten) -> list[Effect]:
         attempt = self._attempt
         self._full_wanted |= published.full_wanted
         if attempt is None or attempt.number != published.number:

@@ -17,10 +17,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from regrow import _core
+from regrow import _kernels
 from regrow.core.bitmaps import Bools, bits, bits_at
 from regrow.core.coding import coefficient, inverse
 from regrow.core.effects import Send
+from regrow.core.flusher import Budget
 from regrow.core.groups import Groups, by_table
 from regrow.core.link import Identity
 from regrow.core.messages import (
@@ -36,7 +37,6 @@ from regrow.core.messages import (
     UInt32Array,
     UInt64Array,
 )
-from regrow.core.publish import Budget
 
 SWEEP_BYTES = 1 << 20  # decoded at a time in the background; too large: whoever faults waits behind it
 SWEEPS_UNDERWAY_MAX = 2
@@ -168,7 +168,7 @@ class Decoder:
             for table in parts.keys() & changes.keys():
                 (mine_blocks, accumulator), (changed, deltas) = parts[table], changes[table]
                 blocks = (changed // np.uint32(sweep.k)).astype(np.uint32)
-                _core.xor_matching(mine_blocks, accumulator, floats[table], blocks, deltas, factor)
+                _kernels.xor_matching(mine_blocks, accumulator, floats[table], blocks, deltas, factor)
 
     # --- What there is to do ---
 
@@ -381,7 +381,7 @@ class Decoder:
         members = [j for j in batch.waiting if j < sweep.k and self._member_server(sweep, j) == source.id]
         if len(members) != 1 or snap.relatives.size != batch.parity_without.size:
             raise ValueError(f"an answer of {snap.relatives.size} values nobody asked for")
-        _core.gf_xor(batch.parity_without, snap.relatives, coefficient(sweep.q, members[0], sweep.r))
+        _kernels.gf_xor(batch.parity_without, snap.relatives, coefficient(sweep.q, members[0], sweep.r))
         batch.waiting.discard(members[0])
         return self._finish(snap.request)
 
@@ -407,7 +407,7 @@ class Decoder:
         sweep = batch.sweep
         own = np.empty_like(batch.parity_without)
         self._store.parity_read(sweep.q, batch.stripes.counts, batch.stripes.blocks, own)
-        _core.gf_xor(own, batch.parity_without, 1)
+        _kernels.gf_xor(own, batch.parity_without, 1)
         numbers = self._numbers(sweep)
         if batch.asked_by is not None:
             answer = Syndrome(request=batch.asked_request, numbers=numbers, relatives=own)
@@ -459,7 +459,7 @@ class Decoder:
                 relatives = np.zeros_like(batch.parity_without)
                 for factor, q in zip(factors, rows, strict=True):
                     if factor:
-                        _core.gf_xor(relatives, equations[q], factor)
+                        _kernels.gf_xor(relatives, equations[q], factor)
             sends += self._send_rows(batch, j, relatives, request if batch.background else 0, without)
         return sends
 

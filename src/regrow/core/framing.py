@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from regrow import _core
+from regrow import _kernels
 from regrow.core.messages import KINDS, Message, encode_meta
 from regrow.errors import LocalProtocolError, ProtocolError
 
@@ -88,7 +88,7 @@ def encode(message: Message, stamp: Stamp) -> list[Any]:
         *([0] * (SECTIONS_MAX - len(sizes))),
     )
     sections = [array.data.cast("B") for array in arrays if array.size]  # an empty array has no bytes to cast
-    return [header + _CHECKSUM.pack(_core.crc32c(header)) + meta, *sections]
+    return [header + _CHECKSUM.pack(_kernels.crc32c(header)) + meta, *sections]
 
 
 class FrameReader:
@@ -173,7 +173,7 @@ class FrameReader:
         (checksum,) = _CHECKSUM.unpack(self._scratch[end : end + _CHECKSUM.size])
         if fields[0] != MAGIC:
             raise ProtocolError("this is not a Regrow stream (wrong first bytes)")
-        if checksum != _core.crc32c(self._scratch[start:end]):
+        if checksum != _kernels.crc32c(self._scratch[start:end]):
             raise ProtocolError("a frame header is damaged (checksum)")
         if reason := self._header_invalid_reason(fields):
             raise ProtocolError(reason)

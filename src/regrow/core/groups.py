@@ -22,7 +22,7 @@ class Groups:
 
     def __init__(self, job: JobSpec) -> None:
         self.job = job
-        self.ring = job.servers // job.groups
+        self.ring = job.servers // job.rings
         kinds = {(table.k - j, table.r) for table in job.tables if table.r for j in range(table.k)}
         self.list: list[tuple[int, int]] = sorted(kinds)
         index = {kind: g for g, kind in enumerate(self.list)}
@@ -82,7 +82,7 @@ class Groups:
         """
         lost = []
         for index, table in enumerate(self.job.tables):
-            layout = Layout(servers=self.job.servers, k=table.k, r=table.r, groups=self.job.groups)
+            layout = Layout(servers=self.job.servers, k=table.k, r=table.r, rings=self.job.rings)
             rows = hopeless_total = 0
             for server in down:
                 held = layout.rows_on(server, rows=table.rows, table=index)

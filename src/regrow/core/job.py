@@ -95,7 +95,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     workers: int
     mode: Mode = "async"
     seed: int = 0
-    groups: int = 1
+    rings: int = 1
     flush: FlushSpec = FlushSpec()
 
     @property
@@ -109,8 +109,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
             return f"servers must be between 1 and {SERVERS_MAX}, not {self.servers}"
         if not 1 <= self.workers <= WORKERS_MAX:
             return f"workers must be between 1 and {WORKERS_MAX}, not {self.workers}"
-        if self.groups < 1 or self.servers % self.groups:
-            return f"groups must divide servers: {self.servers} servers, {self.groups} groups"
+        if self.rings < 1 or self.servers % self.rings:
+            return f"rings must divide servers: {self.servers} servers, {self.rings} rings"
         if not 1 <= len(self.tables) <= TABLES_MAX:
             return f"a job has between 1 and {TABLES_MAX} tables, not {len(self.tables)}"
         if not 0 <= self.seed <= SEED_MAX:
@@ -126,7 +126,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
             if table.name in names:
                 return f"two tables are named {table.name!r}"
             names.add(table.name)
-            if reason := _table_invalid_reason(table, ring=self.servers // self.groups):
+            if reason := _table_invalid_reason(table, ring=self.servers // self.rings):
                 return f"table {table.name!r}: {reason}"
         return None
 
@@ -139,7 +139,7 @@ def _table_invalid_reason(table: TableSpec, *, ring: int) -> str | None:
     if table.k < 1 or table.r < 0:
         return f"k must be at least 1 and r at least 0, not k={table.k}, r={table.r}"
     if ring < table.k + table.r:
-        return f"k + r = {table.k + table.r} members need as many servers in a group; there are {ring}"
+        return f"k + r = {table.k + table.r} members need as many servers in a ring; there are {ring}"
     if not 0.0 <= table.init_bound <= NUMBER_MAX:
         return f"init_bound must be a finite number and not negative, not {table.init_bound}"
     return _optimizer_invalid_reason(table.optimizer)

@@ -1,7 +1,7 @@
 """Where a row lives: arithmetic alone, no directory.
 
 A table's rows are cut into stripes of k; a stripe's members go to consecutive servers of a ring, and each
-next stripe starts one server further, so every server holds the same number of slots. `groups` cuts the
+next stripe starts one server further, so every server holds the same number of slots. `rings` cuts the
 servers into independent rings. The C++ twin is cpp/include/regrow/layout.hpp; they agree for every row.
 """
 
@@ -18,37 +18,35 @@ SERVERS_MAX = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """k data and r parity members per stripe, over `servers` servers in `groups` rings."""
+    """k data and r parity members per stripe, over `servers` servers in `rings` rings."""
 
     servers: int
     k: int = 1
     r: int = 0
-    groups: int = 1
+    rings: int = 1
 
     def __post_init__(self) -> None:
         if not 1 <= self.servers <= SERVERS_MAX:
             raise ValueError(f"servers must be between 1 and {SERVERS_MAX}, not {self.servers}")
-        if self.groups < 1 or self.servers % self.groups:
-            raise ValueError(f"groups must divide servers: {self.servers} servers, {self.groups} groups")
+        if self.rings < 1 or self.servers % self.rings:
+            raise ValueError(f"rings must divide servers: {self.servers} servers, {self.rings} rings")
         if self.k < 1 or self.r < 0:
             raise ValueError(f"k must be at least 1 and r at least 0, not k={self.k}, r={self.r}")
         if self.ring < self.k + self.r:
-            raise ValueError(
-                f"k + r = {self.k + self.r} members need as many servers in a group; there are {self.ring}"
-            )
+            raise ValueError(f"k + r = {self.k + self.r} members need as many servers in a ring; there are {self.ring}")
 
     @property
     def ring(self) -> int:
-        """Servers in a group."""
-        return self.servers // self.groups
+        """Servers in a ring."""
+        return self.servers // self.rings
 
     def place(self, rows: npt.ArrayLike, *, table: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """The (server, slot) of each row of the job's table number `table`."""
         row = _not_negative("rows", rows)
         _not_negative("table", table)
         stripe, member = np.divmod(row, self.k)
-        turn, group = np.divmod(stripe, self.groups)
-        server = group * self.ring + (turn + member + table) % self.ring
+        turn, ring_index = np.divmod(stripe, self.rings)
+        server = ring_index * self.ring + (turn + member + table) % self.ring
         return server, turn // self.ring * self.k + member
 
     def row_of(self, servers: npt.ArrayLike, slots: npt.ArrayLike, *, table: int) -> npt.NDArray[np.int64]:
@@ -58,10 +56,10 @@ class Layout:
         _not_negative("table", table)
         if (server >= self.servers).any():
             raise ValueError(f"servers must be below {self.servers}, not {int(server.max())}")
-        group, position = np.divmod(server, self.ring)
+        ring_index, position = np.divmod(server, self.ring)
         block, member = np.divmod(slot, self.k)
         turn = block * self.ring + (position - member - table) % self.ring
-        rows: npt.NDArray[np.int64] = (turn * self.groups + group) * self.k + member
+        rows: npt.NDArray[np.int64] = (turn * self.rings + ring_index) * self.k + member
         return rows
 
     def slots_per_server(self, rows: int) -> int:
@@ -69,7 +67,7 @@ class Layout:
         if rows < 0:
             raise ValueError(f"rows must not be negative, not {rows}")
         stripes = -(-rows // self.k)
-        turns = -(-stripes // self.groups)
+        turns = -(-stripes // self.rings)
         return -(-turns // self.ring) * self.k
 
     def rows_on(self, server: int, *, rows: int, table: int) -> int:

@@ -282,7 +282,7 @@ class Expect(Message):
 
 
 @message(30)
-class Dump(Message):
+class ReadRecords(Message):
     """Worker -> server: whole records (weights and state) of a range of slots, for digests and exports.
     With `parity` the range is of parity slots, and the records are parities."""
 
@@ -302,7 +302,7 @@ class Records(Message):
 
 
 @message(32)
-class Load(Message):
+class WriteRecords(Message):
     """Worker -> server: replace the whole records of these slots, when a saved state is loaded."""
 
     request: U62
@@ -312,7 +312,7 @@ class Load(Message):
 
 
 @message(33)
-class Loaded(Message):
+class RecordsWritten(Message):
     """Server -> worker: the records are in place."""
 
     request: U62

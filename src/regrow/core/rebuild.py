@@ -13,10 +13,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from regrow.core.effects import Send
+from regrow.core.flusher import Flusher, Part
 from regrow.core.groups import Groups
 from regrow.core.link import Identity
 from regrow.core.messages import Fault, Float32Array, Have, Int32Array, Restored, UInt32Array, UInt64Array, Undo
-from regrow.core.publish import Part, Publisher
 
 FILL_ROWS = 16384  # blank rows filled in per tick; too many: whoever pulls waits behind them
 
@@ -37,7 +37,7 @@ class Rebuild:
     """The state of one replacement until all of it is back."""
 
     def __init__(
-        self, *, server: int, groups: Groups, store: RebuildStore, publisher: Publisher, recovering: set[int]
+        self, *, server: int, groups: Groups, store: RebuildStore, flusher: Flusher, recovering: set[int]
     ) -> None:
         self.active = False  # every group knows where it stands
         self.reported = False  # the coordinator was told that all is back
@@ -48,7 +48,7 @@ class Rebuild:
         self._server = server
         self._groups = groups
         self._store = store
-        self._publisher = publisher
+        self._publisher = flusher
         self._undo: dict[int, Part] = {}
         self._early: list[Restored] = []  # rows of a holder that was ready before all others
         self._haves: dict[int, dict[int, Have]] = {g: {} for g in range(len(groups))}
@@ -56,7 +56,7 @@ class Rebuild:
         sizes = [store.slots(table) for table in range(len(groups.job.tables))]
         self._first_slot = np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.int64)
         self._asked = np.zeros(sum(sizes), bool)  # faults sent: the slots of all tables, one after the other
-        for group in publisher.groups:
+        for group in flusher.groups:
             group.active = False
 
     def on_undo(self, source: Identity, undo: Undo) -> None:

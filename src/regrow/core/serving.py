@@ -19,31 +19,31 @@ import numpy as np
 
 from regrow.core.cut import CaptureStore, CutSide, Save, Unsave
 from regrow.core.effects import Refuse, Send
+from regrow.core.flusher import Flusher, Part, SourceStore
 from regrow.core.groups import by_table
+from regrow.core.holder import HolderStore
 from regrow.core.job import JobSpec
 from regrow.core.link import Identity
 from regrow.core.messages import (
     Assign,
     Commit,
-    Dump,
     Durable,
     Expect,
     Float32Array,
     Int32Array,
-    Load,
-    Loaded,
     Message,
     Open,
     Opened,
     Pull,
     Push,
     Pushed,
+    ReadRecords,
     Records,
+    RecordsWritten,
     Rows,
     UInt32Array,
+    WriteRecords,
 )
-from regrow.core.parity import HolderStore
-from regrow.core.publish import Part, Publisher, SourceStore
 from regrow.core.rebuild import Rebuild, RebuildStore
 
 Effect = Send | Refuse | Save | Unsave
@@ -64,16 +64,16 @@ class Store(SourceStore, HolderStore, RebuildStore, CaptureStore, Protocol):
     def write_records(self, table: int, slot_first: int, slot_count: int, source: Float32Array) -> None: ...
     def load_rows(self, table: int, ids: UInt32Array, parts: Sequence[Float32Array]) -> int: ...
     def slots(self, table: int) -> int: ...
-    def merge(self, parts: list[tuple[Any, Any, Any]]) -> Part: ...
+    def sum_pushes(self, parts: list[tuple[Any, Any, Any]]) -> Part: ...
 
 
 class Serving:
     """The worker side of one server. Every method returns what to send."""
 
-    def __init__(self, *, job: JobSpec, store: Store, publisher: Publisher, reply_bytes_max: int) -> None:
+    def __init__(self, *, job: JobSpec, store: Store, flusher: Flusher, reply_bytes_max: int) -> None:
         self.job = job
         self.store = store
-        self.publisher = publisher
+        self.flusher = flusher
         self.rebuild: Rebuild | None = None
         self.peers: dict[int, Identity] = {}  # the servers of the view
         self.is_sync = job.mode == "sync"
@@ -99,12 +99,12 @@ class Serving:
 
     def durable(self, worker: int) -> int:
         """The last push of this worker that is safe here (sync: the last step)."""
-        return self.publisher.durable(0 if self.is_sync else worker)
+        return self.flusher.durable(0 if self.is_sync else worker)
 
     @property
     def committed(self) -> int:
         """The last step, or push of the worker that is least far, that all rows of this server have."""
-        return min(min(marks) for marks in self.publisher.applied)
+        return min(min(marks) for marks in self.flusher.applied)
 
     def receive(self, source: Identity, message: Message) -> list[Effect]:
         """A message of a worker."""
@@ -147,20 +147,20 @@ class Serving:
         if isinstance(message, Push):
             return self._on_push(source, message)
         if isinstance(message, Commit):
-            return [*self.publisher.commit(source.id, message.seq)]
+            return [*self.flusher.commit(source.id, message.seq)]
         if isinstance(message, Assign):
             return self._on_assign(message)
         if isinstance(message, Expect):
             self._check_counts(message.counts, message.slots)
             self._check_range(message.counts, message.slots)
             return self._waits_for(message.counts, message.slots) or []
-        if isinstance(message, Dump):
-            return self._on_dump(source, message)
-        if isinstance(message, Load):
-            return self._on_load(source, message)
+        if isinstance(message, ReadRecords):
+            return self._on_read(source, message)
+        if isinstance(message, WriteRecords):
+            return self._on_write(source, message)
         if isinstance(message, Open):
             # A worker that pulled step t + 1 knows that step t is staged everywhere: it will be committed.
-            ahead = max(applied[0] for applied in self.publisher.applied) if self.is_sync else 0
+            ahead = max(applied[0] for applied in self.flusher.applied) if self.is_sync else 0
             committed = max(ahead, self._pulled.get(source.id, 0) - 1)
             opened = Opened(durable=self._durable(source.id), committed=committed)
             return [Send(target=source, message=opened)]
@@ -174,7 +174,7 @@ class Serving:
 
     def _span(self, mark: int) -> tuple[int, int]:
         """The least and the most any group has applied. They differ only at a replacement, after a failure."""
-        applied = [marks[mark] for marks in self.publisher.applied]
+        applied = [marks[mark] for marks in self.flusher.applied]
         return min(applied), max(applied)
 
     def _on_assign(self, assign: Assign) -> list[Effect]:
@@ -186,7 +186,7 @@ class Serving:
             part = self._without_missing(*part)
         self.store.assign_untouched(*part)
         # Not together with a step: undoing that would undo this.
-        return [*self.publisher.flush_all()] if self.is_sync and self.publisher.protected else []
+        return [*self.flusher.flush_all()] if self.is_sync and self.flusher.protected else []
 
     def _without_missing(self, counts: Int32Array, slots: UInt32Array, values: Float32Array) -> Part:
         """Without rows that are still to come back: they were touched, so they keep what they have."""
@@ -212,7 +212,7 @@ class Serving:
             return [self._answer(source, pull)]
         self.check_slots(pull.counts, pull.slots)
         least, most = self._span(0)
-        undoable = self.publisher.protected and most > 0
+        undoable = self.flusher.protected and most > 0
         if not most + (0 if undoable else 1) <= pull.step <= least + 2:
             raise ValueError(f"pull of step {pull.step} while step {least} is committed")
         self._pulled[source.id] = max(pull.step, self._pulled.get(source.id, 0))
@@ -231,8 +231,8 @@ class Serving:
     def _undo(self, pull: Pull, rows: Float32Array) -> None:
         """Takes the pulled step itself back out of rows that have it: whoever asks computes that step again."""
         lasts = [
-            by_table(self.publisher.last_step(g), self.publisher.floats)
-            for g, marks in enumerate(self.publisher.applied)
+            by_table(self.flusher.last_step(g), self.flusher.floats)
+            for g, marks in enumerate(self.flusher.applied)
             if marks[0] == pull.step
         ]
         pulled = by_table((pull.counts, pull.slots, rows), self._dims.tolist())
@@ -313,12 +313,12 @@ class Serving:
         effects: list[Effect] = []
         if push.seq > self._span(source.id)[0]:
             self.store.update(*self._unapplied(push, source.id, push.seq), push.seq)
-            for marks in self.publisher.applied:
+            for marks in self.flusher.applied:
                 marks[source.id] = max(push.seq, marks[source.id])
             self.clock += 1
             self.rows_updated += push.slots.size
             effects += self._check_cut()
-            effects += self.publisher.applied_push()
+            effects += self.flusher.applied_push()
         return [*self._pushed(source, push.seq), *effects]
 
     def _unapplied(self, push: Push, mark: int, seq: int) -> Part:
@@ -328,8 +328,8 @@ class Serving:
 
     def _without_applied(self, part: Part, mark: int, seq: int) -> Part:
         counts, slots, grads = part
-        lacking = np.array([marks[mark] < seq for marks in self.publisher.applied])
-        wanted = lacking[self.publisher.geometry.of_slots(counts, slots)]
+        lacking = np.array([marks[mark] < seq for marks in self.flusher.applied])
+        wanted = lacking[self.flusher.geometry.of_slots(counts, slots)]
         return self._selected(wanted, np.repeat(np.arange(counts.size), counts), slots, grads)
 
     def _on_push_sync(self, source: Identity, push: Push) -> list[Effect]:
@@ -344,8 +344,8 @@ class Serving:
         return [*self._pushed(source, push.seq), *self._commit()]
 
     def _pushed(self, source: Identity, seq: int) -> list[Effect]:
-        two_phases = self.job.flush.commit == "2pc" and self.publisher.protected
-        if two_phases and self.publisher.prepared(source.id) < seq:
+        two_phases = self.job.flush.commit == "2pc" and self.flusher.protected
+        if two_phases and self.flusher.prepared(source.id) < seq:
             self._unprepared.append((source, seq))
             return []
         reply = Pushed(seq=seq, durable=self._durable(source.id), clock=self.clock)
@@ -359,7 +359,7 @@ class Serving:
         staged = self._staged.get(step, {})
         if not self.cut.pausing and len(staged) == len(workers) and all(self._pulled.get(w, 0) > step for w in workers):
             parts = [(staged[w].counts, staged[w].slots, staged[w].grads) for w in workers]
-            merged = parts[0] if len(parts) == 1 else self.store.merge(parts)
+            merged = parts[0] if len(parts) == 1 else self.store.sum_pushes(parts)
             if self._span(0)[1] >= step:
                 merged = self._without_applied(merged, 0, step)
             faults = self._waits_for(merged[0], merged[1])
@@ -367,13 +367,13 @@ class Serving:
                 return faults
             self.store.update(*merged, step)
             del self._staged[step]
-            for marks in self.publisher.applied:
+            for marks in self.flusher.applied:
                 marks[0] = step
             self.clock += len(parts)
             self.rows_updated += merged[1].size
             effects += self._check_cut()
-            if self.publisher.protected:
-                effects += self.publisher.flush_all()
+            if self.flusher.protected:
+                effects += self.flusher.flush_all()
         return effects + self._answer_steps()
 
     def _answer_steps(self) -> list[Effect]:
@@ -398,7 +398,7 @@ class Serving:
             raise IndexError(f"table {table} of {len(self.job.tables)}")
         return self.store.record_floats(table)
 
-    def _on_dump(self, source: Identity, dump: Dump) -> list[Effect]:
+    def _on_read(self, source: Identity, dump: ReadRecords) -> list[Effect]:
         floats = self.reply_floats(dump.slot_count * self.record_floats(dump.table))
         records = np.empty(floats, np.float32)
         if dump.parity:
@@ -414,7 +414,7 @@ class Serving:
             self.store.read_records(dump.table, dump.slot_first, dump.slot_count, records)
         return [Send(target=source, message=Records(request=dump.request, records=records))]
 
-    def _read_parities(self, dump: Dump, records: Float32Array) -> None:
+    def _read_parities(self, dump: ReadRecords, records: Float32Array) -> None:
         r = self.job.tables[dump.table].r
         blocks, q = np.divmod(np.arange(dump.slot_first, dump.slot_first + dump.slot_count), max(1, r))
         if not r or (blocks >= self.store.blocks(dump.table)).any():
@@ -428,7 +428,7 @@ class Serving:
             self.store.parity_read(index, counts, blocks[mine].astype(np.uint32), part)
             by_slot[mine] = part.reshape(mine.size, -1)
 
-    def _on_load(self, source: Identity, load: Load) -> list[Effect]:
+    def _on_write(self, source: Identity, load: WriteRecords) -> list[Effect]:
         floats = self.record_floats(load.table)
         slots = load.slots.astype(np.int64)
         if load.records.size != slots.size * floats:
@@ -446,13 +446,13 @@ class Serving:
         for start, stop in itertools.pairwise([*starts, slots.size]):
             source_records = load.records[start * floats : stop * floats]
             self.store.write_records(load.table, int(slots[start]), stop - start, source_records)
-        answer = Send(target=source, message=Loaded(request=load.request))
-        if not self.publisher.protected:
+        answer = Send(target=source, message=RecordsWritten(request=load.request))
+        if not self.flusher.protected:
             return [answer]
-        flushed = self.publisher.flush_all()
-        if self.publisher.has_acked(self.publisher.numbers()):
+        flushed = self.flusher.flush_all()
+        if self.flusher.has_acked(self.flusher.numbers()):
             return [*flushed, answer]
-        self._loads.append((self.publisher.numbers(), answer))
+        self._loads.append((self.flusher.numbers(), answer))
         return [*flushed]
 
     # --- What others do to whoever waits here ---
@@ -467,7 +467,7 @@ class Serving:
 
     def _check_cut(self) -> list[Effect]:
         """Something was applied. If that is the instant to cut at, whoever was held back for it goes on."""
-        begun = self.cut.reached(self.publisher.applied)
+        begun = self.cut.reached(self.flusher.applied)
         return [*begun, *self.release()] if begun and not self.is_sync else [*begun]
 
     def release(self) -> list[Effect]:
@@ -498,7 +498,7 @@ class Serving:
             effects += self._pushed(source, seq)
         loads, self._loads = self._loads, []
         for numbers, answer in loads:
-            if self.publisher.has_acked(numbers):
+            if self.flusher.has_acked(numbers):
                 effects.append(answer)
             else:
                 self._loads.append((numbers, answer))

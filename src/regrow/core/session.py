@@ -26,23 +26,23 @@ from regrow.core.link import Identity
 from regrow.core.messages import (
     Assign,
     Commit,
-    Dump,
     Durable,
     Expect,
     Float32Array,
     Int32Array,
-    Load,
-    Loaded,
     Message,
     Open,
     Opened,
     Pull,
     Push,
     Pushed,
+    ReadRecords,
     Records,
+    RecordsWritten,
     Rows,
     UInt32Array,
     View,
+    WriteRecords,
 )
 from regrow.errors import ProtocolError
 
@@ -51,7 +51,7 @@ CLOCKS_KEPT_MAX = 1024  # Pulls whose push may still come; a caller that never p
 
 
 class Plan(Protocol):
-    """Which rows of which server a batch needs; `regrow._core.Plan` is one."""
+    """Which rows of which server a batch needs; `regrow._kernels.Plan` is one."""
 
     @property
     def counts(self) -> Any: ...  # int32 [servers, tables]
@@ -104,7 +104,7 @@ class ExpectWanted:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class DumpWanted:
+class ReadWanted:
     """Read whole records of one server, or its parities."""
 
     request: int
@@ -116,7 +116,7 @@ class DumpWanted:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class LoadWanted:
+class WriteWanted:
     """Replace whole records at one server."""
 
     request: int
@@ -126,7 +126,7 @@ class LoadWanted:
     records: Float32Array
 
 
-Event = Joined | Delivered | Lost | PullWanted | PushWanted | AssignWanted | ExpectWanted | DumpWanted | LoadWanted
+Event = Joined | Delivered | Lost | PullWanted | PushWanted | AssignWanted | ExpectWanted | ReadWanted | WriteWanted
 
 
 # --- Effects ---
@@ -168,13 +168,13 @@ class PushDurable:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class DumpAnswered:
+class ReadAnswered:
     request: int
     records: Float32Array
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class LoadAnswered:
+class WriteAnswered:
     request: int
 
 
@@ -194,8 +194,8 @@ Effect = (
     | PullAnswered
     | PushReceived
     | PushDurable
-    | DumpAnswered
-    | LoadAnswered
+    | ReadAnswered
+    | WriteAnswered
     | Failed
 )
 
@@ -206,7 +206,7 @@ class Session:
     def __init__(self) -> None:
         self.view: View | None = None
         self.redo_bytes = 0
-        self.redo_bytes_max = 0  # the most there ever was
+        self.redo_bytes_peak = 0  # the most there ever was
         self._servers: list[Identity] = []
         self._joined: set[Identity] = set()
         self._started = False  # every server has answered Open once
@@ -217,8 +217,8 @@ class Session:
         self._held: list[PullWanted] = []  # sync: waiting until every server has staged the step before
         self._redo: dict[int, _OpenPush] = {}  # by seq, in order
         self._clocks: dict[int, list[int]] = {}  # request -> clock of each server when it read the rows
-        self._dumps: dict[int, DumpWanted] = {}
-        self._loads: dict[int, LoadWanted] = {}
+        self._dumps: dict[int, ReadWanted] = {}
+        self._loads: dict[int, WriteWanted] = {}
         self._assigns: list[AssignWanted] = []  # kept: a row that comes back untouched needs them again
 
     def receive(self, event: Event) -> list[Effect]:
@@ -237,10 +237,10 @@ class Session:
             return [self._expect(event.plans, s) for s in self.recovering if s in self._reachable()]
         if isinstance(event, Joined):
             return self._on_joined(event.peer)
-        if isinstance(event, DumpWanted):
+        if isinstance(event, ReadWanted):
             self._dumps[event.request] = event
             return [self._dump(event)] if event.server in self._reachable() else []
-        if isinstance(event, LoadWanted):
+        if isinstance(event, WriteWanted):
             self._loads[event.request] = event
             return [self._load(event)] if event.server in self._reachable() else []
         return [Failed(reason=f"lost {event.peer}: {event.reason}")] if self._matters(event.peer) else []
@@ -278,10 +278,10 @@ class Session:
             return self._on_records(message)
         if isinstance(message, Durable):
             return self._on_durable(source.id, message.durable) + self._release_pulls()
-        if isinstance(message, Loaded):
+        if isinstance(message, RecordsWritten):
             if self._loads.pop(message.request, None) is None:
                 return []
-            return [LoadAnswered(request=message.request)]
+            return [WriteAnswered(request=message.request)]
         raise ProtocolError(f"{type(message).__name__} from {source}")
 
     def _on_view(self, view: View) -> list[Effect]:
@@ -417,7 +417,7 @@ class Session:
     def _on_records(self, message: Records) -> list[Effect]:
         if self._dumps.pop(message.request, None) is None:
             return []
-        return [DumpAnswered(request=message.request, records=message.records)]
+        return [ReadAnswered(request=message.request, records=message.records)]
 
     # --- Wishes ---
 
@@ -444,7 +444,7 @@ class Session:
         clocks = self._clocks.pop(wanted.request, None) or [0] * len(self._servers)
         self._redo[wanted.seq] = _OpenPush(wanted, clocks=clocks)
         self.redo_bytes += wanted.grads.nbytes
-        self.redo_bytes_max = max(self.redo_bytes_max, self.redo_bytes)
+        self.redo_bytes_peak = max(self.redo_bytes_peak, self.redo_bytes)
         return [self._push(wanted, s) for s in self._reachable()]
 
     # --- The part of one server, also where it is empty: every server hears of every step ---
@@ -472,8 +472,8 @@ class Session:
         counts = np.bincount(rows >> 32, minlength=len(self.view.job.tables)).astype(np.int32)
         return Send(target=self._servers[s], message=Expect(counts=counts, slots=rows.astype(np.uint32)))
 
-    def _dump(self, wanted: DumpWanted) -> Send:
-        dump = Dump(
+    def _dump(self, wanted: ReadWanted) -> Send:
+        dump = ReadRecords(
             request=wanted.request,
             table=wanted.table,
             parity=wanted.parity,
@@ -482,8 +482,8 @@ class Session:
         )
         return Send(target=self._servers[wanted.server], message=dump)
 
-    def _load(self, wanted: LoadWanted) -> Send:
-        load = Load(request=wanted.request, table=wanted.table, slots=wanted.slots, records=wanted.records)
+    def _load(self, wanted: WriteWanted) -> Send:
+        load = WriteRecords(request=wanted.request, table=wanted.table, slots=wanted.slots, records=wanted.records)
         return Send(target=self._servers[wanted.server], message=load)
 
     def _part(self, plan: Plan, values: Float32Array, s: int) -> tuple[Float32Array, dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""The slow, obvious twin of every kernel in `regrow._core`, in NumPy and plain Python.
+"""The slow, obvious twin of every kernel in `regrow._kernels`, in NumPy and plain Python.
 
 They say what the kernels mean, and tests compare the two bit for bit. Nothing here is fast, and nothing that
 runs per step may call it. Float arithmetic is float32, one operation at a time, in the order written.
@@ -140,11 +140,11 @@ def update_record(record: F32, grad: F32, *, rule: Rule, step: int) -> None:
 
 @dataclass(slots=True)
 class ShardTwin:
-    """The twin of `_core.Shard`."""
+    """The twin of `_kernels.Shard`."""
 
     servers: int
     server: int
-    groups: int = 1
+    rings: int = 1
     records: list[F32] = field(default_factory=list)
     touched: list[npt.NDArray[np.bool_]] = field(default_factory=list)
     dims: list[int] = field(default_factory=list)
@@ -153,7 +153,7 @@ class ShardTwin:
     def add_table(
         self, *, rows: int, dim: int, k: int, r: int, rule: Rule, seed: int, init_bound: float, table: int
     ) -> int:
-        layout = Layout(servers=self.servers, k=k, r=r, groups=self.groups)
+        layout = Layout(servers=self.servers, k=k, r=r, rings=self.rings)
         slots = np.arange(layout.slots_per_server(rows))
         row = layout.row_of(np.full(len(slots), self.server), slots, table=table)
         records = np.zeros((len(slots), record_floats(rule.optimizer, dim)), np.float32)
@@ -196,7 +196,7 @@ def _by_table(counts: I32, slots: U32) -> list[tuple[int, int]]:
     return [(int(t), int(slot)) for t, slot in zip(tables, slots, strict=True)]
 
 
-def merge_pushes(dims: Sequence[int], parts: Sequence[tuple[I32, U32, F32]]) -> tuple[I32, U32, F32]:
+def sum_pushes(dims: Sequence[int], parts: Sequence[tuple[I32, U32, F32]]) -> tuple[I32, U32, F32]:
     """Sums rows with equal (table, slot) in the order of the list; rows in order of first occurrence."""
     sums: list[dict[int, F32]] = [{} for _ in dims]
     for counts, slots, grads in parts:
@@ -251,7 +251,7 @@ class CodedTable:
 
 @dataclass(slots=True)
 class CodedShardTwin(ShardTwin):
-    """The twin of a `_core.Shard` with coding groups."""
+    """The twin of a `_kernels.Shard` with coding groups."""
 
     coding: Sequence[tuple[int, int]] = ()
     recovering: bool = False
@@ -346,7 +346,7 @@ class CodedShardTwin(ShardTwin):
         return found, coded.blocks
 
     def parity_apply(self, source: int, counts: I32, slots: U32, deltas: F32) -> None:
-        ring = self.servers // self.groups
+        ring = self.servers // self.rings
         at = 0
         for t, slot in _by_table(counts, slots):
             coded = self.coded[t]
@@ -406,7 +406,7 @@ def _xored(a: F32, b: F32) -> F32:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RouterTwin:
-    """The twin of `_core.Router`; `plan` returns the twin of `_core.Plan`."""
+    """The twin of `_kernels.Router`; `plan` returns the twin of `_kernels.Plan`."""
 
     rows: Sequence[int]
     dims: Sequence[int]
@@ -417,7 +417,7 @@ class RouterTwin:
     feature_tables: Sequence[int]
     static_tables: Sequence[int]
     servers: int
-    groups: int = 1
+    rings: int = 1
 
     def plan(self, values: Numbers, lengths: Numbers | None, batch: int) -> PlanTwin:
         sizes = lengths if lengths is not None else [1] * (len(self.feature_tables) * batch)
@@ -450,7 +450,7 @@ class RouterTwin:
         offsets: dict[tuple[int, int], int] = {}
         offset = 0
         places = [
-            Layout(servers=self.servers, k=self.k[t], r=self.r[t], groups=self.groups).place(
+            Layout(servers=self.servers, k=self.k[t], r=self.r[t], rings=self.rings).place(
                 np.array(list(rows), np.int64), table=self.table_index[t]
             )
             for t, rows in enumerate(wanted)
@@ -481,7 +481,7 @@ class RouterTwin:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanTwin:
-    """The twin of `_core.Plan`."""
+    """The twin of `_kernels.Plan`."""
 
     router: RouterTwin
     counts: I32

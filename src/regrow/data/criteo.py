@@ -18,7 +18,7 @@ from types import TracebackType
 import numpy as np
 from numpy.typing import NDArray
 
-from regrow._core import parse_criteo, skip_lines
+from regrow._kernels import parse_criteo, skip_lines
 from regrow.data.batch import Batch, EpochPlan, Position, checked_plan, start_index
 from regrow.errors import DataError, UserError
 

@@ -12,7 +12,7 @@ import signal
 import sys
 import traceback
 
-from regrow import _core
+from regrow import _kernels
 from regrow.errors import CheckpointError, ConnectionLost, DataLoss, RegrowError
 from regrow.runtime.parent import Parent, name_process
 
@@ -26,7 +26,7 @@ def main() -> int:
     logging.basicConfig(
         stream=sys.stderr, level=logging.INFO, format=f"%(asctime)s {role[0].upper()}{index} %(message)s"
     )
-    _core.tune_malloc(one_heap=role != "worker")
+    _kernels.tune_malloc(one_heap=role != "worker")
     try:
         if role == "worker":
             from regrow.nn import worker

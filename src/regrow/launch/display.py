@@ -328,8 +328,8 @@ def summary_text(summary: dict[str, Any], path: Path) -> str:
         rows.append(("checkpoints", f"{saved['saved']}{failed}; the last is {saved['last']['cut']}"))
     elif saved.get("failed"):
         rows.append(("checkpoints", f"none! {saved['failed']} failed: {saved['last_error']}"))
-    if summary.get("faults_unreached"):
-        steps = ", ".join(str(fault["step"]) for fault in summary["faults_unreached"])
+    if summary.get("sabotage_unreached"):
+        steps = ", ".join(str(fault["step"]) for fault in summary["sabotage_unreached"])
         rows.append(("not reached", f"faults at step {steps}: the data ended before"))
     peak = summary["peak_rss_bytes"]
     rows.append(

@@ -29,9 +29,9 @@ from regrow.launch import checkpoints, memory
 from regrow.launch.causes import KILLED, MISSES_ANOTHER, Suspect, verdict
 from regrow.launch.crew import CHILD_COMMAND, Crew
 from regrow.launch.display import Display, QuietDisplay
-from regrow.launch.faults import Faults
 from regrow.launch.processes import Child, Children, Ended, Exit, Said
 from regrow.launch.rundir import RunDir, SocketDir
+from regrow.launch.sabotage import Saboteur
 from regrow.launch.signals import SignalWatch
 from regrow.launch.status import RunStatus
 from regrow.launch.version import version
@@ -111,7 +111,7 @@ class _Run:
         self.status = RunStatus(config, started_at=time.monotonic())
         self.children = Children()
         self.signals = SignalWatch(self.children.wake)
-        self.faults = Faults(config)
+        self.sabotage = Saboteur(config)
         self.crew: Crew
         self.run_id = secrets.token_hex(8)
         self.start = self.asked = start  # None: from nothing; `asked` stays what the user said
@@ -473,7 +473,7 @@ class _Run:
         self._paused = [(until, child) for until, child in self._paused if now < until]
         if self.status.phase not in SURVIVING_PHASES:
             return
-        for fault in self.faults.due(self.status.step):
+        for fault in self.sabotage.due(self.status.step):
             child = self.crew.current(fault.role, fault.id)
             child.doomed_at = now
             if fault.pause_seconds is None:
@@ -482,7 +482,7 @@ class _Run:
                 child.paused = True
                 child.signal(signal.SIGSTOP)
                 self._paused.append((now + fault.pause_seconds, child))
-        target = self.faults.random_target(now, down=self.status.servers_down)
+        target = self.sabotage.random_target(now, down=self.status.servers_down)
         if target is not None and self.status.phase == "training":
             child = self.crew.current(*target)
             child.doomed_at = now
@@ -544,7 +544,7 @@ class _Run:
             "mode": config.mode,
             "protection": config.protection,
             "code": None if config.code is None else dataclasses.asdict(config.code),
-            "faults_unreached": [dataclasses.asdict(fault) for fault in self.faults.unreached],
+            "sabotage_unreached": [dataclasses.asdict(fault) for fault in self.sabotage.unreached],
             "servers": config.servers,
             "workers": config.workers,
             "model": config.model,

@@ -11,7 +11,7 @@ import itertools
 from dataclasses import dataclass
 from pathlib import Path
 
-from regrow import _core
+from regrow import _kernels
 from regrow.config import GIB, MIB, TrainConfig
 from regrow.data.catalog import table_rows
 from regrow.errors import MemoryShort
@@ -54,9 +54,10 @@ def check(config: TrainConfig) -> Need:
 
 def needed(config: TrainConfig, model: ModelConfig) -> Need:
     code = config.code
-    k, r, groups = (code.k, code.r, code.groups) if code is not None else (1, 0, 1)
+    k, r, rings = (code.k, code.r, code.rings) if code is not None else (1, 0, 1)
     per_server = sum(
-        _core.shard_bytes(rows, model.dim, k, r, groups, config.servers, config.optimizer) for rows in table_rows(model)
+        _kernels.shard_bytes(rows, model.dim, k, r, rings, config.servers, config.optimizer)
+        for rows in table_rows(model)
     )
     dense = dense_parameters(model) * (1 + DENSE_STATE[config.dense_optimizer]) * FLOAT_BYTES * (1 + r)
     # A worker holds batches pulled ahead, as rows and gradients, and the pushes nobody has confirmed yet.

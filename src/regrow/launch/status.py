@@ -86,7 +86,7 @@ class WorkerStatus:
     wait_seconds: float = 0.0
     lookups: int = 0
     distinct: int = 0  # rows per batch, summed over the batches
-    redo_bytes_max: int = 0  # the most it ever kept because it was not durable yet
+    redo_bytes_peak: int = 0  # the most it ever kept because it was not durable yet
     position: dict[str, Any] | None = None  # where its next batch starts in the data
     # (when, samples) of its reports of late.
     reports: deque[tuple[float, int]] = field(default_factory=deque)
@@ -279,7 +279,7 @@ class RunStatus:
             worker.wait_seconds = carried.get("wait_seconds", 0.0) + float(event.get("wait_seconds", 0.0))
             worker.lookups = int(carried.get("lookups", 0)) + int(event.get("lookups", 0))
             worker.distinct = int(carried.get("distinct", 0)) + int(event.get("distinct", 0))
-            worker.redo_bytes_max = max(worker.redo_bytes_max, int(event.get("redo_bytes_max", 0)))
+            worker.redo_bytes_peak = max(worker.redo_bytes_peak, int(event.get("redo_bytes_peak", 0)))
             worker.position = event.get("position")
             if self._add_histograms(event):
                 worker.loss = finite(event["loss"])
@@ -465,7 +465,7 @@ class RunStatus:
             "redundancy_bytes": sum(server.redundancy_bytes for server in self.servers),
             "flushes": sum(server.flushes for server in self.servers),
             "flush_bytes": sum(server.flush_bytes for server in self.servers),
-            "redo_bytes_max": max(worker.redo_bytes_max for worker in self.workers),
+            "redo_bytes_peak": max(worker.redo_bytes_peak for worker in self.workers),
             "failures": [failure.to_dict() for failure in self.failures.all],
             "checkpoints": self.checkpoints,
             "merges": self.merges,

@@ -46,7 +46,7 @@ def check_parity(client: Client, *, tries: int = 1, pause_seconds: float = 1.0) 
 
 
 def _layout(job: JobSpec, spec: TableSpec) -> Layout:
-    return Layout(servers=job.servers, k=spec.k, r=spec.r, groups=job.groups)
+    return Layout(servers=job.servers, k=spec.k, r=spec.r, rings=job.rings)
 
 
 def _parts(job: JobSpec, spec: TableSpec) -> Iterator[tuple[int, int]]:
@@ -70,7 +70,7 @@ def _wrong_stripes(client: Client, table: int, *, block_first: int, block_count:
             for server in range(layout.servers)
         ]
     ).view(np.uint8)
-    turn, group = np.divmod(stripes, layout.groups)
+    turn, group = np.divmod(stripes, layout.rings)
     wrong = np.zeros(stripes.size, np.bool_)
     for q in range(spec.r):
         holder = group * layout.ring + (turn + table + spec.k + q) % layout.ring

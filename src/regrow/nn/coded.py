@@ -38,5 +38,5 @@ def flush_spec(code: ErasureCode | None, tables: Sequence[TableSpec], *, servers
     )
 
 
-def group_count(code: ErasureCode | None) -> int:
-    return code.groups if code is not None else 1
+def ring_count(code: ErasureCode | None) -> int:
+    return code.rings if code is not None else 1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from regrow import _core
+from regrow import _kernels
 from regrow.core.job import JobSpec
 
 
@@ -12,10 +12,10 @@ def make_router(
     feature_tables: list[int],
     static_tables: list[int],
     mean_pooling: list[bool] | None = None,
-) -> _core.Router:
+) -> _kernels.Router:
     """The worker's side of the layout that the servers of `job` use."""
     tables = job.tables
-    return _core.Router(
+    return _kernels.Router(
         rows=[table.rows for table in tables],
         dims=[table.dim for table in tables],
         k=[table.k for table in tables],
@@ -25,5 +25,5 @@ def make_router(
         feature_tables=feature_tables,
         static_tables=static_tables,
         servers=job.servers,
-        groups=job.groups,
+        rings=job.rings,
     )

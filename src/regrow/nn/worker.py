@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from regrow import _core
+from regrow import _kernels
 from regrow.config import TrainConfig
 from regrow.core.link import Identity
 from regrow.data.catalog import open_dataset
@@ -34,7 +34,7 @@ def run(parent: Parent) -> None:
     config = TrainConfig.from_dict(assignment["config"])
     threads = max(1, int(assignment["threads"]))
     torch.set_num_threads(threads)
-    _core.set_threads(threads)
+    _kernels.set_threads(threads)
     if config.device.startswith("cuda") and not torch.cuda.is_available():
         raise UserError(
             f"device = {config.device!r}: this torch finds no CUDA device",
@@ -69,7 +69,7 @@ def run(parent: Parent) -> None:
             report=lambda progress: _report(parent, client, progress),
             report_seconds=REPORT_SECONDS if config.code is None else REPORT_SECONDS_PROTECTED,
             # Whoever is to be killed at a step is killed by the launcher, which must hear of it at once.
-            report_steps=frozenset(fault.step for fault in config.faults),
+            report_steps=frozenset(fault.step for fault in config.sabotage),
         )
         seconds = time.monotonic() - started
         parent.report("trained", steps=trainer.progress.step, samples=trainer.progress.samples, seconds=seconds)
@@ -149,7 +149,7 @@ def _report(parent: Parent, client: SocketClient, progress: Progress) -> None:
         wait_seconds=progress.wait_seconds,
         lookups=progress.lookups,
         distinct=progress.distinct,
-        redo_bytes_max=client.session.redo_bytes_max,
+        redo_bytes_peak=client.session.redo_bytes_peak,
         bytes_in=bytes_in,
         bytes_out=bytes_out,
     )

@@ -27,10 +27,10 @@ from regrow.checkpoint.manifest import ChunkInfo, Cut, Manifest, TableInfo, apar
 from regrow.checkpoint.policy import clear_wanted, wanted_full
 from regrow.checkpoint.staging import CHUNKS_IN_MEMORY_MAX, Stager
 from regrow.checkpoint.storage import Storage
-from regrow.core.cut import Publish, Published, Save, Saved
+from regrow.core.cut import ManifestWritten, Save, Saved, WriteManifest
 from regrow.core.job import JobSpec
 from regrow.core.layout import Layout
-from regrow.core.shard import LoadedAll, LoadedRows, TableRows
+from regrow.core.server import LoadedAll, LoadedRows, TableRows
 from regrow.errors import CheckpointError, RegrowError
 from regrow.store.memory import MemoryStore
 
@@ -39,7 +39,7 @@ log = logging.getLogger("regrow.checkpoint")
 # Of records kept aside because they changed before they were stored. Above it they are stored first, ...
 ASIDE_BYTES_MAX = 64 << 20
 ASIDE_BYTES_LIMIT = 1 << 30  # ... and above this the checkpoint is given up: training has the memory.
-# Loaded rows that parity holders do not have yet. Too small: loading waits for each message. Too large: memory.
+# RecordsWritten rows that parity holders do not have yet. Too small: loading waits for each message. Too large: memory.
 LOAD_BYTES_MAX = 64 << 20
 # Of rows that the server takes at once. Too small: taking turns costs more than the rows. Too large: the loop is kept
 # from its work, and the flush of them is larger than a frame may be.
@@ -48,12 +48,12 @@ LOAD_PART_BYTES = 4 << 20
 
 def layout_of(job: JobSpec, table: int) -> Layout:
     spec = job.tables[table]
-    return Layout(servers=job.servers, k=spec.k, r=spec.r, groups=job.groups)
+    return Layout(servers=job.servers, k=spec.k, r=spec.r, rings=job.rings)
 
 
 def shard_of(job: JobSpec, server: int) -> str:
     """The name under which a server writes chunks."""
-    return shard_name(server, job.servers, (job.groups, [(table.k, table.r) for table in job.tables]))
+    return shard_name(server, job.servers, (job.rings, [(table.k, table.r) for table in job.tables]))
 
 
 def table_infos(job: JobSpec) -> tuple[TableInfo, ...]:
@@ -192,8 +192,8 @@ class Saver:
 
 
 def publish(
-    url: str, job: JobSpec, cut: Publish, *, extra: dict[str, Any], encoding: str, bits: int, made_by: str
-) -> Published:
+    url: str, job: JobSpec, cut: WriteManifest, *, extra: dict[str, Any], encoding: str, bits: int, made_by: str
+) -> ManifestWritten:
     """Writes the manifest: from here on the checkpoint exists."""
     try:
         storage = Storage.open(url)
@@ -221,12 +221,12 @@ def publish(
         if lost := [info.name for info in chunks if there.get(info.name) != info.bytes]:
             raise CheckpointError(f"{manifest.name}/{lost[0]} is gone")
         storage.write_manifest(manifest)
-        return Published(number=cut.number, full_wanted=_full_wanted(storage, full=cut.source is None))
+        return ManifestWritten(number=cut.number, full_wanted=_full_wanted(storage, full=cut.source is None))
     except RegrowError as error:
-        return Published(number=cut.number, error=error.message)
+        return ManifestWritten(number=cut.number, error=error.message)
     except Exception as error:
         log.exception("cut %d", cut.number)
-        return Published(number=cut.number, error=repr(error))
+        return ManifestWritten(number=cut.number, error=repr(error))
 
 
 def _full_wanted(storage: Storage, *, full: bool) -> bool:

@@ -27,22 +27,22 @@ from regrow.core.messages import Declare, Float32Array, Message, Rows, View
 from regrow.core.session import (
     AssignWanted,
     Connect,
-    DumpAnswered,
-    DumpWanted,
     Effect,
     Event,
     ExpectWanted,
     Failed,
-    LoadAnswered,
-    LoadWanted,
     Plan,
     PullAnswered,
     PullWanted,
     PushDurable,
     PushReceived,
     PushWanted,
+    ReadAnswered,
+    ReadWanted,
     Session,
     SessionOpened,
+    WriteAnswered,
+    WriteWanted,
 )
 from regrow.errors import ConnectionLost, DataLoss, RegrowError
 from regrow.runtime.transport import Endpoint
@@ -151,7 +151,7 @@ class Client:
         """Raw parity records that a server keeps, padded as it keeps them: block b and parity q are slot b * r + q."""
         request, answered = self._expect()
         self._submit(
-            DumpWanted(
+            ReadWanted(
                 request=request,
                 server=server,
                 table=table,
@@ -184,7 +184,7 @@ class Client:
         for server, mine, slots in self._placed(table, row_first, len(out)):
             request, answered = self._expect()
             first, count = int(slots.min()), int(slots.max() - slots.min()) + 1
-            self._submit(DumpWanted(request=request, server=server, table=table, slot_first=first, slot_count=count))
+            self._submit(ReadWanted(request=request, server=server, table=table, slot_first=first, slot_count=count))
             asked.append((mine, slots - first, answered))
         for mine, within, answered in asked:
             records = answered.result().reshape(int(within.max()) + 1, -1)
@@ -197,7 +197,7 @@ class Client:
             request, answered = self._expect()
             part = np.zeros((mine.size, _padded(floats)), np.float32)
             part[:, :floats] = records[mine]
-            wanted = LoadWanted(
+            wanted = WriteWanted(
                 request=request,
                 server=server,
                 table=table,
@@ -212,7 +212,7 @@ class Client:
     def _placed(self, table: int, row_first: int, row_count: int) -> list[tuple[int, Any, Any]]:
         """(server, which of the rows, their slots) for every server that has some of these rows."""
         spec = self.job.tables[table]
-        layout = Layout(servers=self.job.servers, k=spec.k, r=spec.r, groups=self.job.groups)
+        layout = Layout(servers=self.job.servers, k=spec.k, r=spec.r, rings=self.job.rings)
         servers, slots = layout.place(np.arange(row_first, row_first + row_count), table=table)
         found = [(server, np.flatnonzero(servers == server)) for server in range(self.job.servers)]
         return [(server, mine, slots[mine].astype(np.int64)) for server, mine in found if mine.size]
@@ -254,7 +254,7 @@ class Client:
         for effect in effects:
             if isinstance(effect, Send):
                 self._send(effect.target, effect.message)
-            elif isinstance(effect, PullAnswered | LoadAnswered):
+            elif isinstance(effect, PullAnswered | WriteAnswered):
                 self._answered(effect.request, None)
             elif isinstance(effect, PushReceived):
                 self.staleness_sum += effect.staleness
@@ -265,7 +265,7 @@ class Client:
                     self._durable = effect.seq
                     self._redo.pop(effect.seq, None)
                     self._window.notify_all()
-            elif isinstance(effect, DumpAnswered):
+            elif isinstance(effect, ReadAnswered):
                 self._answered(effect.request, effect.records)
             elif isinstance(effect, Connect):
                 self._connect(effect.view)

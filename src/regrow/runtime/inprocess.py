@@ -14,8 +14,8 @@ from regrow.core.effects import Delivered, Died, Joined, Lost, Refuse, Replace, 
 from regrow.core.job import JobSpec
 from regrow.core.link import Identity
 from regrow.core.messages import Declare, Message, View
+from regrow.core.server import ShardServer, Store
 from regrow.core.session import Event
-from regrow.core.shard import ShardServer, Store
 from regrow.errors import ConnectionLost, ProtocolError, RegrowError
 from regrow.runtime.client import Client
 from regrow.store.memory import MemoryStore

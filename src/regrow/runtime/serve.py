@@ -9,9 +9,9 @@ import time
 from collections.abc import Coroutine
 from typing import Any
 
-from regrow import _core
+from regrow import _kernels
 from regrow.core.coordinator import Coordinator
-from regrow.core.cut import CutNow, CutPlan, Publish, Save, Unsave
+from regrow.core.cut import CutNow, CutPlan, Save, Unsave, WriteManifest
 from regrow.core.effects import (
     Delivered,
     Dial,
@@ -30,7 +30,7 @@ from regrow.core.effects import (
 from regrow.core.job import JobSpec
 from regrow.core.link import Identity
 from regrow.core.messages import CutMarks, Message, Ready
-from regrow.core.shard import Load, ShardServer
+from regrow.core.server import Load, ShardServer
 from regrow.errors import RegrowError
 from regrow.runtime.checkpoint import Loader, Saver, discard, publish
 from regrow.runtime.client import new_event_loop
@@ -165,7 +165,7 @@ class Node:
             case Unsave(number=number):
                 assert self.saver is not None
                 self.saver.give_up(number)
-            case Publish():
+            case WriteManifest():
                 self._run_task(self._publish(effect))
             case Load(job=job):
                 self._run_task(self._load(job))
@@ -177,7 +177,7 @@ class Node:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _publish(self, cut: Publish) -> None:
+    async def _publish(self, cut: WriteManifest) -> None:
         assert isinstance(self.machine, Coordinator) and self.machine.view is not None
         saving, job = self.parent.assignment["checkpoints"], self.machine.view.job
         extra = {"config": self.parent.assignment["config"], "run": saving["run"]}
@@ -298,7 +298,7 @@ class Node:
 
 def run(parent: Parent) -> None:
     """Serves until told to stop. Raises RegrowError when it cannot go on."""
-    _core.set_threads(max(1, int(parent.assignment["threads"])))
+    _kernels.set_threads(max(1, int(parent.assignment["threads"])))
     loop = new_event_loop()
     try:
         loop.run_until_complete(Node(parent).run())

@@ -145,7 +145,7 @@ class Checker:
     def _on_view(self, node: Node, target: Identity, view: View) -> None:
         if not view.lost:
             return
-        if not self.world.faults.beyond:
+        if not self.world.sabotage.beyond:
             self.fail("loss", f"{short(node.identity)} says that rows are lost: {view.lost}")
         if not self.world.lost:
             self.world.probes.hit("data loss")
@@ -390,7 +390,7 @@ class Checker:
             for (source, group), held in node.machine.holder.held.items():
                 if not held.ended or held.marks != final:
                     self.fail("I8", f"S{server} ends with {held.marks} of group {group} of S{source}")
-                number = self._server(source).publisher.groups[group].number
+                number = self._server(source).flusher.groups[group].number
                 if held.number != number:
                     self.fail(
                         "I8", f"S{server} ends with flush {held.number} of {number} of group {group} of S{source}"

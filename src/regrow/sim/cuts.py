@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from regrow.core.cut import CutNow, Publish, Published, Save, Saved
+from regrow.core.cut import CutNow, ManifestWritten, Save, Saved, WriteManifest
 from regrow.core.effects import Notice
 from regrow.core.link import Identity
-from regrow.core.shard import LoadedAll, LoadedRows
+from regrow.core.server import LoadedAll, LoadedRows
 from regrow.sim import machines
 from regrow.sim.net import COORDINATOR, short
 from regrow.sim.nodes import Node, Violation
@@ -63,7 +63,7 @@ class Start:
 
 
 class Storage:
-    """All savers, the publisher, the loader and what they wrote, of one world."""
+    """All savers, the flusher, the loader and what they wrote, of one world."""
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -161,7 +161,7 @@ class Storage:
 
     # --- The coordinator ---
 
-    def publish(self, node: Node, publish: Publish) -> None:
+    def publish(self, node: Node, publish: WriteManifest) -> None:
         """Writes the manifest after a while, and says so after another."""
         world = self.world
         rate = 0.0 if world.calm else world.cuts.error_rate
@@ -181,11 +181,11 @@ class Storage:
                 return
             self._full_wanted |= full_wanted
             text = "the storage does not answer" if error else ""
-            world.driver.hand(node, Published(number=publish.number, error=text, full_wanted=full_wanted))
+            world.driver.hand(node, ManifestWritten(number=publish.number, error=text, full_wanted=full_wanted))
 
         world.later(write, of=node)
 
-    def _write(self, publish: Publish) -> None:
+    def _write(self, publish: WriteManifest) -> None:
         world = self.world
         if f"{publish.target}.{publish.source or 'full'}" in self.discarded:
             raise Violation("I11", f"{publish.target} was given up, and is published all the same")
@@ -211,7 +211,7 @@ class Storage:
         self.pieces[publish.target] = Piece(publish.target, publish.source, publish.marks, rows, state)
         self._count(publish)
 
-    def _count(self, publish: Publish) -> None:
+    def _count(self, publish: WriteManifest) -> None:
         world = self.world
         world.probes.hit("full cut" if publish.source is None else "delta cut")
         if publish.source is None and self._full_wanted:
@@ -222,7 +222,7 @@ class Storage:
             self.published_calm += 1
         world.log(f"{publish.target} from {publish.source} is written, marks {publish.marks}")
 
-    def _check_state(self, publish: Publish, state: Rows, snapshots: list[Snapshot]) -> None:
+    def _check_state(self, publish: WriteManifest, state: Rows, snapshots: list[Snapshot]) -> None:
         """I11: what is restored is what the servers had, and what the pushes make of the first rows."""
         reference = self.world.reference
         there: Rows = {}

@@ -5,11 +5,11 @@ from __future__ import annotations
 import traceback
 from typing import TYPE_CHECKING, Any
 
-from regrow.core.cut import Publish, Save, Unsave
+from regrow.core.cut import Save, Unsave, WriteManifest
 from regrow.core.effects import Delivered, Dial, Forget, Log, Notice, Refuse, Replace, Send, Stop
 from regrow.core.link import Identity
+from regrow.core.server import Load
 from regrow.core.session import Connect, PushReceived
-from regrow.core.shard import Load
 from regrow.sim.net import COORDINATOR, short
 from regrow.sim.nodes import Node, Violation
 
@@ -73,7 +73,7 @@ class Driver:
             self.world.later(lambda: self.world.launcher.replace(effect.peer, effect.reason))
         elif isinstance(effect, Log):
             self.world.log(f"{short(identity)}: {effect.text}")
-        elif isinstance(effect, Save | Unsave | Publish | Load | Notice):
+        elif isinstance(effect, Save | Unsave | WriteManifest | Load | Notice):
             self._store(node, effect)
         elif isinstance(effect, PushReceived):
             pass
@@ -85,13 +85,13 @@ class Driver:
         else:
             raise Violation("core", f"{short(identity)}: an effect nobody knows: {effect}")
 
-    def _store(self, node: Node, effect: Save | Unsave | Publish | Load | Notice) -> None:
+    def _store(self, node: Node, effect: Save | Unsave | WriteManifest | Load | Notice) -> None:
         storage = self.world.storage
         if isinstance(effect, Save):
             storage.save(node, effect)
         elif isinstance(effect, Unsave):
             storage.unsave(node, effect.number)
-        elif isinstance(effect, Publish):
+        elif isinstance(effect, WriteManifest):
             storage.publish(node, effect)
         elif isinstance(effect, Load):
             storage.load(node)

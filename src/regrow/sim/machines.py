@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from regrow.core import cut, decode, publish
+from regrow.core import cut, decode, flusher
 from regrow.core.coordinator import Coordinator
 from regrow.core.cut import CutPlan
 from regrow.core.effects import Send
@@ -16,7 +16,7 @@ from regrow.core.job import JobSpec
 from regrow.core.layout import Layout
 from regrow.core.link import Identity
 from regrow.core.messages import CutAt, CutBegun, Expect, Fault, FlushCommit, Pull, Push, Stream, Syndrome, Tail
-from regrow.core.shard import ShardServer
+from regrow.core.server import ShardServer
 from regrow.sim.probes import Probes
 from regrow.store.memory import MemoryStore
 
@@ -69,18 +69,18 @@ def make_coordinator(identity: Identity, job: JobSpec, plan: CutPlan | None = No
 @contextlib.contextmanager
 def small_batches(size: int, *, steps_ahead: int = cut.STEPS_AHEAD) -> Iterator[None]:
     """Streams and sweeps of a few bytes at a time, so that much can happen between two of them."""
-    saved = publish.STREAM_BYTES, decode.SWEEP_BYTES, cut.STEPS_AHEAD
-    publish.STREAM_BYTES = decode.SWEEP_BYTES = size
+    saved = flusher.STREAM_BYTES, decode.SWEEP_BYTES, cut.STEPS_AHEAD
+    flusher.STREAM_BYTES = decode.SWEEP_BYTES = size
     cut.STEPS_AHEAD = steps_ahead
     try:
         yield
     finally:
-        publish.STREAM_BYTES, decode.SWEEP_BYTES, cut.STEPS_AHEAD = saved
+        flusher.STREAM_BYTES, decode.SWEEP_BYTES, cut.STEPS_AHEAD = saved
 
 
 def blocks(job: JobSpec, table: int) -> int:
     spec = job.tables[table]
-    layout = Layout(servers=job.servers, k=spec.k, r=spec.r, groups=job.groups)
+    layout = Layout(servers=job.servers, k=spec.k, r=spec.r, rings=job.rings)
     return layout.slots_per_server(spec.rows) // spec.k
 
 
@@ -98,7 +98,7 @@ def held(server: Any, source: int, group: int) -> Any:
 
 def applied(server: Any) -> list[list[int]]:
     """The marks of each group."""
-    marks: list[list[int]] = server.publisher.applied
+    marks: list[list[int]] = server.flusher.applied
     return marks
 
 
@@ -137,13 +137,13 @@ def parity(server: Any, table: int, q: int, count: int) -> Any:
 def fingerprint(server: Any) -> tuple[Any, ...]:
     """All that a message of an old incarnation might change."""
     holder = [(key, state.number, state.marks, state.ended) for key, state in server.holder.held.items()]
-    source = [(group.number, group.flushed, tuple(group.acked.items())) for group in server.publisher.groups]
+    source = [(group.number, group.flushed, tuple(group.acked.items())) for group in server.flusher.groups]
     stores = []
     for table, spec in enumerate(server.view.job.tables):
         for q in range(spec.r):
             stores.append(parity(server, table, q, server.store.blocks(table)).tobytes())
     missing = server.store.missing_rows()
-    return holder, source, stores, missing, [list(marks) for marks in server.publisher.applied]
+    return holder, source, stores, missing, [list(marks) for marks in server.flusher.applied]
 
 
 def unsettled_reason(server: Any) -> str:
@@ -161,12 +161,12 @@ def unsettled_reason(server: Any) -> str:
         return "loads its rows"
     if any(member.recovering for member in server.view.servers):
         return "knows of a recovery"
-    if not server.publisher.protected:
+    if not server.flusher.protected:
         return ""
-    for index, group in enumerate(server.publisher.groups):
+    for index, group in enumerate(server.flusher.groups):
         if group.streams:
             return f"streams group {index}"
-        if tuple(server.publisher.applied[index]) != group.flushed or server.store.pending_rows(index):
+        if tuple(server.flusher.applied[index]) != group.flushed or server.store.pending_rows(index):
             return f"has not flushed group {index}"
         if group.acked and min(group.acked.values()) < group.number:
             return f"waits for acknowledgements of group {index}: {group.acked} of {group.number}"
@@ -186,7 +186,7 @@ def unbounded_reason(server: Any, tail_max: int) -> str:
     for (source, group), state in server.holder.held.items():
         if len(state.tail) > tail_max:
             return f"keeps {len(state.tail)} flushes of group {group} of S{source}"
-    for index, group in enumerate(server.publisher.groups):
+    for index, group in enumerate(server.flusher.groups):
         if len(group.history) > 2 + group.number - min(group.acked.values(), default=group.number):
             return f"remembers the marks of {len(group.history)} flushes of group {index}"
     return ""
@@ -219,7 +219,7 @@ def _is_late(effect: Any) -> bool:
 def _has(server: Any, event: Any) -> bool:
     """Whether a push came for the second time: it is still the newest, and no reply but the acknowledgement left."""
     mark = 0 if server.view.job.mode == "sync" else event.source.id
-    return bool(event.message.seq < min(marks[mark] for marks in server.publisher.applied))
+    return bool(event.message.seq < min(marks[mark] for marks in server.flusher.applied))
 
 
 # --- The coordinator and sessions ---

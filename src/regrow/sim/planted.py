@@ -18,14 +18,14 @@ from regrow.core.coordinator import Coordinator
 from regrow.core.cut import Cuts, CutSide, Unsave
 from regrow.core.decode import Decoder, Sweep
 from regrow.core.effects import Delivered, Send
+from regrow.core.flusher import Flusher
+from regrow.core.holder import Holder
 from regrow.core.link import Link
 from regrow.core.messages import Flush, Opened, Push
-from regrow.core.parity import ParityHolder
-from regrow.core.publish import Publisher
 from regrow.core.rebuild import Rebuild
+from regrow.core.server import ShardServer
 from regrow.core.serving import Serving
 from regrow.core.session import Session
-from regrow.core.shard import ShardServer
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -113,12 +113,12 @@ def _piecewise_push(original: Any) -> Any:
 def _flush_before_snapshot(original: Any) -> Any:
     def on_snap_ask(self: Any, source: Any, ask: Any) -> Any:
         sends = []
-        for g, group in enumerate(self.publisher.groups):
+        for g, group in enumerate(self.flusher.groups):
             if self.store.pending_rows(g):
-                applied = self.publisher.applied[g]
-                self.publisher.applied[g] = list(group.flushed)  # the watermark is left behind
-                sends += self.publisher.flush(g)
-                self.publisher.applied[g] = applied
+                applied = self.flusher.applied[g]
+                self.flusher.applied[g] = list(group.flushed)  # the watermark is left behind
+                sends += self.flusher.flush(g)
+                self.flusher.applied[g] = applied
         return [*sends, *original(self, source, ask)]
 
     return on_snap_ask
@@ -313,7 +313,7 @@ def _captures_late(original: Any) -> Any:
 def _held_push_first(original: Any) -> Any:
     def check_cut(self: Any) -> Any:
         at = self.cut._at
-        if at is None or any(tuple(marks) != at[1].marks for marks in self.publisher.applied):
+        if at is None or any(tuple(marks) != at[1].marks for marks in self.flusher.applied):
             return original(self)
         self.cut._at = None
         released = self.release()
@@ -389,9 +389,9 @@ BUGS: dict[str, Bug] = {
         "messages sent in an older view are thrown away", ShardServer, "receive", _epoch_fencing, ASYNC
     ),
     "stream-without-marks": Bug(
-        "a rebuilt parity holder has no watermarks", ParityHolder, "on_stream_end", _stream_end_without_marks, ASYNC
+        "a rebuilt parity holder has no watermarks", Holder, "on_stream_end", _stream_end_without_marks, ASYNC
     ),
-    "one-applied": Bug("one watermark for all groups of a replacement", Publisher, "activate", _one_applied, ASYNC),
+    "one-applied": Bug("one watermark for all groups of a replacement", Flusher, "activate", _one_applied, ASYNC),
     "piecewise-push": Bug(
         "a push is applied to the rows that are there, before the others",
         Serving,
@@ -412,11 +412,11 @@ BUGS: dict[str, Bug] = {
     "late-faults": Bug(
         "a fault is decoded whether the row is lost or not", Decoder, "on_fault", _late_faults, ("r2", "sync-r2")
     ),
-    "piecewise-flush": Bug("a flush is applied in two pieces", ParityHolder, "on_flush", _piecewise_flush, ASYNC),
-    "marks-only-with-rows": Bug("watermarks travel only with deltas", Publisher, "flush", _marks_only_with_rows, ASYNC),
+    "piecewise-flush": Bug("a flush is applied in two pieces", Holder, "on_flush", _piecewise_flush, ASYNC),
+    "marks-only-with-rows": Bug("watermarks travel only with deltas", Flusher, "flush", _marks_only_with_rows, ASYNC),
     "durable-waits-for-streams": Bug(
         "durability waits for a holder that is being rebuilt",
-        Publisher,
+        Flusher,
         "_reached",
         _durable_waits_for_streams,
         ("async", "r2", "mixed-k"),
@@ -497,7 +497,7 @@ BUGS: dict[str, Bug] = {
     ),
     "loads-uncommitted": Bug(
         "what is loaded waits for a commit of pushes that were made long ago (two-phase commit)",
-        Publisher,
+        Flusher,
         "loaded",
         _loads_uncommitted,
         ("cuts-2pc",),

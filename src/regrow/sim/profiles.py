@@ -117,7 +117,7 @@ def make_scenario(profile: Profile, choices: Choices) -> Scenario:
     r = profile.r[choices.pick(len(profile.r))]
     ks = profile.ks[choices.pick(len(profile.ks))]
     ring = max(ks) + r + choices.pick(3)
-    groups = 2 if ring == 3 and choices.flag(0.2) else 1
+    rings = 2 if ring == 3 and choices.flag(0.2) else 1
     ring = max(3, min(ring, 7))
     sync = profile.mode == "sync"
     bound = choices.flag(0.5)
@@ -129,7 +129,7 @@ def make_scenario(profile: Profile, choices: Choices) -> Scenario:
         kind = kinds[choices.pick(4, dull=0.4)] if sync else "sgd"
         optimizer = OptimizerSpec(kind=kind, learning_rate=0.05 if sync else 1.0)
         init_bound = (0.5 if sync else EXACT_BOUND) if bound else 0.0
-        rows = max(1, ks[t] * ring * groups * blocks - holes * t)
+        rows = max(1, ks[t] * ring * rings * blocks - holes * t)
         if t and profile.mixed_r and choices.flag(0.5):
             r = 1
         table = TableSpec(
@@ -145,7 +145,7 @@ def make_scenario(profile: Profile, choices: Choices) -> Scenario:
         sweep_bytes_per_s=(0, 2000, 1)[choices.pick(3, dull=0.3)],  # 1: not before the workers are done
     )
     job = JobSpec(
-        tables=tuple(tables), servers=ring * groups, workers=workers, mode=profile.mode, groups=groups, flush=flush
+        tables=tuple(tables), servers=ring * rings, workers=workers, mode=profile.mode, rings=rings, flush=flush
     )
     assert job.invalid_reason() is None, job.invalid_reason()
     lane_count = choices.pick(4, dull=0.1)
@@ -194,7 +194,7 @@ def make_resumed(scenario: Scenario, choices: Choices) -> Scenario:
     """The same job on another number of servers, if its stripes fit."""
     least = max(table.k + table.r for table in scenario.job.tables)
     servers = least + choices.pick(8 - least) if least < 8 else scenario.job.servers
-    job = msgspec.structs.replace(scenario.job, servers=max(3, servers), groups=1)
+    job = msgspec.structs.replace(scenario.job, servers=max(3, servers), rings=1)
     assert job.invalid_reason() is None, job.invalid_reason()
     lanes = tuple(lane for lane in scenario.lanes if lane[1] < job.servers)
     return dataclasses.replace(scenario, job=job, lanes=lanes)

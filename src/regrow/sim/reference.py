@@ -44,7 +44,7 @@ class Places:
         self.job = job
         self.of_row: dict[Key, tuple[int, int]] = {}  # (table, row) -> (server, slot)
         for t, spec in enumerate(job.tables):
-            layout = Layout(servers=job.servers, k=spec.k, r=spec.r, groups=job.groups)
+            layout = Layout(servers=job.servers, k=spec.k, r=spec.r, rings=job.rings)
             servers, slots = layout.place(np.arange(spec.rows), table=t)
             for row, (server, slot) in enumerate(zip(servers.tolist(), slots.tolist(), strict=True)):
                 self.of_row[t, row] = server, slot

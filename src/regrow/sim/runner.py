@@ -68,7 +68,7 @@ def run(
                 probes.hit("frames resent")
             result.events += world.network.order
             result.digest += world.digest.hexdigest()
-            for role, count in world.faults.crashes.items():
+            for role, count in world.sabotage.crashes.items():
                 result.crashes[role] = result.crashes.get(role, 0) + count
             if result.invariant or start is not None or not _resumes(world):
                 break

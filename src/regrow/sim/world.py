@@ -26,13 +26,13 @@ from regrow.sim.checkers import Checker
 from regrow.sim.choices import FAULT, Choices
 from regrow.sim.cuts import Start, Storage
 from regrow.sim.driver import Driver
-from regrow.sim.faults import Faults
 from regrow.sim.launcher import Launcher
 from regrow.sim.net import COORDINATOR, Network, Wire, checksum, short
 from regrow.sim.nodes import Action, Node, Violation
 from regrow.sim.probes import Probes
 from regrow.sim.profiles import CutScenario, Scenario
 from regrow.sim.reference import make_reference
+from regrow.sim.sabotage import Saboteur
 
 CHAOS_EVENTS_MAX = 3000
 CALM_EVENTS_MAX = 6_000  # A run that needs more does not come to its end.
@@ -81,7 +81,7 @@ class World:
         self.digest = hashlib.blake2b(digest_size=8)
         self.driver = Driver(self)
         self.launcher = Launcher(self)
-        self.faults = Faults(self)
+        self.sabotage = Saboteur(self)
         self.checker = Checker(self)
         self.storage = Storage(self)
         self._lanes = {(kind, server): delay for kind, server, delay in scenario.lanes}
@@ -104,7 +104,7 @@ class World:
         self.calm = True
         self._calm_since = self.now
         self._lanes = {}
-        self.faults.stop()
+        self.sabotage.stop()
         limit = self.network.order + CALM_EVENTS_MAX
         while self.network.order % 8 or not self.finished():
             if self.network.order > limit:
@@ -167,10 +167,10 @@ class World:
         value = 0
         if not self.calm:
             scenario = self.scenario
-            value = self.choices.pick_event(len(ready), eager=scenario.eager, fault=self.faults.rate())
+            value = self.choices.pick_event(len(ready), eager=scenario.eager, fault=self.sabotage.rate())
         self.network.order += 1
         if value >= FAULT:
-            self.faults.happen(value - FAULT)
+            self.sabotage.happen(value - FAULT)
             return
         _, happen, what = ready[value % len(ready)]
         happen(what)

@@ -1,4 +1,4 @@
-"""Rows in memory: the C++ arena behind the `Store` interface of `regrow.core.shard`."""
+"""Rows in memory: the C++ arena behind the `Store` interface of `regrow.core.server`."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from regrow import _core
+from regrow import _kernels
 from regrow.core.job import JobSpec
 from regrow.core.messages import Float32Array, Int32Array, UInt32Array
-from regrow.core.shard import TableRows
+from regrow.core.server import TableRows
 
 
 class MemoryStore:
@@ -21,7 +21,7 @@ class MemoryStore:
     def __init__(self, job: JobSpec, server: int, recovering: bool = False) -> None:
         # As in core.groups: the order is part of the protocol, a group's number means the same to every server.
         coding = sorted({(table.k - j, table.r) for table in job.tables if table.r for j in range(table.k)})
-        self._shard = _core.Shard(job.servers, server, job.groups, coding, recovering)
+        self._shard = _kernels.Shard(job.servers, server, job.rings, coding, recovering)
         for index, table in enumerate(job.tables):
             optimizer = table.optimizer
             self._shard.add_table(
@@ -77,9 +77,9 @@ class MemoryStore:
         self.capture_side_bytes = self._shard.capture_side_bytes
         self.end_capture = self._shard.end_capture
 
-    def merge(self, parts: list[tuple[Any, Any, Any]]) -> tuple[Int32Array, UInt32Array, Float32Array]:
+    def sum_pushes(self, parts: list[tuple[Any, Any, Any]]) -> tuple[Int32Array, UInt32Array, Float32Array]:
         """One push out of several: rows in common are summed in the order of the list."""
-        return _core.merge_pushes(self._dims, parts)
+        return _kernels.sum_pushes(self._dims, parts)
 
     def capture_chunk(self, bytes_max: int, aside_first: bool = False) -> list[TableRows]:
         """Captured rows not taken yet, as `load_rows` would take them. Views of one block of memory."""

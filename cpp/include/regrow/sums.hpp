@@ -1,0 +1,27 @@
+// Sums the pushes of several workers into one: rows with equal (table, slot) are added in the order of the
+// list, and appear in the order of their first occurrence.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "regrow/buffer.hpp"
+
+namespace regrow {
+
+struct PushView {
+  std::span<const int32_t> counts;
+  std::span<const uint32_t> slots;
+  std::span<const float> grads;
+};
+
+struct SummedPush {
+  std::vector<int32_t> counts;
+  Buffer<uint32_t> slots;
+  Buffer<float> grads;
+};
+
+SummedPush sum_pushes(std::span<const int32_t> dims, std::span<const PushView> parts);
+
+}  // namespace regrow

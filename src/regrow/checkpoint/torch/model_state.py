@@ -1,0 +1,148 @@
+"""A torch model as checkpoints see it: tables with rows, and the dense part. Taken apart here, put together here.
+
+What a model is made of is found once, by name. Before anything is written into a model, everything that can be known to
+differ is looked at, and the first difference is an error with a name in it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regrow.checkpoint.chunks import Chunk, Rows
+from regrow.checkpoint.manifest import Manifest, TableInfo
+from regrow.checkpoint.torch import dense
+from regrow.checkpoint.torch.adapters import Table, TorchAdapter, all_optimizers, embedding_weights
+from regrow.checkpoint.torch.adapters_torchrec import TorchRecAdapter, unwrapped
+from regrow.checkpoint.torch.tracker import WEIGHT, Tracker
+from regrow.errors import CheckpointError
+
+FRAMEWORK = "torch"  # in `Cut.job`: names of tables are names of parameters, and every row is stored
+
+
+class ModelState:
+    """The tables and the dense part of a model. Ranks other than the first save only the rows they alone have."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizers: Sequence[Any],
+        *,
+        first_rank: bool = True,
+        row_local: Sequence[type[torch.optim.Optimizer]] = (),
+    ) -> None:
+        model = unwrapped(model)
+        self.fused = TorchRecAdapter(model)
+        found = all_optimizers(model, optimizers)
+        weights = embedding_weights(model, skipped=self.fused.names)
+        self.plain = TorchAdapter(weights, found, row_local=row_local)
+        self.dense = dense.DenseState(model, found, tables=weights, elsewhere=self.fused.names)
+        self._first_rank = first_rank
+
+    @property
+    def saved(self) -> list[Table]:
+        """The tables whose rows are saved by this rank."""
+        return [*(self.plain.tables if self._first_rank else ()), *self.fused.tables]
+
+    def attach(self, tracker: Tracker) -> None:
+        if self._first_rank:
+            self.plain.attach(tracker)
+        self.fused.attach(tracker)
+
+    def detach(self) -> None:
+        self.plain.detach()
+        self.fused.detach()
+
+    def before_cut(self) -> None:
+        if self._first_rank:
+            self.plain.before_cut()
+        self.fused.before_cut()
+
+    def packed_dense(self) -> bytes:
+        return dense.pack(*self.dense.collect()) if self._first_rank else b""
+
+    def job(self) -> dict[str, Any]:
+        return {"framework": FRAMEWORK, "dense": self.dense.describe()}
+
+    def versions(self) -> dict[str, int]:
+        """Tells whether a table was changed since."""
+        return self.plain.versions()
+
+    # --- back into a model
+
+    def check(self, piece: Manifest, *, with_optimizers: bool) -> None:
+        """CheckpointError naming the first thing in which the model differs from the cut that `piece` ends at."""
+        job, infos = piece.target.job, {table.name: table for table in piece.tables}
+        if job.get("framework") != FRAMEWORK or dense.DENSE not in infos:
+            raise CheckpointError(
+                f"cut {piece.target.id} was not made of a torch model",
+                hint="rows that Regrow's servers trained: `regrow train --resume`, or export them",
+            )
+        reason = _tables_differ(self.plain.tables + self.fused.tables, self.fused.names, infos)
+        reason = reason or self.dense.invalid_reason(job["dense"], with_optimizers=with_optimizers)
+        if reason is not None:
+            raise CheckpointError(
+                f"cut {piece.target.id} does not fit this model: {reason}",
+                hint="build the model and its optimizers as they were, or choose another cut with at=",
+            )
+
+
+class Writer:
+    """Writes the chunks of a restore into a model's tensors. Plain overwriting, as `load.restore` asks for."""
+
+    def __init__(self, state: ModelState, piece: Manifest, *, with_optimizers: bool) -> None:
+        state.check(piece, with_optimizers=with_optimizers)
+        self._state, self._cut, self._with_optimizers = state, piece.target, with_optimizers
+        infos = {table.name: table for table in piece.tables}
+        self._dense = dense.Gathered(infos[dense.DENSE])
+        self._parts: dict[str, tuple[int, dict[str, Tensor]]] = {}
+        for table in state.plain.tables + state.fused.tables:
+            if with_optimizers or table in state.fused.tables:
+                table.prepare(dict(infos[table.name].states))
+                self._parts[table.name] = table.first, table.states()
+            else:
+                self._parts[table.name] = table.first, {WEIGHT: table.states()[WEIGHT]}
+
+    def apply(self, _: Manifest, chunk: Chunk) -> None:
+        for name, rows in chunk.items():
+            if name == dense.DENSE:
+                self._dense.write(rows)
+            elif name in self._parts:
+                _overwrite(*self._parts[name], rows)
+
+    def finish(self) -> None:
+        self._state.dense.load(*dense.unpack(self._dense.file()), with_optimizers=self._with_optimizers)
+        said = self._cut.job.get("tables", {})
+        for table in self._state.fused.tables:
+            if table.name in said:
+                table.load_scalars(said[table.name])
+
+
+def _overwrite(first: int, parts: Mapping[str, Tensor], rows: Rows) -> None:
+    held = len(parts[WEIGHT])
+    ids = torch.from_numpy(rows.ids.astype("int64")) - first
+    here = (ids >= 0) & (ids < held)
+    whole = bool(here.all())
+    ids = ids if whole else ids[here]
+    for name, target in parts.items():
+        values = torch.from_numpy(rows.weight if name == WEIGHT else rows.states[name])
+        values = (values if whole else values[here]).reshape(len(ids), *target.shape[1:])
+        with torch.no_grad():
+            target.index_copy_(0, ids.to(target.device), values.to(target.device, target.dtype))
+
+
+def _tables_differ(own: list[Table], elsewhere: set[str], saved: Mapping[str, TableInfo]) -> str | None:
+    for table in own:
+        info = saved.get(table.name)
+        if info is None:
+            return f"table {table.name!r} is not in the checkpoint"
+        own_shape, saved_shape = [table.rows, table.dim], [info.rows, info.dim]
+        if own_shape != saved_shape:
+            return f"table {table.name!r} is {own_shape} here and {saved_shape} in the checkpoint"
+    names = {table.name for table in own} | elsewhere | {dense.DENSE}
+    if missing := sorted(set(saved) - names):
+        return f"table {missing[0]!r} is in the checkpoint and not in the model"
+    return None

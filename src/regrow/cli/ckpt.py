@@ -1,0 +1,464 @@
+"""`regrow ckpt ...` and `regrow merge`: options in, a table or a line out, and an exit code.
+
+Exit codes are those of main.py; `verify` gives 1 if something is damaged. What is done is in checkpoint/work.py and
+checkpoint/diff.py, what is shown in ckpt_views.py; they load numpy and rich, and so are imported in the commands only.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from regrow.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE, UserError
+
+if TYPE_CHECKING:
+    from regrow.checkpoint.diff import Side
+    from regrow.checkpoint.merge import PieceBroken
+    from regrow.checkpoint.policy import Event
+    from regrow.checkpoint.retention import Rules
+
+INTERVAL = "10s"
+GRACE = "15m"
+UNFINISHED = "1d"
+KEEP_LAST = 3
+KEEP_FULL_EVERY = "1d"
+
+
+class Duration(click.ParamType):  # type: ignore[type-arg]
+    """Seconds, as 90, 90s, 5m, 12h or 7d."""
+
+    name = "duration"
+    UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}  # noqa: RUF012
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        if isinstance(value, int | float):
+            return float(value)
+        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", str(value).strip().lower())
+        if match is None or match[2] not in self.UNITS:
+            self.fail(f"{value!r} is not a time, such as 90s, 5m, 12h or 7d", param, ctx)
+        return float(match[1]) * self.UNITS[match[2]]
+
+
+DURATION = Duration()
+
+
+@click.group(short_help="Look at checkpoints, check, copy, merge and prune them.", invoke_without_command=True)
+@click.pass_context
+def ckpt(ctx: click.Context) -> None:
+    """Look at checkpoints, check, copy, merge and prune them.
+
+    \b
+    regrow ckpt ls s3://bucket/run                 all cuts, and what restoring each needs
+    regrow ckpt verify s3://bucket/run             read everything, name all damage
+    regrow ckpt export s3://bucket/run@latest --to model.safetensors
+
+    URL is a directory, or what fsspec knows: s3://..., file://...; a cut behind the @ is its id, the beginning of
+    one, a step, or latest, which is the newest that can be restored.
+    """
+    if ctx.invoked_subcommand is None:
+        print(ctx.get_help(), file=sys.stderr)
+        ctx.exit(EXIT_USAGE)
+
+
+@ckpt.command("ls", short_help="All cuts as a tree, and what restoring each needs.")
+@click.argument("url")
+@click.option("--json", "as_json", is_flag=True, help="For programs.")
+def list_cuts(url: str, as_json: bool) -> None:
+    """All cuts as a tree, oldest first, and what restoring each needs. A branch begins where training was rolled back.
+
+    Only manifests are read: whether files are damaged, `verify` tells.
+    """
+    from regrow.checkpoint import work
+    from regrow.checkpoint.policy import wanted_full
+    from regrow.cli import ckpt_views as views
+
+    store = work.opened(work.whole_url(url, "regrow ckpt ls"), may_be_empty=True)
+    wanted, unfinished = wanted_full(store.storage), store.storage.unfinished_pieces()
+    why = None if wanted is None else wanted.why
+    if as_json:
+        views.say_json(views.list_json(store, unfinished=unfinished, wanted=why))
+    else:
+        views.show_list(store, unfinished=unfinished, wanted=why, now=time.time())
+
+
+@ckpt.command(short_help="One cut in detail.")
+@click.argument("where", metavar="URL[@CUT]")
+@click.option("--chunks", is_flag=True, help="List the files too.")
+@click.option("--graph", "picture", metavar="FILE.svg", help="Draw all cuts and pieces there, too.")
+@click.option("--json", "as_json", is_flag=True, help="For programs; nothing is shortened.")
+def show(where: str, chunks: bool, picture: str | None, as_json: bool) -> None:
+    """One cut in detail: marks, job, tables, and the pieces that a restore reads."""
+    from regrow.checkpoint import work
+    from regrow.cli import ckpt_views as views
+
+    url, wish = work.split_cut(where)
+    store = work.opened(url)
+    cut = store.cut(wish)
+    if as_json:
+        views.say_json(views.show_json(store, cut))
+    else:
+        views.show_cut(store, cut, chunks=chunks, now=time.time())
+    if picture is not None:
+        from regrow.checkpoint.picture import svg
+
+        _write_file(Path(picture), svg(store.graph, now=time.time(), title=url))
+        views.note(f"drawn: {picture}")
+
+
+@ckpt.command(short_help="Find all damage.")
+@click.argument("url")
+@click.option("--quick", is_flag=True, help="Look at names and sizes only; contents are not read.")
+@click.option("--json", "as_json", is_flag=True, help="For programs.")
+def verify(url: str, quick: bool, as_json: bool) -> int:
+    """Reads every chunk and names everything that is wrong. The exit code is 1 if something is damaged or a cut is
+    lost; what only takes space is listed as harmless."""
+    from regrow.checkpoint import load, work
+    from regrow.cli import ckpt_views as views
+
+    store = work.opened(work.whole_url(url, "regrow ckpt verify"), may_be_empty=True)
+    with views.Bar("verifying") as bar:
+        problems = load.verify(store.storage, deep=not quick, progress=bar)
+    if not store.graph.pieces and not problems:
+        raise UserError(f"{url} has no checkpoints", hint="there is nothing to verify; is it the right URL?")
+    lost = work.lost_cuts(store, problems)
+    if as_json:
+        fields = ("piece", "file", "what", "harmful")
+        found = [{name: getattr(problem, name) for name in fields} for problem in problems]
+        views.say_json({"url": store.url, "problems": found, "cuts_lost": lost})
+    else:
+        views.show_problems(store, problems, lost, quick=quick)
+    return EXIT_FAILED if lost or any(problem.harmful for problem in problems) else EXIT_OK
+
+
+@ckpt.command(short_help="A verified copy of a cut, as one full, somewhere else.")
+@click.argument("where", metavar="URL[@CUT]")
+@click.option("--to", "target", metavar="URL2", required=True, help="Where the copy goes; it may hold other cuts.")
+@click.option("--approximate", is_flag=True, help="Quantise exact rows if others on the way are quantised.")
+def restore(where: str, target: str, approximate: bool) -> None:
+    """Writes a cut as one full somewhere else and reads it back: to go back to it, to move it, to keep it.
+
+    A copy that is there already is not touched. If a piece is damaged, another way to the same cut is taken.
+    """
+    from regrow.checkpoint import work
+    from regrow.checkpoint.lineage import size_text
+    from regrow.checkpoint.manifest import MANIFEST, piece_name
+    from regrow.checkpoint.storage import Storage
+    from regrow.cli import ckpt_views as views
+
+    url, wish = work.split_cut(where)
+    store = work.opened(url)
+    cut = store.cut(wish)
+    there = Storage.open(target)
+    name = piece_name(None, cut.id)
+    if target.rstrip("/") == url.rstrip("/"):
+        hint = f"`regrow ckpt merge {url} --to {cut.id}` makes a full there"
+        raise UserError(f"{target} is where the cut is already", hint=hint)
+    if found := there.names(name):
+        what = name if MANIFEST in found else f"an unfinished {name}: a copy that was killed, or goes on just now"
+        raise UserError(f"{target} already has {what}", hint="nothing is overwritten: choose another URL, or delete it")
+    with work.Stop() as stop, views.Bar("copying") as bar:
+        made, broken = work.around(
+            store,
+            cut,
+            lambda plan: work.copied(store.storage, plan, there, stop=stop, approximate=approximate, progress=bar),
+        )
+    _tell_broken(broken)
+    exact = "" if made.exact else f", {made.bits} bits"
+    views.say(
+        f"{target}@{cut.id}: one full, {made.rows:,} rows, {size_text(made.bytes)}{exact}, read back and verified"
+    )
+
+
+@ckpt.command("merge", short_help="Fold pieces into one now.")
+@click.argument("url")
+@click.option("--from", "source", metavar="CUT", help="The merged piece begins there.  [nothing: it is a full]")
+@click.option("--to", "target", metavar="CUT", help="... and ends there.  [latest]")
+@click.option("--approximate", is_flag=True, help="Quantise exact rows if others on the way are quantised.")
+def fold_now(url: str, source: str | None, target: str | None, approximate: bool) -> int:
+    """Folds what the policy says is due, or the pieces between two cuts. Nothing is deleted.
+
+    \b
+    regrow ckpt merge URL                          what is due
+    regrow ckpt merge URL --to latest              a full of the newest cut
+    regrow ckpt merge URL --from 400 --to 480      one piece instead of those between
+    """
+    from regrow.checkpoint import work
+    from regrow.checkpoint.lineage import size_text
+    from regrow.cli import ckpt_views as views
+
+    store = work.opened(work.whole_url(url, "regrow ckpt merge"))
+    if source is None and target is None:
+        if approximate:
+            raise UserError("--approximate needs --from or --to", hint="the policy never mixes exact and quantised")
+        return _one_round(url, grace_seconds=float("inf"), unfinished_seconds=float("inf"))
+    begin, end = None if source is None else store.cut(source).id, store.cut(target).id
+    with work.Stop() as stop, views.Bar("merging") as bar:
+        made, there = work.folded(store, begin, end, stop=stop, approximate=approximate, progress=bar)
+    what = "was there already" if there else "written"
+    views.say(f"{made.name} {what}: {made.rows:,} rows, {size_text(made.bytes)}")
+    return EXIT_OK
+
+
+def retention_options(function: Any) -> Any:
+    """What stays, as retention.py has it."""
+    every = "One full in so much time stays for going back, fewer with age; 0: none."
+    for name, default, text in (
+        ("--unfinished", UNFINISHED, "What is unfinished and was not written to for so long goes."),
+        ("--keep-full-every", KEEP_FULL_EVERY, every),
+    ):
+        option = click.option(name, type=DURATION, default=default, metavar="TIME", help=f"{text}  [{default}]")
+        function = option(function)
+    return click.option(
+        "--keep-last", type=int, default=KEEP_LAST, metavar="N", help=f"The newest cuts stay restorable.  [{KEEP_LAST}]"
+    )(function)
+
+
+@ckpt.command(short_help="Delete pieces that no cut to be kept needs.")
+@click.argument("url")
+@retention_options
+@click.option("--keep", metavar="CUT", multiple=True, help="This cut stays restorable. Repeatable.")
+@click.option("--dry-run", is_flag=True, help="Show it, delete nothing.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def prune(
+    url: str,
+    keep_last: int,
+    keep_full_every: float,
+    unfinished: float,
+    keep: tuple[str, ...],
+    dry_run: bool,
+    yes: bool,
+) -> int:
+    """Shows what stays and what goes, and why; asks; and deletes.
+
+    It deletes at once: a restore that is reading at this moment may lose pieces under its hands. `regrow merge --watch`
+    waits before it deletes.
+    """
+    from regrow.checkpoint import work
+    from regrow.checkpoint.lineage import size_text
+    from regrow.cli import ckpt_views as views
+
+    store = work.opened(work.whole_url(url, "regrow ckpt prune"))
+    pinned = frozenset(store.cut(wish).id for wish in keep)
+    rules = _rules(keep_last, keep_full_every, pinned)
+    plan = work.plan_prune(store, rules, now=time.time(), unfinished_seconds=unfinished)
+    views.show_prune(store, plan)
+    size = size_text(plan.bytes(store))
+    what = f"{views.count_text(len(plan.doomed), 'piece')}, {size}"
+    if not plan.doomed or dry_run:
+        views.say(f"would delete {what}" if plan.doomed else "nothing to delete")
+        return EXIT_OK
+    if not yes:
+        if not sys.stdin.isatty():
+            raise UserError(f"this would delete {what}, and there is nobody to ask", hint="add --yes to delete them")
+        if not click.confirm(f"delete {what}?", err=True):
+            views.say("nothing was deleted")
+            return EXIT_FAILED
+    with work.Stop() as stop:
+        for name in work.deleted(store, plan.doomed, stop=stop):
+            views.say(f"deleted {name}")
+    views.say(f"deleted {what}")
+    return EXIT_OK
+
+
+@ckpt.command(short_help="A cut as an ordinary state_dict.")
+@click.argument("where", metavar="URL[@CUT]")
+@click.option("--to", "target", metavar="PATH", required=True, help="A file, for dcp a directory; not there yet.")
+@click.option(
+    "--format", "format_", type=click.Choice(["safetensors", "dcp"]), default="safetensors", help="[safetensors]"
+)
+@click.option("--prefix", default="", metavar="P", help="In front of every name.")
+def export(where: str, target: str, format_: Any, prefix: str) -> None:
+    """Writes the weights of a cut as tensors with TorchRec's names, for those who serve the model."""
+    import warnings
+
+    from regrow.checkpoint import work
+    from regrow.checkpoint.export import export as written
+    from regrow.checkpoint.lineage import size_text
+    from regrow.cli import ckpt_views as views
+
+    url, wish = work.split_cut(where)
+    store = work.opened(url)
+    cut = store.cut(wish)
+    try:
+        with warnings.catch_warnings(), views.Bar("exporting") as bar:
+            warnings.simplefilter("ignore")  # torch's about itself
+            plan = store.graph.restore_plan(cut.id)[0]
+            done = written(store.storage, plan, target, format=format_, prefix=prefix, progress=bar)
+    except OSError as error:
+        raise UserError(f"cannot write {target}: {error.strerror or error}") from error
+    for problem in done.report.broken:
+        views.note(f"gone around: {problem}")
+    views.say(f"{done.path}: {views.count_text(len(done.tensors), 'tensor')}, {size_text(done.bytes)}, cut {cut.id}")
+
+
+@ckpt.command("diff", short_help="What differs between two cuts.")
+@click.argument("cuts", nargs=-1, required=True, metavar="URL@A URL@B")
+@click.option("--json", "as_json", is_flag=True, help="For programs.")
+def differences(cuts: tuple[str, ...], as_json: bool) -> None:
+    """For each table: rows that changed, rows that only one cut has stored, the largest and the mean change of weights.
+
+    \b
+    regrow ckpt diff URL@400 URL@480
+    regrow ckpt diff URL 400 480                   the same
+    regrow ckpt diff runs/a@latest runs/b@latest   of two runs
+    """
+    import dataclasses
+
+    from regrow.checkpoint import diff as diff_work
+    from regrow.cli import ckpt_views as views
+
+    left, right = _two_cuts(cuts)
+    with views.Bar("comparing") as bar:
+        found = diff_work.diff(left, right, bar)
+    _tell_broken([*left.broken, *right.broken])
+    origin = diff_work.same_origin(left, right)
+    names = left.plan.target.id, right.plan.target.id
+    if as_json:
+        tables = [{**dataclasses.asdict(each), "equal": each.equal} for each in found]
+        views.say_json({"left": names[0], "right": names[1], "tables": tables, "note": origin})
+    else:
+        views.say(f"1st {names[0]} (step {left.plan.target.step:,}), 2nd {names[1]} (step {right.plan.target.step:,})")
+        views.show_diff(found, origin)
+
+
+def _two_cuts(cuts: tuple[str, ...]) -> tuple[Side, Side]:
+    """URL@A URL@B, URL@A @B, or URL A B."""
+    from regrow.checkpoint import diff as diff_work
+    from regrow.checkpoint import work
+
+    if len(cuts) == 3:
+        url = work.whole_url(cuts[0], "regrow ckpt diff URL A B")
+        cuts = f"{url}@{cuts[1].removeprefix('@')}", f"{url}@{cuts[2].removeprefix('@')}"
+    if len(cuts) != 2:
+        raise UserError("two cuts are compared", hint="URL@A URL@B, or URL A B")
+    first, wish = work.split_cut(cuts[0])
+    second, other_wish = work.split_cut(cuts[1])
+    one = work.opened(first)
+    other = one if second in ("", first) else work.opened(second)
+    sides = [
+        diff_work.Side(store.storage, store.graph, store.cut(cut).id)
+        for store, cut in ((one, wish), (other, other_wish))
+    ]
+    return sides[0], sides[1]
+
+
+# -- the merger --------------------------------------------------------------------------------------------
+
+
+@click.command("merge", short_help="Keep restores cheap while training goes on: merge and prune checkpoints.")
+@click.argument("url")
+@click.option("--watch", is_flag=True, help="Go on until Ctrl-C.")
+@click.option("--once", is_flag=True, help="One round, for cron.  [without --watch]")
+@click.option("--interval", type=DURATION, default=INTERVAL, metavar="TIME", help=f"Between rounds.  [{INTERVAL}]")
+@retention_options
+@click.option(
+    "--grace",
+    type=DURATION,
+    default=GRACE,
+    metavar="TIME",
+    help=f"A piece was unneeded for so long: delete it.  [{GRACE}]",
+)
+def merge(
+    url: str,
+    watch: bool,
+    once: bool,
+    interval: float,
+    keep_last: int,
+    keep_full_every: float,
+    unfinished: float,
+    grace: float,
+) -> int:
+    """Merges deltas into larger pieces and fulls, deletes what is not needed any more, and says why.
+
+    How many at a time (s) and when a full is made (N) is chosen from what is measured. It may run on any machine that
+    reaches the storage, be stopped at any time, and run twice.
+
+    \b
+    regrow merge --watch s3://bucket/run
+    regrow merge --once s3://bucket/run            a round now and then
+    """
+    from regrow.checkpoint import work
+    from regrow.checkpoint.lineage import age_text
+
+    url = work.whole_url(url, "regrow merge")
+    options: dict[str, Any] = {
+        "rules": _rules(keep_last, keep_full_every),
+        "grace_seconds": grace,
+        "unfinished_seconds": unfinished,
+    }
+    if once or not watch:
+        work.opened(url)
+        return _one_round(url, **options)
+    print(
+        f"watching {url} every {age_text(interval).removesuffix(' ago')}; Ctrl-C ends it", file=sys.stderr, flush=True
+    )
+    _watch(url, once=False, interval_seconds=interval, **options)
+    return EXIT_OK
+
+
+def _one_round(url: str, **options: Any) -> int:
+    told: list[Event] = []
+    well = _watch(url, once=True, told=told, **options)
+    if not well:
+        return EXIT_FAILED
+    if not any(event.kind in ("folded", "deleted") for event in told):
+        print("nothing is due")
+    return EXIT_OK
+
+
+def _watch(url: str, *, told: list[Event] | None = None, **options: Any) -> bool:
+    """Rounds of the merger, one line per event."""
+    from regrow.checkpoint import policy, work
+    from regrow.checkpoint.storage import Storage
+
+    last = ""
+
+    def tell(event: Event) -> None:
+        nonlocal last
+        text = event.text.replace("\n", "; ")
+        if event.kind != "error" or text != last:  # an outage is one line, however many rounds it lasts
+            print(f"{time.strftime('%H:%M:%S')} {event.kind:8}{text}", flush=True)
+        last = text
+        if told is not None:
+            told.append(event)
+
+    storage = Storage.open(url)
+    with work.Stop() as stop:
+        with work.Guard(storage, storage, stop) as guarded:
+            well = policy.watch(guarded, on_event=tell, stop=stop, **options)
+        stop.check()
+    return well
+
+
+# -- small things ------------------------------------------------------------------------------------------
+
+
+def _rules(keep_last: int, keep_full_every: float, pinned: frozenset[str] = frozenset()) -> Rules:
+    from regrow.checkpoint.retention import Rules
+
+    if keep_last < 1:
+        raise UserError(f"--keep-last {keep_last}: at least the newest cut has to stay")
+    return Rules(keep_last=keep_last, keep_full_every_seconds=keep_full_every, pinned=pinned)
+
+
+def _tell_broken(broken: list[PieceBroken]) -> None:
+    for error in broken:
+        print(f"gone around: {error.message}", file=sys.stderr)
+
+
+def _write_file(path: Path, text: str) -> None:
+    """Whole or not at all."""
+    scratch = path.with_name(f".{path.name}.tmp")
+    try:
+        try:
+            scratch.write_text(text, encoding="utf-8")
+            scratch.replace(path)
+        finally:
+            scratch.unlink(missing_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {error.strerror or error}") from error

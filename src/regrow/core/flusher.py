@@ -1,0 +1,475 @@
+"""What a server tells the holders of its parities: flushes, what they have acknowledged, and streams to new ones.
+
+A **flush** of a group carries what changed in its rows since the one before, and the marks (last push of each worker,
+or last step) that its rows then stand for. All holders of a group get the same flushes, by number, so their states
+differ by number only. A holder that was replaced has nothing: it is **streamed** every touched row, then counts again.
+
+The rules to keep: a push is durable when every holder that is not being streamed to has acknowledged a flush
+covering it; what was once reported durable is in whatever a holder ends its stream with.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import deque
+from typing import Any, Protocol
+
+import numpy as np
+
+from regrow import _kernels
+from regrow.core.effects import Send
+from regrow.core.groups import Groups, by_table
+from regrow.core.job import FlushSpec
+from regrow.core.link import Identity
+from regrow.core.messages import (
+    Float32Array,
+    Flush,
+    FlushAck,
+    FlushCommit,
+    Int32Array,
+    Stream,
+    StreamEnd,
+    UInt32Array,
+)
+
+Part = tuple[Int32Array, UInt32Array, Float32Array]  # counts, slots, records
+
+STREAM_BYTES = 512 << 10  # Too small: messages cost more than rows. Too large: pulls wait behind one.
+# A flush leaves when no push has come for so long. Too short: slow pushes are flushed one by one. Too long: whoever
+# waits for the last push to be durable waits that long.
+IDLE_SECONDS = 0.3
+FLUSHES_UNACKED_MAX = 64  # per group. Too few: flushes wait for the slowest holder. Too many: memory for its sake.
+STREAMS_UNDERWAY_MAX = 2  # per holder and group; one is on the way while the other is applied
+
+
+class SourceStore(Protocol):
+    """What a flusher needs of the rows."""
+
+    def pending_rows(self, group: int) -> int: ...
+    def pending_bytes(self) -> int: ...
+    def take_flush(self, group: int, keep: bool = False) -> Part: ...
+    def published(self, counts: Int32Array, slots: UInt32Array, out: Float32Array) -> None: ...
+    def next_touched(self, table: int, group: int, block_first: int, rows_max: int) -> tuple[UInt32Array, int]: ...
+    def blocks(self, table: int) -> int: ...
+    def record_floats(self, table: int) -> int: ...
+
+
+class Budget:
+    """How many bytes of background work may leave now. Refilled by time; 0 bytes per second: no limit."""
+
+    def __init__(self, bytes_per_s: float) -> None:
+        self._rate = bytes_per_s
+        self._left = float(STREAM_BYTES)
+        self._now: float | None = None
+
+    def refill(self, now: float) -> None:
+        if self._now is not None:
+            self._left = min(self._left + (now - self._now) * self._rate, max(STREAM_BYTES, self._rate / 4))
+        self._now = now
+
+    def has_some(self) -> bool:
+        """Go on. What is begun may overdraw it once."""
+        return not self._rate or self._left > 0
+
+    def take(self, count: int) -> None:
+        self._left -= count
+
+
+@dataclasses.dataclass(slots=True)
+class StreamOut:
+    """How far a new holder has been streamed to. A row is streamed when its (table, block) is before this."""
+
+    table: int = 0
+    block: int = 0
+    underway: int = 0
+    ending: bool = False
+
+
+class FlushGroup:
+    """One group of this server: what its holders know."""
+
+    def __init__(self, marks: int) -> None:
+        self.number = 0  # of the last flush
+        self.flushed: tuple[int, ...] = (0,) * marks  # the marks of that flush
+        self.history: dict[int, tuple[int, ...]] = {0: self.flushed}  # number -> marks, from the least acknowledged
+        self.acked: dict[int, int] = {}  # holder -> last flush it has
+        self.prepared: dict[int, int] = {}  # holder -> last flush it has staged (two-phase commit)
+        self.since: dict[int, int] = {}  # holder -> the flush its stream ended with
+        self.streams: dict[int, StreamOut] = {}
+        self.last: Part | None = None  # what the last flush changed: the undo of a synchronous step
+        self.staged: deque[tuple[int, tuple[int, ...], Part]] = deque()  # sent, not committed (two-phase commit)
+        self.active = True  # False at a replacement until its holders have told where they are
+
+
+class Flusher:
+    """The source side of one server's parities."""
+
+    def __init__(
+        self, *, server: int, groups: Groups, store: SourceStore, marks: int, spec: FlushSpec, keeps_undo: bool
+    ) -> None:
+        self.server = server
+        self.groups = [FlushGroup(marks) for _ in range(max(1, len(groups)))]
+        # The last push (step) applied to the rows of each group. Without parities there is one group of everything.
+        self.applied: list[list[int]] = [[0] * marks for _ in self.groups]
+        self.flush_count = 0
+        self.flush_bytes = 0
+        self.flush_rows = 0
+        self.geometry = groups
+        self.floats = [store.record_floats(table) for table in range(len(groups.job.tables))]
+        self._store = store
+        self._spec = spec
+        self._keeps_undo = keeps_undo
+        self._durable = [0] * marks
+        self._committed = [0] * marks  # the last push of each worker that may count (two-phase commit)
+        self._pushes = 0  # applied since the last flush
+        self._since: float | None = None  # when a tick first found something unflushed
+        self._pushes_seen = 0  # by the last tick,
+        self._pushed_at = 0.0  # and when that number changed
+        self._peers: dict[int, Identity] = {}
+        if len(groups):
+            for g, group in enumerate(self.groups):
+                for holder in groups.holders(server, g):
+                    group.acked[holder] = group.prepared[holder] = 0
+
+    @property
+    def protected(self) -> bool:
+        return bool(len(self.geometry))
+
+    # --- What is durable ---
+
+    def durable(self, mark: int) -> int:
+        """The last push (of this worker, or step) that survives the loss of any r servers. Never falls."""
+        if not self.protected or self._spec.commit == "none":
+            return min(applied[mark] for applied in self.applied)
+        return self._durable[mark]
+
+    def prepared(self, mark: int) -> int:
+        """The last push that is staged at every holder (two-phase commit)."""
+        return min(self._reached(g, mark, group.prepared) for g, group in enumerate(self.groups))
+
+    def _reached(self, g: int, mark: int, acked: dict[int, int]) -> int:
+        group = self.groups[g]
+        if not group.active:
+            return 0
+        counting = [acked[h] for h in acked if h not in group.streams]
+        if not counting:
+            return self.applied[g][mark]
+        return group.history[min(counting)][mark]
+
+    def _settle(self) -> None:
+        """Takes account of new acknowledgements."""
+        for mark in range(len(self._durable)):
+            reached = min(self._reached(g, mark, group.acked) for g, group in enumerate(self.groups))
+            self._durable[mark] = max(reached, self._durable[mark])
+        for group in self.groups:
+            counting = [group.acked[h] for h in group.acked if h not in group.streams]
+            least = min(counting) if counting else group.number
+            for number in [n for n in group.history if 0 < n < least]:  # 0 is what a new holder has
+                del group.history[number]
+
+    # --- Flushes ---
+
+    def loaded(self, marks: tuple[int, ...]) -> None:
+        """All rows are those after these pushes, of a checkpoint; nobody will commit them again."""
+        for applied in self.applied:
+            applied[:] = marks
+        self._committed = [max(pair) for pair in zip(self._committed, marks, strict=True)]
+
+    def applied_push(self) -> list[Send]:
+        """A push was applied to all groups: flush when enough has come together."""
+        if not self.protected:
+            return []
+        self._pushes += 1
+        if self._pushes < self._spec.pushes and self._store.pending_bytes() < self._spec.bytes:
+            return []
+        return self.flush_all()
+
+    def tick(self, now: float) -> list[Send]:
+        """Flushes what has waited long enough, or when nothing more seems to come."""
+        if not self.protected or not self._unflushed():
+            self._since = None
+            return []
+        if self._pushes != self._pushes_seen:
+            self._pushes_seen, self._pushed_at = self._pushes, now
+        if self._since is None:
+            self._since = self._pushed_at = now
+        idle = now - self._pushed_at >= IDLE_SECONDS
+        return self.flush_all() if idle or now - self._since >= self._spec.seconds else []
+
+    def _unflushed(self) -> bool:
+        return any(
+            group.flushed != tuple(self.applied[g]) or self._store.pending_rows(g)
+            for g, group in enumerate(self.groups)
+            if group.active
+        )
+
+    def flush_all(self) -> list[Send]:
+        self._pushes = self._pushes_seen = 0
+        self._since = None
+        sends: list[Send] = []
+        for g in range(len(self.groups) if self.protected else 0):
+            sends += self.flush(g)
+        if self._spec.commit == "2pc":
+            sends += self._commit_flushes()
+        self._settle()  # a group whose holders are all new is as durable as it gets
+        return sends
+
+    def flush(self, g: int) -> list[Send]:
+        """Sends what changed in one group, if anything did: rows, or only the marks."""
+        group = self.groups[g]
+        marks = tuple(self.applied[g])
+        ending = any(stream.ending for stream in group.streams.values())
+        if ending and len(group.streams) < len(group.acked):
+            return []  # a stream ends once the other holders have acknowledged everything: let them
+        if not group.active or (group.flushed == marks and not self._store.pending_rows(g)):
+            return []
+        if group.number - self._stable(group) >= FLUSHES_UNACKED_MAX and len(group.streams) < len(group.acked):
+            return []  # a slow holder gets what comes together meanwhile as one flush
+        part = self._store.take_flush(g)
+        group.number += 1
+        if self._keeps_undo and group.flushed != marks:  # what is loaded between two steps is not undone with one
+            group.last = part
+        group.flushed = marks
+        group.history[group.number] = marks
+        staged = self._spec.commit == "2pc"
+        sends: list[Send] = []
+        receivers = 0
+        for holder in self.geometry.holders(self.server, g):
+            if holder in group.streams:
+                sends += self._stream_changes(g, holder, part)
+                continue
+            receivers += 1
+            message = Flush(
+                group=g,
+                number=group.number,
+                stable=self._stable(group),
+                marks=marks,
+                staged=staged,
+                counts=part[0],
+                slots=part[1],
+                deltas=part[2],
+            )
+            sends.append(Send(target=self._peers[holder], message=message))
+        if staged and receivers:
+            group.staged.append((group.number, marks, part))
+        self.flush_count += receivers
+        self.flush_rows += receivers * part[1].size
+        self.flush_bytes += receivers * (part[1].nbytes + part[2].nbytes)
+        return sends
+
+    def _stable(self, group: FlushGroup) -> int:
+        counting = [number for holder, number in group.acked.items() if holder not in group.streams]
+        return min(counting) if counting else 0
+
+    def on_ack(self, holder: int, ack: FlushAck) -> list[Send]:
+        """A holder has a flush, or the end of its stream: more may be durable, and other streams may end."""
+        if ack.group >= len(self.groups):
+            raise ValueError(f"there is no group {ack.group}")
+        group = self.groups[ack.group]
+        if not 0 < ack.number <= group.number or holder not in group.acked or holder in group.streams:
+            raise ValueError(f"flush {ack.number} of group {ack.group} was never sent to S{holder}")
+        group.prepared[holder] = max(ack.number, group.prepared[holder])
+        if not ack.staged:
+            group.acked[holder] = max(ack.number, group.acked[holder])
+        sends: list[Send] = []
+        for other in list(group.streams):
+            sends += self._end_stream(ack.group, other)
+        self._settle()
+        return sends
+
+    def commit(self, mark: int, seq: int) -> list[Send]:
+        """The worker has seen this push staged everywhere: flushes it covers may count (two-phase commit)."""
+        self._committed[mark] = max(seq, self._committed[mark])
+        return self._commit_flushes()
+
+    def _commit_flushes(self) -> list[Send]:
+        """Commits what every push in it allows; what was loaded or assigned waits for no push."""
+        sends: list[Send] = []
+        for g, group in enumerate(self.groups):
+            number = 0
+            while group.staged and all(
+                have <= done for have, done in zip(group.staged[0][1], self._committed, strict=True)
+            ):
+                number = group.staged.popleft()[0]
+            if number:
+                commit = FlushCommit(group=g, number=number)
+                holders = [h for h in self.geometry.holders(self.server, g) if h not in group.streams]
+                sends += [Send(target=self._peers[h], message=commit) for h in holders]
+        return sends
+
+    def last_step(self, g: int) -> Part:
+        """What the last step changed in a group: the last flush, or, where that is held back, what waits for it."""
+        group = self.groups[g]
+        if tuple(self.applied[g]) != group.flushed:
+            return self._store.take_flush(g, keep=True)
+        return group.last or _nothing(len(self.floats))
+
+    def numbers(self) -> list[int]:
+        """The flushes that have, or will have, all that was changed so far: one may be held back."""
+        return [
+            group.number + bool(self._store.pending_rows(g) or group.flushed != tuple(self.applied[g]))
+            for g, group in enumerate(self.groups)
+        ]
+
+    def _commit_staged(self, g: int, holders: list[int]) -> list[Send]:
+        """Commits what a stream waits for. It is in the new holder already, and to wait for its workers could mean to
+        wait for a push that is held back here (two-phase commit)."""
+        group = self.groups[g]
+        if not group.staged:
+            return []
+        commit = FlushCommit(group=g, number=group.staged[-1][0])
+        group.staged.clear()
+        return [Send(target=self._peers[holder], message=commit) for holder in holders]
+
+    def has_acked(self, numbers: list[int]) -> bool:
+        """Whether every holder that counts has these flushes."""
+        return all(
+            have >= number
+            for group, number in zip(self.groups, numbers, strict=True)
+            for holder, have in group.acked.items()
+            if holder not in group.streams
+        )
+
+    def snapshot(self, holder: int, counts: Int32Array, slots: UInt32Array) -> Float32Array:
+        """The values of these rows that `holder` has once all that was sent to it has arrived."""
+        out = np.empty(int(counts @ np.array(self.floats, np.int64)), np.float32)
+        self._store.published(counts, slots, out)
+        if any(group.staged for group in self.groups):
+            for table, (part, values) in by_table((counts, slots, out), self.floats).items():
+                self._without_staged(holder, table, part, values)
+        return out
+
+    def _without_staged(self, holder: int, table: int, slots: UInt32Array, values: Float32Array) -> None:
+        """What was sent but not committed is not in the holder's parity yet (two-phase commit)."""
+        members = self.geometry.of_member[table]
+        for g in np.unique(members[slots % members.size]).tolist():
+            group = self.groups[g]
+            for number, _, part in group.staged:
+                if number > group.since.get(holder, 0):
+                    self._exclude(table, slots, values, part)
+
+    def _exclude(self, table: int, slots: UInt32Array, records: Float32Array, part: Part) -> None:
+        floats = self._store.record_floats(table)
+        if table not in (changes := by_table(part, self.floats)):
+            return
+        changed, deltas = changes[table]
+        order = np.argsort(slots, kind="stable")
+        ordered = records.reshape(-1, floats)[order].reshape(-1)
+        _kernels.xor_matching(slots[order], ordered, floats, changed, deltas, 1)
+        records.reshape(-1, floats)[order] = ordered.reshape(-1, floats)
+
+    # --- Holders that were replaced ---
+
+    def know(self, peers: dict[int, Identity], *, replaced: list[int]) -> None:
+        """A view: who is who now, and who has lost what it held. What waits for a flush belongs to the group
+        and stays."""
+        self._peers = peers
+        for g, group in enumerate(self.groups if self.protected else []):
+            for holder in self.geometry.holders(self.server, g):
+                if holder in replaced:
+                    group.acked[holder] = group.prepared[holder] = 0
+                    group.streams[holder] = StreamOut()
+                    group.history.setdefault(0, (0,) * len(self._durable))
+        self._settle()
+
+    def activate(self, g: int, *, number: int, marks: tuple[int, ...], undo: Part | None) -> None:
+        """A replacement learns where its group stands: its holders have all of flush `number`."""
+        group = self.groups[g]
+        assert not group.active
+        group.active = True
+        group.number = number
+        group.flushed = marks
+        group.history = {0: (0,) * len(marks), number: marks}
+        group.last = undo
+        self.applied[g] = list(marks)
+        self._committed = [max(pair) for pair in zip(self._committed, marks, strict=True)]
+        for holder in group.acked:
+            if holder not in group.streams:
+                group.acked[holder] = group.prepared[holder] = number
+        if all(each.active for each in self.groups):
+            self._settle()
+
+    def stream(self, budget: Budget) -> list[Send]:
+        """Sends the next rows to every new holder that is ready for more. Only for a server with all its rows."""
+        sends: list[Send] = []
+        for g, group in enumerate(self.groups):
+            for holder, stream in list(group.streams.items()):
+                while not stream.ending and stream.underway < STREAMS_UNDERWAY_MAX and budget.has_some():
+                    sends += self._stream_rows(g, holder, stream, budget)
+                sends += self._end_stream(g, holder)
+        return sends
+
+    def on_stream_ack(self, holder: int, g: int) -> None:
+        if g >= len(self.groups):
+            raise ValueError(f"there is no group {g}")
+        stream = self.groups[g].streams.get(holder)
+        if stream is not None and stream.underway:
+            stream.underway -= 1
+
+    def _stream_rows(self, g: int, holder: int, stream: StreamOut, budget: Budget) -> list[Send]:
+        tables = len(self.geometry.job.tables)
+        while stream.table < tables:
+            table = stream.table
+            if self.geometry.member(table, g) is None or stream.block >= self._store.blocks(table):
+                stream.table, stream.block = table + 1, 0
+                continue
+            floats = self._store.record_floats(table)
+            rows_max = max(1, STREAM_BYTES // (4 * floats))
+            slots, stream.block = self._store.next_touched(table, g, stream.block, rows_max)
+            if slots.size == 0:
+                continue
+            # What is staged goes along: it will be committed, and its commit does not reach this holder.
+            counts = np.zeros(tables, np.int32)
+            counts[table] = slots.size
+            relatives = np.empty(slots.size * floats, np.float32)
+            self._store.published(counts, slots, relatives)
+            stream.underway += 1
+            budget.take(relatives.nbytes)
+            message = Stream(group=g, counts=counts, slots=slots, deltas=relatives)
+            return [Send(target=self._peers[holder], message=message)]
+        stream.ending = True
+        return []
+
+    def _stream_changes(self, g: int, holder: int, part: Part) -> list[Send]:
+        """The part of a flush that a new holder needs: rows it has been streamed already."""
+        stream = self.groups[g].streams[holder]
+        counts = np.zeros_like(part[0])
+        slots: list[Any] = []
+        deltas: list[Any] = []
+        for table, (changed, values) in by_table(part, self.floats).items():
+            if table > stream.table:
+                break
+            known = np.ones(changed.size, bool)
+            if table == stream.table:
+                known = changed // self.geometry.job.tables[table].k < stream.block
+            counts[table] = np.count_nonzero(known)
+            slots.append(changed[known])
+            deltas.append(values.reshape(changed.size, -1)[known].reshape(-1))
+        if not counts.any():
+            return []
+        stream.underway += 1
+        message = Stream(group=g, counts=counts, slots=np.concatenate(slots), deltas=np.concatenate(deltas))
+        return [Send(target=self._peers[holder], message=message)]
+
+    def _end_stream(self, g: int, holder: int) -> list[Send]:
+        """Ends a stream once nothing is missing: the holder then has flush `number`, and so has every other."""
+        group = self.groups[g]
+        stream = group.streams[holder]
+        if not stream.ending:
+            return []
+        others = [h for h in group.acked if h not in group.streams]
+        sends: list[Send] = []
+        if not others:
+            sends += self.flush(g)  # all that was reported durable must be in it
+        elif any(group.acked[h] < group.number for h in others):
+            return self._commit_staged(g, others)
+        counts, slots, deltas = group.last or _nothing(len(self.geometry.job.tables))
+        end = StreamEnd(group=g, number=group.number, marks=group.flushed, counts=counts, slots=slots, deltas=deltas)
+        del group.streams[holder]
+        group.since[holder] = group.number
+        group.history.setdefault(group.number, group.flushed)
+        return [*sends, Send(target=self._peers[holder], message=end)]
+
+
+def _nothing(tables: int) -> Part:
+    return np.zeros(tables, np.int32), np.zeros(0, np.uint32), np.zeros(0, np.float32)

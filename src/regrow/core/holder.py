@@ -1,0 +1,267 @@
+"""What a server keeps for others: their parities, and how far each source has got.
+
+A flush is applied whole, in order, and acknowledged. A new holder is streamed to until its source says that this was
+all. When a source is replaced, every living holder tells the successor where its group stands (`Have`); with several
+holders they first bring each other to the same flush (tails), so that what they hold fits together. Decoding
+itself is `decode.py`. The rule to keep: same flush number, same parity contribution, at every holder.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from typing import Protocol
+
+import numpy as np
+
+from regrow.core.decode import Decoder, DecoderStore
+from regrow.core.effects import Send
+from regrow.core.flusher import Part
+from regrow.core.groups import Groups
+from regrow.core.link import Identity
+from regrow.core.messages import (
+    Float32Array,
+    Flush,
+    FlushAck,
+    FlushCommit,
+    Have,
+    Int32Array,
+    Message,
+    Stream,
+    StreamAck,
+    StreamEnd,
+    SyndromeAsk,
+    Tail,
+    TailEnd,
+    UInt32Array,
+    UInt64Array,
+    Undo,
+)
+
+TAIL_FLUSHES_MAX = 1 << 16  # A source that leaves so many unstable is not being acknowledged at all.
+
+
+class HolderStore(DecoderStore, Protocol):
+    """What a holder needs of the store."""
+
+    def parity_apply(self, source: int, counts: Int32Array, slots: UInt32Array, deltas: Float32Array) -> None: ...
+    def parity_touched(self, source: int, group: int, table: int) -> UInt64Array: ...
+
+
+class Held:
+    """The parity of one group of one source, as far as it has come."""
+
+    def __init__(self, marks: int) -> None:
+        self.number = 0
+        self.marks: tuple[int, ...] = (0,) * marks
+        self.ended = True  # False: a new holder that is still being streamed to
+        self.tail: deque[Flush] = deque()  # flushes that some other holder may lack (r >= 2)
+        self.last: Part | None = None  # what the last flush changed (sync)
+        self.staged: deque[Flush] = deque()  # not committed yet (two-phase commit)
+        self.awaited: set[int] = set()  # holders whose tails are still to come
+        self.agreed = True  # every holder is at the same flush of a source that was replaced
+
+
+class Holder:
+    """The holder side of one server. Every method returns what to send."""
+
+    def __init__(
+        self, *, server: int, groups: Groups, store: HolderStore, marks: int, ended: bool, keeps_last: bool
+    ) -> None:
+        self.server = server
+        self.held: dict[tuple[int, int], Held] = {}
+        self.rows_applied = 0
+        self.decoder = Decoder(server=server, groups=groups, store=store, held=self.held)
+        self._groups = groups
+        self._store = store
+        self._keeps_last = keeps_last
+        self._peers: dict[int, Identity] = {}
+        self._recovering: frozenset[int] = frozenset()
+        self._early: list[tuple[Identity, Message]] = []  # of holders that know a newer view
+        for g in range(len(groups)):
+            for source in groups.sources(server, g):
+                state = Held(marks)
+                state.ended = ended
+                self.held[source, g] = state
+
+    @property
+    def whole(self) -> bool:
+        """Every parity of this server is complete."""
+        return all(state.ended for state in self.held.values())
+
+    # --- Flushes ---
+
+    def on_flush(self, source: Identity, flush: Flush) -> list[Send]:
+        state = self._state(source.id, flush.group)
+        if not state.ended:
+            raise ValueError(f"flush {flush.number} of group {flush.group} before the end of its stream")
+        expected = state.number + len(state.staged) + 1
+        if flush.number != expected:
+            raise ValueError(f"flush {flush.number} of group {flush.group} came, {expected} is next")
+        if flush.staged:
+            state.staged.append(flush)
+        else:
+            self._apply(source.id, state, flush)
+        ack = FlushAck(group=flush.group, number=flush.number, staged=flush.staged)
+        return [Send(target=source, message=ack), *self.decoder.resume()]
+
+    def on_commit(self, source: Identity, commit: FlushCommit) -> list[Send]:
+        state = self._state(source.id, commit.group)
+        while state.staged and state.staged[0].number <= commit.number:
+            self._apply(source.id, state, state.staged.popleft())
+        if not state.ended or state.number < commit.number:
+            raise ValueError(f"commit of flush {commit.number} of group {commit.group}, which is not here")
+        ack = FlushAck(group=commit.group, number=commit.number, staged=False)
+        return [Send(target=source, message=ack), *self.decoder.resume()]
+
+    def _apply(self, source: int, state: Held, flush: Flush) -> None:
+        """All or nothing: the store checks everything before it changes anything."""
+        self._store.parity_apply(source, flush.counts, flush.slots, flush.deltas)
+        self.rows_applied += flush.slots.size
+        self.decoder.adjust(source, flush)
+        if self._keeps_last and state.marks != flush.marks:
+            state.last = (flush.counts, flush.slots, flush.deltas)
+        state.number = flush.number
+        state.marks = flush.marks
+        if self._groups.list[flush.group][1] > 1:
+            state.tail.append(flush)
+            while state.tail and state.tail[0].number <= flush.stable:
+                state.tail.popleft()
+            if len(state.tail) > TAIL_FLUSHES_MAX:
+                raise ValueError(f"{len(state.tail)} flushes of group {flush.group} are unstable")
+
+    # --- Being streamed to ---
+
+    def on_stream(self, source: Identity, stream: Stream) -> list[Send]:
+        state = self._state(source.id, stream.group)
+        if state.ended:
+            raise ValueError(f"group {stream.group} is streamed, but its parity is here")
+        self._store.parity_apply(source.id, stream.counts, stream.slots, stream.deltas)
+        return [Send(target=source, message=StreamAck(group=stream.group))]
+
+    def on_stream_end(self, source: Identity, end: StreamEnd) -> list[Send]:
+        state = self._state(source.id, end.group)
+        if state.ended:
+            raise ValueError(f"the stream of group {end.group} ended before")
+        state.ended = True
+        state.number = end.number
+        state.marks = end.marks
+        state.last = (end.counts, end.slots, end.deltas) if self._keeps_last else None
+        if not end.number:
+            return []  # nothing was ever flushed, and nothing is to be acknowledged
+        return [Send(target=source, message=FlushAck(group=end.group, number=end.number, staged=False))]
+
+    # --- A source was replaced ---
+
+    def know(self, *, peers: dict[int, Identity], recovering: Iterable[int], replaced: Iterable[int]) -> list[Send]:
+        """A view. Decoding starts anew where the set of the lost changed."""
+        self._peers = peers
+        self._recovering = frozenset(recovering)
+        sends: list[Send] = []
+        changed = set(replaced) & self._recovering
+        for (source, g), state in self.held.items():
+            if source in changed:
+                state.staged.clear()
+                if state.ended:
+                    sends += self._agree(source, g, state)
+                else:
+                    state.agreed = False
+        self.decoder.know(peers=peers, recovering=self._recovering, changed=changed)
+        early, self._early = self._early, []
+        for peer, message in early:
+            if peers.get(peer.id) == peer:
+                sends += self.on_holder_message(peer, message)
+        return sends
+
+    def _agree(self, source: int, g: int, state: Held) -> list[Send]:
+        """Tells the other living holders what they may lack. With one holder there is nothing to agree on."""
+        others = [h for h in self._groups.holders(source, g) if h != self.server and h not in self._recovering]
+        state.awaited = set(others)
+        state.agreed = False
+        incarnation = self._peers[source].incarnation
+        sends: list[Send] = []
+        for other in others:
+            for flush in state.tail:
+                tail = Tail(
+                    source=source,
+                    incarnation=incarnation,
+                    group=g,
+                    number=flush.number,
+                    marks=flush.marks,
+                    counts=flush.counts,
+                    slots=flush.slots,
+                    deltas=flush.deltas,
+                )
+                sends.append(Send(target=self._peers[other], message=tail))
+            end = TailEnd(source=source, incarnation=incarnation, group=g, number=state.number)
+            sends.append(Send(target=self._peers[other], message=end))
+        return sends + self._announce(source, g, state)
+
+    def _announce(self, source: int, g: int, state: Held) -> list[Send]:
+        """Tells the replacement where its group stands, once all holders stand there."""
+        if state.agreed or state.awaited:
+            return []
+        state.agreed = True
+        target = self._peers[source]
+        words = [
+            self._store.parity_touched(source, g, table)
+            for table in range(len(self._groups.job.tables))
+            if self._groups.member(table, g) is not None
+        ]
+        sends = []
+        if state.last is not None:
+            counts, slots, deltas = state.last
+            undo = Undo(group=g, counts=counts, slots=slots, deltas=deltas)
+            sends.append(Send(target=target, message=undo))
+        have = Have(group=g, number=state.number, marks=state.marks, touched=np.concatenate(words))
+        return [*sends, Send(target=target, message=have)]
+
+    def on_holder_message(self, peer: Identity, message: Message) -> list[Send]:
+        """Tails and syndromes, of holders that may know a newer view than this one."""
+        if isinstance(message, Tail | TailEnd):
+            self._state(message.source, message.group)
+            known = self._peers[message.source]
+            if message.incarnation > known.incarnation:
+                self._early.append((peer, message))
+                return []
+            return self._on_tail(peer, message) if message.incarnation == known.incarnation else []
+        assert isinstance(message, SyndromeAsk)
+        sends = self.decoder.on_syndrome_ask(peer, message)
+        if sends is None:
+            self._early.append((peer, message))
+        return sends or []
+
+    def _on_tail(self, peer: Identity, message: Tail | TailEnd) -> list[Send]:
+        state = self._state(message.source, message.group)
+        if not state.ended or state.agreed:
+            return []
+        if isinstance(message, Tail):
+            if message.number == state.number + 1:
+                flush = Flush(
+                    group=message.group,
+                    number=message.number,
+                    stable=0,
+                    marks=message.marks,
+                    staged=False,
+                    counts=message.counts,
+                    slots=message.slots,
+                    deltas=message.deltas,
+                )
+                self._apply(message.source, state, flush)
+            return []
+        assert message.number <= state.number, "a tail ended before all of it was applied"
+        state.awaited.discard(peer.id)
+        sends = self._announce(message.source, message.group, state)
+        if not state.awaited:
+            early, self._early = self._early, []
+            for other, parked in early:
+                sends += self.on_holder_message(other, parked)
+        return sends
+
+    # --- Small things ---
+
+    def _state(self, source: int, group: int) -> Held:
+        state = self.held.get((source, group))
+        if state is None:
+            raise ValueError(f"S{self.server} holds no parity of group {group} of S{source}")
+        return state

@@ -1,0 +1,223 @@
+"""What goes wrong, and how much of it: within what the protocol claims to survive, or, on purpose, beyond it.
+
+Within: never would more members of a stripe be lost at once than it has parities, counting every server that is
+dead, paused, or not known by everybody to have recovered. Workers, the coordinator, replacements and links may fail
+at any time.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from regrow.sim import machines
+from regrow.sim.net import COORDINATOR, short
+from regrow.sim.nodes import Violation
+
+if TYPE_CHECKING:
+    from regrow.sim.nodes import Node
+    from regrow.sim.world import World
+
+NOTICED_SECONDS = 4.0  # A server that is silent for so long must have been declared dead.
+RECOVERY_RATE = 4.0  # While somebody recovers, faults are so much more likely: that is where the bugs are.
+CUT_RATE = 2.0  # and while a cut is under way
+
+
+class Saboteur:
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.left = world.scenario.faults_max
+        self.crashes = {"server": 0, "worker": 0, COORDINATOR: 0}
+        self.beyond = False  # more may be lost than can come back
+        self.certain = False  # and it is, unless something on its way is enough
+
+    def rate(self) -> float:
+        """How likely the next event is a fault."""
+        world = self.world
+        if not self.left or self.beyond or not self._begun():
+            return 0.0
+        rate = world.scenario.fault_rate
+        if self.down():
+            return rate * RECOVERY_RATE
+        coordinator = world.node(COORDINATOR)
+        return rate * CUT_RATE if coordinator is not None and machines.is_cutting(coordinator.machine) else rate
+
+    def _begun(self) -> bool:
+        """Before every session has opened once, a failure is one of the start, not of the run."""
+        workers = [self.world.node("worker", w) for w in range(self.world.job.workers)]
+        return any(node is not None and node.identity.incarnation for node in workers) or all(
+            node is not None and node.program is not None and node.program.opened for node in workers
+        )
+
+    def stop(self) -> None:
+        """The second phase: whoever was paused goes on."""
+        for node in self.world.nodes.values():
+            node.paused = False
+            node.crash_after = None
+        self.left = 0
+
+    # --- Tolerance ---
+
+    def down(self) -> set[int]:
+        """Servers that count as lost."""
+        world = self.world
+        coordinator = world.node(COORDINATOR)
+        # Without a coordinator everybody speaks for himself: the next one asks.
+        recovering = machines.recovering(coordinator.machine) if coordinator is not None else set()
+        found = set()
+        for server in range(world.job.servers):
+            node = world.node("server", server)
+            healthy = node is not None and not node.paused and machines.is_recovered(node.machine)
+            if not healthy or server in recovering or (node is not None and node.crash_after is not None):
+                found.add(server)
+        return found
+
+    def _gone(self) -> set[int]:
+        """Servers that are surely not whole, whatever anybody knows."""
+        nodes = [(server, self.world.node("server", server)) for server in range(self.world.job.servers)]
+        return {server for server, node in nodes if node is None or not machines.is_recovered(node.machine)}
+
+    def _survivable(self, *more: int) -> bool:
+        return self.world.groups.tolerates(self.down() | set(more))
+
+    # --- What happens ---
+
+    def happen(self, number: int) -> None:
+        """A fault by number; one that is not possible now does nothing."""
+        if not self.left or self.beyond or not self._begun():
+            return
+        weights = self.world.scenario.profile.weights
+        place = number % sum(weight for _, weight in weights)
+        for name, weight in weights:
+            if place < weight:
+                if getattr(self, "_" + name.replace(" ", "_"))():
+                    self.left -= 1
+                return
+            place -= weight
+
+    def _servers(self, *, recovered: bool) -> list[Node]:
+        """Servers that may die now."""
+        world = self.world
+        down = self.down()
+        found = []
+        for server in range(world.job.servers):
+            node = world.node("server", server)
+            if node is None or node.crash_after is not None or node.machine.view is None:
+                continue
+            if (server not in down) != recovered:
+                continue
+            if world.scenario.profile.beyond or self._survivable(server):
+                found.append(node)
+        return found
+
+    def _kill(self, node: Node) -> None:
+        """Now, or in the middle of what it does next."""
+        world = self.world
+        role = node.identity.role
+        self.crashes[role] += 1
+        world.probes.hit(f"crash {role}")
+        if role == COORDINATOR and machines.is_cutting(node.machine):
+            world.probes.hit("coordinator dies in a cut")
+        if role == "server":
+            if node.identity.id in self.down():
+                world.probes.hit("crash replacement")
+            if not self._survivable(node.identity.id):
+                self.beyond = True
+                self.certain = not world.groups.tolerates(self._gone() | {node.identity.id})
+            if world.node(COORDINATOR) is None:
+                world.probes.hit("server and coordinator down")
+            workers = [world.node("worker", w) for w in range(world.job.workers)]
+            if not all(worker is not None and worker.program and worker.program.opened for worker in workers):
+                world.probes.hit("server and worker down")
+        effects = world.choices.pick(6)
+        if effects and not self.certain:
+            node.crash_after = effects
+        else:
+            world.launcher.crash(node)
+        if len(self.down()) > 1:
+            world.probes.hit("two servers down")
+
+    def _server(self) -> bool:
+        nodes = self._servers(recovered=True)
+        if nodes:
+            self._kill(nodes[self.world.choices.pick(len(nodes))])
+        return bool(nodes)
+
+    def _replacement(self) -> bool:
+        nodes = self._servers(recovered=False)
+        if nodes:
+            self._kill(nodes[self.world.choices.pick(len(nodes))])
+        return bool(nodes)
+
+    def _pair(self) -> bool:
+        first = self._server()
+        return self._server() or first
+
+    def _worker(self) -> bool:
+        node = self.world.node("worker", self.world.choices.pick(self.world.job.workers))
+        if node is None or node.crash_after is not None:
+            return False
+        self._kill(node)
+        return True
+
+    def _coordinator(self) -> bool:
+        node = self.world.node(COORDINATOR)
+        if node is None or node.crash_after is not None:
+            return False
+        self._kill(node)
+        return True
+
+    def _pause(self) -> bool:
+        """A server is stopped and goes on later: in time, or as a zombie."""
+        world = self.world
+        nodes = [node for node in self._servers(recovered=True) if not node.paused]
+        if not nodes:
+            return False
+        node = nodes[world.choices.pick(len(nodes))]
+        node.paused = True
+        world.log(f"{short(node.identity)} is paused")
+        coordinator, since, faults = world.node(COORDINATOR), world.now, self.left
+
+        def known() -> bool:
+            return coordinator is not None and coordinator.machine.view is not None
+
+        def resume() -> None:
+            same = known() and coordinator is world.node(COORDINATOR) and self.left == faults - 1
+            unnoticed = node.paused and node.alive and node.identity not in world.condemned
+            if same and unnoticed and world.now > since + NOTICED_SECONDS:
+                raise Violation("I8", f"{short(node.identity)} is silent since {since:.2f}, and nobody minds")
+            node.paused = False
+            if world.is_current(node.identity) and node.alive:
+                world.probes.hit("pause survived")
+            world.log(f"{short(node.identity)} goes on")
+
+        world.later(resume, at=world.now + (0.3, 2.5, 6.0)[world.choices.pick(3)])
+        return True
+
+    def _reset(self) -> bool:
+        world = self.world
+        pairs = world.network.pairs()
+        if not pairs or not world.job.protected:
+            return False  # without parities a worker takes a broken link for a death
+        one, other = pairs[world.choices.pick(len(pairs))]
+        keep = world.choices.pick(4)
+        world.log(f"the link of {short(one)} and {short(other)} is reset, {keep} frames arrive")
+        world.network.reset(one, other, keep)
+        world.probes.hit("reset")
+        return True
+
+    def _worker_zombie(self) -> bool:
+        """A worker hangs, its successor starts, and then it goes on."""
+        world = self.world
+        node = world.node("worker", world.choices.pick(world.job.workers))
+        if node is None or node.paused or node.crash_after is not None:
+            return False
+        node.paused = True
+        world.log(f"{short(node.identity)} hangs and is replaced")
+        world.probes.hit("worker zombie")
+        world.launcher.start("worker", node.identity.id)
+
+        def resume() -> None:
+            node.paused = False
+
+        world.later(resume)
+        return True

@@ -1,0 +1,312 @@
+"""EmbeddingCollection against torch's own EmbeddingBag, and against TorchRec's conventions.
+
+Goal: a model author who swaps the module notices nothing. Method: the same ids, the same starting weights and
+the same gradients through both, on servers inside this process; outputs and updated rows must agree.
+"""
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import regrow
+from regrow.config import TrainConfig
+from regrow.core.job import OptimizerSpec, TableSpec
+from regrow.data.catalog import open_dataset
+from regrow.errors import ConfigError, RegrowError
+from regrow.nn.coded import flush_spec
+from regrow.nn.embedding import KeyedTensor
+from regrow.nn.trainer import EXPECTED_TOGETHER, Trainer
+
+
+def _collection(*, servers=3, optimizer="sgd", pooling=regrow.PoolingType.SUM, learning_rate=0.5):
+    tables = [
+        regrow.EmbeddingBagConfig(
+            num_embeddings=50, embedding_dim=8, name="t_user", feature_names=["user", "friend"], pooling=pooling
+        ),
+        regrow.EmbeddingBagConfig(
+            num_embeddings=30, embedding_dim=5, name="t_item", feature_names=["item"], pooling=pooling
+        ),
+    ]
+    return regrow.EmbeddingCollection(
+        tables=tables,
+        cluster=regrow.InProcessCluster(servers=servers),
+        optimizer=regrow.OptimizerSpec(kind=optimizer, learning_rate=learning_rate),
+        seed=7,
+    )
+
+
+def _batch(keys=("user", "friend", "item"), *, batch=6, seed=0):
+    rng = np.random.default_rng(seed)
+    sizes = {"user": 50, "friend": 50, "item": 30, "other": 9}
+    lengths = rng.integers(0, 4, (len(keys), batch))
+    values = [rng.integers(0, sizes[key], lengths[i].sum()) for i, key in enumerate(keys)]
+    return regrow.KeyedJaggedTensor.from_lengths_sync(
+        list(keys),
+        torch.from_numpy(np.concatenate(values)),
+        torch.from_numpy(lengths.reshape(-1).astype(np.int32)),
+    )
+
+
+def _reference(collection, features, mode):
+    """The same look-up by torch: {feature: pooled}, and the weights that will get gradients."""
+    weights = {
+        config.name: collection.weight(config.name).requires_grad_() for config in collection.embedding_bag_configs()
+    }
+    lengths = features.lengths().reshape(len(features.keys()), -1).long()
+    parts = dict(zip(features.keys(), features.values().split(lengths.sum(1).tolist()), strict=True))
+    pooled = {}
+    for config in collection.embedding_bag_configs():
+        for name in config.feature_names:
+            own = lengths[features.keys().index(name)]
+            offsets = torch.cat([torch.zeros(1, dtype=torch.int64), own.cumsum(0)[:-1]])
+            pooled[name] = nn.functional.embedding_bag(parts[name], weights[config.name], offsets, mode=mode)
+    return pooled, weights
+
+
+@pytest.mark.parametrize("pooling", list(regrow.PoolingType))
+@pytest.mark.parametrize("servers", [1, 3])
+def test_same_as_torch_forward_and_after_an_sgd_step(pooling, servers):
+    collection = _collection(servers=servers, pooling=pooling)
+    features = _batch()
+    expected, weights = _reference(collection, features, pooling.value.lower())
+    out = collection(features)
+    for name, value in expected.items():
+        torch.testing.assert_close(out[name], value.detach())
+    direction = torch.randn(6, 21, generator=torch.Generator().manual_seed(1))
+    (out.values() * direction).sum().backward()
+    (torch.cat(list(expected.values()), dim=1) * direction).sum().backward()
+    for name, weight in weights.items():
+        torch.testing.assert_close(collection.weight(name), (weight - 0.5 * weight.grad).detach())
+
+
+def test_output_is_keyed_in_table_order():
+    out = _collection()(_batch())
+    assert isinstance(out, KeyedTensor)
+    assert out.keys() == ["user", "friend", "item"]
+    assert out.length_per_key() == [8, 8, 5]
+    assert {name: tuple(value.shape) for name, value in out.to_dict().items()} == {
+        "user": (6, 8),
+        "friend": (6, 8),
+        "item": (6, 5),
+    }
+
+
+def test_features_may_come_in_any_order_and_with_others():
+    collection = _collection()
+    mixed = _batch(("item", "other", "user", "friend"))
+    expected, _ = _reference(collection, mixed, "sum")
+    for name, value in expected.items():
+        torch.testing.assert_close(collection(mixed)[name], value.detach())
+
+
+def test_the_same_weights_on_any_number_of_servers():
+    one, five = _collection(servers=1), _collection(servers=5)
+    assert torch.equal(one.weight("t_user"), five.weight("t_user"))
+    bound = (1 / 50) ** 0.5
+    assert one.weight("t_user").abs().max() <= bound
+    assert one.weight("t_user").abs().max() > 0.9 * bound
+
+
+def test_names_are_those_of_torchrec():
+    collection = _collection(optimizer="rowwise_adagrad")
+    collection(_batch()).values().sum().backward()
+    assert list(collection.state_dict()) == ["embedding_bags.t_user.weight", "embedding_bags.t_item.weight"]
+    state = collection.optimizer_state()
+    assert {name: tuple(value.shape) for name, value in state.items()} == {
+        "t_user.momentum1": (50,),
+        "t_item.momentum1": (30,),
+    }
+    assert state["t_user.momentum1"].max() > 0
+    adam = _collection(optimizer="adam").optimizer_state()
+    assert list(adam)[:2] == ["t_user.momentum1", "t_user.exp_avg_sq"]
+
+
+def test_a_state_dict_can_be_loaded_elsewhere():
+    source, target = _collection(servers=2), _collection(servers=3)
+    source(_batch()).values().sum().backward()
+    target.load_state_dict(source.state_dict())
+    assert torch.equal(source.weight("t_item"), target.weight("t_item"))
+    model = nn.Sequential(_collection())
+    with pytest.raises(RuntimeError, match="t_item"):
+        model.load_state_dict({"0.embedding_bags.t_user.weight": torch.zeros(50, 8)})
+
+
+def test_evaluation_changes_nothing():
+    collection = _collection()
+    before = collection.weight("t_user")
+    collection.eval()
+    with torch.no_grad():
+        collection(_batch())
+    assert torch.equal(before, collection.weight("t_user"))
+    assert collection.client.pushes == 0
+
+
+def test_prefetched_rows_are_used_once():
+    collection = _collection()
+    features = _batch()
+    collection.prefetch(features)
+    first = collection(features)
+    first.values().sum().backward()
+    second = collection(features)
+    assert not torch.equal(first.values(), second.values())
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "says"),
+    [
+        (lambda kjt: kjt.values().__setitem__(0, 999), IndexError, "999"),
+        (lambda kjt: kjt.values().__setitem__(0, -1), IndexError, "-1"),
+        (lambda kjt: kjt.lengths().__setitem__(0, 77), ValueError, "lengths"),
+        (lambda kjt: kjt.keys().__setitem__(0, "nobody"), KeyError, "user"),
+    ],
+)
+def test_bad_features_are_refused_and_nothing_is_lost(change, error, says):
+    collection = _collection()
+    bad = _batch()
+    change(bad)
+    with pytest.raises(error, match=says):
+        collection(bad)
+    collection(_batch()).values().sum().backward()
+    assert collection.client.pushes == 1
+
+
+def test_tables_that_cannot_be_are_refused():
+    twice = [
+        regrow.EmbeddingBagConfig(num_embeddings=4, embedding_dim=4, name="t", feature_names=["a"]),
+        regrow.EmbeddingBagConfig(num_embeddings=4, embedding_dim=4, name="t", feature_names=["b"]),
+    ]
+    with pytest.raises(ValueError, match="two tables are named 't'"):
+        regrow.EmbeddingCollection(tables=twice, cluster=regrow.InProcessCluster(servers=1))
+    empty = [regrow.EmbeddingBagConfig(num_embeddings=0, embedding_dim=4, name="t", feature_names=["a"])]
+    with pytest.raises(ValueError, match="rows must be between"):
+        regrow.EmbeddingCollection(tables=empty, cluster=regrow.InProcessCluster(servers=1))
+
+
+def test_torchrec_own_features_are_taken():
+    jagged = pytest.importorskip("torchrec.sparse.jagged_tensor", reason="TorchRec is not installed")
+    ours = _batch()
+    theirs = jagged.KeyedJaggedTensor.from_lengths_sync(ours.keys(), ours.values(), ours.lengths())
+    collection = _collection()
+    assert torch.equal(collection(ours).values(), collection(theirs).values())
+
+
+def test_synchronous_workers_in_one_process():
+    cluster = regrow.InProcessCluster(servers=2)
+    config = regrow.EmbeddingBagConfig(num_embeddings=20, embedding_dim=4, name="t", feature_names=["a"])
+    optimizer = regrow.OptimizerSpec(kind="sgd", learning_rate=1.0)
+    workers = [
+        regrow.EmbeddingCollection(
+            tables=[config], cluster=cluster, optimizer=optimizer, mode="sync", worker=w, workers=2
+        )
+        for w in range(2)
+    ]
+    before = [worker.client.records(0, 0, 20) for worker in workers]
+    assert np.array_equal(*before)
+    ids = [torch.tensor([3, 5]), torch.tensor([5, 7])]
+    for own, worker in zip(ids, workers, strict=True):
+        features = regrow.KeyedJaggedTensor.from_lengths_sync(["a"], own, torch.ones(2, dtype=torch.int32))
+        worker(features).values().sum().backward()
+    with pytest.raises(RegrowError, match="would wait for ever"):
+        workers[0].drain()
+    workers[1].drain()  # its pull completes the commit for both
+    expected = before[0].copy()
+    expected[[3, 7]] -= 1.0
+    expected[5] -= 2.0
+    assert np.array_equal(workers[0].client.records(0, 0, 20), expected)
+    with pytest.raises(RegrowError, match="synchronous mode"):
+        workers[0].prefetch(features)
+
+
+# --- Protection, and a worker that takes another's place ---
+
+
+@pytest.mark.parametrize(("rows", "rate"), [(1000, 8 << 20), (10**9, 10**9 * 64 * 4 // 3 // 600)])
+def test_recovery_is_gentle_but_takes_ten_minutes_at_most(rows: int, rate: int) -> None:
+    optimizer = OptimizerSpec(kind="rowwise_adagrad", learning_rate=0.01)
+    table = TableSpec(name="t", rows=rows, dim=63, init_bound=0.1, optimizer=optimizer)
+    assert flush_spec(regrow.ErasureCode(), [table], servers=3).sweep_bytes_per_s == rate
+    assert flush_spec(regrow.ErasureCode(sweep_bytes_per_s=0), [table], servers=3).sweep_bytes_per_s == 0
+
+
+def test_protection_reaches_the_job():
+    code = regrow.ErasureCode(k=2, r=1, flush_pushes=3, flush_bytes=1 << 20, commit="none", sweep_bytes_per_s=7)
+    tables = [regrow.EmbeddingBagConfig(num_embeddings=50, embedding_dim=8, name="t", feature_names=["f"])]
+    cluster = regrow.InProcessCluster(servers=3)
+    job = regrow.EmbeddingCollection(tables=tables, cluster=cluster, protection=code).job
+    assert job.protected
+    assert [(table.k, table.r) for table in job.tables] == [(2, 1)]
+    assert (job.flush.pushes, job.flush.bytes, job.flush.commit, job.flush.sweep_bytes_per_s) == (3, 1 << 20, "none", 7)
+    with pytest.raises(ConfigError, match=r"k \+ r = 5 members need as many servers in a ring; 3 servers in 1 ring"):
+        regrow.EmbeddingCollection(tables=tables, cluster=cluster, protection=regrow.ErasureCode())
+
+
+def test_protection_of_a_cluster_is_that_of_its_collections():
+    cluster = regrow.InProcessCluster(servers=3)
+    cluster.protection = regrow.ErasureCode(k=1, r=2)
+    tables = [regrow.EmbeddingBagConfig(num_embeddings=50, embedding_dim=8, name="t", feature_names=["f"])]
+    job = regrow.EmbeddingCollection(tables=tables, cluster=cluster).job
+    assert [(table.k, table.r) for table in job.tables] == [(1, 2)]
+
+
+def _trainer(cluster, **options):
+    config = TrainConfig(
+        model="tiny", rows_max=40, batch=8, servers=3, workers=1, **{"protection": "ec", "k": 2, **options}
+    )
+    trainer = Trainer(config, open_dataset(config), worker=0)
+    client = cluster.client(trainer.job)
+    trainer.connect(client)
+    return trainer, client
+
+
+def test_dense_parameters_are_kept_whole():
+    trainer, _ = _trainer(regrow.InProcessCluster(servers=3), steps=9)
+    assert {(table.k, table.r) for table in trainer.job.tables[:-1]} == {(2, 1)}
+    assert (trainer.job.tables[-1].name, trainer.job.tables[-1].k, trainer.job.tables[-1].r) == ("dense", 1, 1)
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_a_trainer_looks_ahead_while_a_server_comes_back(mode, monkeypatch):
+    """And trains with the same batches in the same order: the same bits as undisturbed."""
+    options = {"mode": mode, "steps": 9, "prefetch": 0, "flush_pushes": 1}
+    whole, client = _trainer(regrow.InProcessCluster(servers=3), **options)
+    whole.train(steps=9, report=lambda progress: None)
+    cluster = regrow.InProcessCluster(servers=3)
+    struck, its_client = _trainer(cluster, **options)
+    expected = []
+    monkeypatch.setattr("regrow.nn.trainer.EXPECTED_AFTER", 0)
+    monkeypatch.setattr(its_client, "expect", lambda plans: expected.append(len(plans)))
+    monkeypatch.setattr(type(its_client), "recovering", property(lambda self: (1,) if 3 <= self.pushes < 7 else ()))
+
+    def report(progress):
+        if progress.step == 3:
+            cluster.kill(1)
+
+    struck.train(steps=9, report=report, report_seconds=0.0)
+    assert expected == [EXPECTED_TOGETHER], "six were left, and two are not worth a message"
+    assert its_client.digest() == client.digest()
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_a_worker_in_anothers_place_goes_on_where_it_was(mode):
+    """Nine steps by one worker, against five by one and the rest by its successor: the same bits."""
+    options = {"mode": mode, "steps": 9, "prefetch": 0}
+    whole, client = _trainer(regrow.InProcessCluster(servers=3), **options)
+    whole.train(steps=9, report=lambda progress: None)
+    cluster = regrow.InProcessCluster(servers=3)
+    _trainer(cluster, **options)[0].train(steps=5, report=lambda progress: None)
+    successor, its_client = _trainer(cluster, **options)
+    assert successor.done == (5 if mode == "async" else 4)  # the last synchronous step is done again
+    reported = []
+    successor.train(
+        steps=9,
+        report=lambda progress: reported.append((progress.step, progress.samples)),
+        report_seconds=3600.0,
+        report_steps={7},
+    )
+    assert reported == [(successor.done + 1, 8 * (successor.done + 1)), (7, 56), (9, 72)]
+    assert its_client.digest() == client.digest()
+    late, late_client = _trainer(cluster, **options)
+    late.train(steps=9, report=lambda progress: None)
+    assert (late.progress.step, late.progress.samples) == (9, 72)
+    assert late_client.digest() == client.digest()
