@@ -182,9 +182,9 @@ class TrainConfig:
     # push, as in the ECRec paper; slower. none: changes are sent and what a failure loses is lost.
     commit: str = "exactly-once"
     # Bytes of rows per second that come back to a lost server though nobody has asked for them, from all others
-    # together. Too small: a second failure may come first. Too large: training slows down meanwhile. 0: no limit.
-    # None: 8 MiB, or what brings a server back within ten minutes.
-    sweep_bytes_per_s: int | None = None
+    # together. Too small: a second failure may come first, and slow rows cost more training in all than fast ones (see
+    # docs/benchmarks.md). Too large: pulls wait longer while it lasts, which is soon over. 0: no limit.
+    sweep_bytes_per_s: int = 0
 
     # Where checkpoints are kept: a path or any URL that fsspec knows. Needed for "full" and "delta".
     ckpt: str | None = None
@@ -310,6 +310,11 @@ class TrainConfig:
             return None
         names = [field.name for field in dataclasses.fields(ErasureCode)]
         return ErasureCode(**{name: getattr(self, name) for name in names})
+
+    @property
+    def replaces_servers(self) -> bool:
+        """Whether a process that dies has a successor and training goes on."""
+        return self.code is not None
 
     @property
     def saves(self) -> bool:

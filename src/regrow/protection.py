@@ -20,10 +20,6 @@ SERVERS_MAX = 1024
 K_DEFAULT, R_DEFAULT, R_MAX = 4, 1, 16
 FLUSH_PUSHES_DEFAULT = 16
 FLUSH_BYTES_DEFAULT = 32 * MIB
-# Of a recovery in the background, unless a rate is asked for: gentle to training (measured on two cores, see
-# docs/benchmarks.md), but a large server must not be without its full protection for longer than this.
-SWEEP_BYTES_PER_S_MIN = 8 * MIB
-SWEEP_SECONDS_MAX = 600
 
 # A field that `__post_init__` fills in: never None for a reader, so its type does not say so.
 DERIVED = cast(Any, None)
@@ -50,7 +46,7 @@ class ErasureCode:
     flush_pushes: int = DERIVED  # 16; with commit "2pc" always 1
     flush_bytes: int = FLUSH_BYTES_DEFAULT
     commit: str = "exactly-once"
-    sweep_bytes_per_s: int | None = None
+    sweep_bytes_per_s: int = 0
 
     def __post_init__(self) -> None:
         if cast(Any, self.flush_pushes) is None:

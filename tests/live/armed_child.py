@@ -72,7 +72,7 @@ def job_of(config: TrainConfig) -> JobSpec:
         mode=config.mode,  # type: ignore[arg-type]
         seed=config.seed,
         groups=ring_count(config.code),
-        flush=flush_spec(config.code, tables, servers=config.servers),
+        flush=flush_spec(config.code),
     )
 
 

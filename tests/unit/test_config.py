@@ -205,7 +205,7 @@ def test_defaults_are_filled_in() -> None:
 def test_no_field_is_left_open() -> None:
     """What is None afterwards means something: no limit, or the other one of steps and epochs."""
     none = {name for name, value in TrainConfig().to_dict().items() if value is None}
-    limits = {"rows_max", "train_rows", "test_rows", "sweep_bytes_per_s", "ckpt_bytes_per_s"}
+    limits = {"rows_max", "train_rows", "test_rows", "ckpt_bytes_per_s"}
     assert none == limits | {"epochs", "out", "mtbf", "ckpt", "resume"}
 
 

@@ -174,8 +174,8 @@ KNOBS: dict[str, tuple[Knob, ...]] = {
         Knob(
             name="sweep_bytes_per_s",
             type=Bytes(),
-            default="8 MiB, or more to be done in 10 minutes; 0: no limit",
-            help="For bringing lost rows back, all servers together. Less disturbs training less, and takes longer.",
+            default="0, no limit",
+            help="For bringing lost rows back, all servers together. A low one costs more training in all.",
         ),
     ),
     "Checkpoints": (

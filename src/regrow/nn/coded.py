@@ -3,10 +3,8 @@ dense parameters, which every worker reads in every step, are kept whole (k = 1)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from regrow.core.job import FlushSpec, TableSpec
-from regrow.protection import SWEEP_BYTES_PER_S_MIN, SWEEP_SECONDS_MAX, ErasureCode
+from regrow.protection import ErasureCode
 
 
 def protect(table: TableSpec, code: ErasureCode | None, *, k: int | None = None) -> TableSpec:
@@ -24,17 +22,14 @@ def protect(table: TableSpec, code: ErasureCode | None, *, k: int | None = None)
     )
 
 
-def flush_spec(code: ErasureCode | None, tables: Sequence[TableSpec], *, servers: int) -> FlushSpec:
+def flush_spec(code: ErasureCode | None) -> FlushSpec:
     if code is None:
         return FlushSpec()
-    server_bytes = sum(4 * table.rows * table.record_floats for table in tables) // servers
     return FlushSpec(
         pushes=code.flush_pushes,
         bytes=code.flush_bytes,
         commit=code.commit,  # type: ignore[arg-type]
-        sweep_bytes_per_s=max(SWEEP_BYTES_PER_S_MIN, server_bytes // SWEEP_SECONDS_MAX)
-        if code.sweep_bytes_per_s is None
-        else code.sweep_bytes_per_s,
+        sweep_bytes_per_s=code.sweep_bytes_per_s,
     )
 
 

@@ -152,7 +152,7 @@ class EmbeddingCollection(nn.Module):
             mode=mode,
             seed=seed,
             rings=ring_count(code),
-            flush=flush_spec(code, coded, servers=cluster.server_count),
+            flush=flush_spec(code),
         )
         if reason := self.job.invalid_reason():
             raise ValueError(reason)

@@ -92,7 +92,7 @@ def dlrm_job(config: TrainConfig, rows: list[int], dim: int, dense: TableSpec) -
         mode=config.mode,  # type: ignore[arg-type]
         seed=config.seed,
         rings=ring_count(code),
-        flush=flush_spec(code, coded, servers=config.servers),
+        flush=flush_spec(code),
     )
 
 

@@ -11,7 +11,6 @@ from torch import nn
 
 import regrow
 from regrow.config import TrainConfig
-from regrow.core.job import OptimizerSpec, TableSpec
 from regrow.data.catalog import open_dataset
 from regrow.errors import ConfigError, RegrowError
 from regrow.nn.coded import flush_spec
@@ -221,12 +220,11 @@ def test_synchronous_workers_in_one_process():
 # --- Protection, and a worker that takes another's place ---
 
 
-@pytest.mark.parametrize(("rows", "rate"), [(1000, 8 << 20), (10**9, 10**9 * 64 * 4 // 3 // 600)])
-def test_recovery_is_gentle_but_takes_ten_minutes_at_most(rows: int, rate: int) -> None:
-    optimizer = OptimizerSpec(kind="rowwise_adagrad", learning_rate=0.01)
-    table = TableSpec(name="t", rows=rows, dim=63, init_bound=0.1, optimizer=optimizer)
-    assert flush_spec(regrow.ErasureCode(), [table], servers=3).sweep_bytes_per_s == rate
-    assert flush_spec(regrow.ErasureCode(sweep_bytes_per_s=0), [table], servers=3).sweep_bytes_per_s == 0
+def test_a_recovery_has_no_limit_unless_one_is_asked_for() -> None:
+    """Slow ones lose more training in all, and leave the model unprotected for longer (docs/benchmarks.md)."""
+    assert flush_spec(regrow.ErasureCode()).sweep_bytes_per_s == 0
+    assert flush_spec(TrainConfig(protection="ec").code).sweep_bytes_per_s == 0
+    assert flush_spec(regrow.ErasureCode(sweep_bytes_per_s=5)).sweep_bytes_per_s == 5
 
 
 def test_protection_reaches_the_job():
