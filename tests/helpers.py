@@ -12,10 +12,10 @@ import numpy as np
 
 from regrow import _kernels
 from regrow.core import framing
+from regrow.core.door import ServerDoor
 from regrow.core.effects import Delivered, Log, Refuse, Send
+from regrow.core.identity import COORDINATOR, Identity
 from regrow.core.job import JobSpec, OptimizerKind, OptimizerSpec, TableSpec
-from regrow.core.layout import Layout
-from regrow.core.link import Identity
 from regrow.core.messages import (
     Ack,
     Assign,
@@ -69,10 +69,9 @@ from regrow.core.messages import (
     Welcome,
     WriteRecords,
 )
-from regrow.core.server import ShardServer
+from regrow.core.protection import Coded, FlushSpec, Protection, Unprotected
 from regrow.store.memory import MemoryStore
 
-COORDINATOR = Identity(role="coordinator", id=0)
 SECTION_TYPES = {"counts": np.int32, "slots": np.uint32, "blocks": np.uint32, "touched": np.uint64}  # others: float32
 
 
@@ -111,8 +110,22 @@ def table(
     return TableSpec(name=name, rows=rows, dim=dim, init_bound=bound, optimizer=optimizer, k=k, r=r)
 
 
-def job(*tables: TableSpec, servers: int = 1, workers: int = 1, **options: Any) -> JobSpec:
-    return JobSpec(tables=tables or (table(),), servers=servers, workers=workers, **options)
+def job(
+    *tables: TableSpec,
+    servers: int = 1,
+    workers: int = 1,
+    rings: int = 1,
+    flush: FlushSpec | None = None,
+    **options: Any,
+) -> JobSpec:
+    """Coded as soon as a table has parities."""
+    tables = tables or (table(),)
+    r = max(each.r for each in tables)
+    k = max(each.k for each in tables)
+    protection: Protection = Unprotected()
+    if r or rings != 1 or flush is not None:
+        protection = Coded(k=k, r=r, rings=rings, flush=flush or FlushSpec())
+    return JobSpec(tables=tables, servers=servers, workers=workers, **{"protection": protection} | options)
 
 
 def view(of: JobSpec, *, epoch: int = 1) -> View:
@@ -137,8 +150,7 @@ def plan_of(of: JobSpec, rows: Sequence[Iterable[int]]) -> HandPlan:
     places: list[list[tuple[int, int, int]]] = []
     for index, (spec, wanted) in enumerate(zip(of.tables, rows, strict=True)):
         wanted = list(wanted)
-        layout = Layout(servers=of.servers, k=spec.k, r=spec.r, rings=of.rings)
-        servers, slots = layout.place(np.array(wanted, np.int64), table=index)
+        servers, slots = of.layout(index).place(np.array(wanted, np.int64), table=index)
         places.append(list(zip(wanted, servers.tolist(), slots.tolist(), strict=True)))
     counts = np.zeros((of.servers, len(of.tables)), np.int32)
     slots_all: list[int] = []
@@ -168,9 +180,9 @@ def plan_of(of: JobSpec, rows: Sequence[Iterable[int]]) -> HandPlan:
 # --- Machines ---
 
 
-def shard_server(of: JobSpec | None = None, *, index: int = 0, reply_bytes_max: int = 1 << 20) -> ShardServer:
+def shard_server(of: JobSpec | None = None, *, index: int = 0, reply_bytes_max: int = 1 << 20) -> ServerDoor:
     """A server; with a job, one that has its first view."""
-    made = ShardServer(identity=server(index), build_store=MemoryStore, reply_bytes_max=reply_bytes_max)
+    made = ServerDoor(identity=server(index), build_store=MemoryStore, reply_bytes_max=reply_bytes_max)
     if of is not None:
         made.receive(Delivered(source=COORDINATOR, message=view(of)))
     return made

@@ -9,6 +9,8 @@ could not store it is 5. Anything that is not a
 
 from __future__ import annotations
 
+import enum
+
 EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -55,8 +57,25 @@ class DataError(UserError):
     """Training data that cannot be read: names the file, the line and the field."""
 
 
+class Refusal(enum.StrEnum):
+    """What a refusal means for whoever is refused. Nothing depends on the words beside it."""
+
+    RETRY = "retry"  # this connection cannot go on; another one may
+    REPLACED = "replaced"  # this incarnation is over: a newer one is in its place
+    FOR_GOOD = "for_good"  # this incarnation has said what it may not, or has no place here
+
+    @property
+    def is_final(self) -> bool:
+        """Dialing again is of no use to this incarnation."""
+        return self is not Refusal.RETRY
+
+
 class ProtocolError(RegrowError):
     """The other side of a connection sent what it may not: a bad frame, a wrong token, an old incarnation."""
+
+    def __init__(self, message: str, *, hint: str | None = None, refusal: Refusal = Refusal.RETRY) -> None:
+        super().__init__(message, hint=hint)
+        self.refusal = refusal
 
 
 class LocalProtocolError(RegrowError):
@@ -64,7 +83,12 @@ class LocalProtocolError(RegrowError):
 
 
 class ConnectionLost(RegrowError):
-    """A peer went away: its process ended, or its socket closed in the middle of a conversation."""
+    """A peer went away: its process ended, or its socket closed in the middle of a conversation. `refusal`: it said
+    that it does not want us."""
+
+    def __init__(self, message: str, *, hint: str | None = None, refusal: Refusal | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.refusal = refusal
 
 
 class DataLoss(RegrowError):

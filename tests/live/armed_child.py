@@ -34,8 +34,8 @@ import regrow.nn
 import regrow.runtime
 from regrow.checkpoint import failpoints
 from regrow.config import TrainConfig
+from regrow.core.identity import Identity
 from regrow.core.job import JobSpec, OptimizerSpec, TableSpec
-from regrow.core.link import Identity
 from regrow.launch import child
 from regrow.nn.check import check_parity
 from regrow.nn.coded import flush_spec, protect, ring_count

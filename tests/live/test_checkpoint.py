@@ -21,7 +21,7 @@ import pytest
 from regrow.checkpoint.load import verify
 from regrow.checkpoint.storage import Storage
 from regrow.config import TrainConfig
-from regrow.core.cut import cut_name
+from regrow.core.cuts import cut_name
 from regrow.launch import local
 
 pytestmark = pytest.mark.live

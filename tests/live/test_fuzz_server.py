@@ -21,7 +21,8 @@ import pytest
 from helpers import COORDINATOR, arrays, example_messages, job, mutated, plan_of, server, table, view, worker
 
 from regrow.core.framing import FrameReader, Limits, Stamp, encode
-from regrow.core.link import Identity, Initiator, Link
+from regrow.core.identity import Identity
+from regrow.core.link import Initiator, Link
 from regrow.core.messages import (
     PROTOCOL_VERSION,
     Assign,

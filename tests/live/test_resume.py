@@ -20,7 +20,8 @@ from helpers import job, plan_of, server, table, worker
 from test_transport import S0, TOKEN, W0, Side, address, run, until  # noqa: F401
 
 from regrow.core.framing import FrameReader, Limits, Stamp, encode
-from regrow.core.link import ACK_BYTES_MAX, Acceptor, Identity
+from regrow.core.identity import Identity
+from regrow.core.link import ACK_BYTES_MAX, Acceptor
 from regrow.core.messages import Beat, Declare, Member, Open, Opened, Pull, RecordsWritten, Register, Rows, View
 from regrow.errors import ConnectionLost
 from regrow.runtime import serve, transport

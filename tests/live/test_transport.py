@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 from helpers import job, plan_of, server, table, wait_until, worker
 
-from regrow.core.link import Identity
+from regrow.core.identity import Identity
 from regrow.core.messages import Message, RecordsWritten, Rows
 from regrow.errors import ChildFailed, ConnectionLost, UserError
 from regrow.launch.cluster import LocalCluster

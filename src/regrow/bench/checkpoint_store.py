@@ -26,13 +26,14 @@ from regrow.checkpoint.lineage import Graph
 from regrow.checkpoint.load import LoadReport
 from regrow.checkpoint.manifest import cut_id, piece_name
 from regrow.checkpoint.storage import Storage
-from regrow.core.cut import TENANT, Save, Saved, WriteManifest
+from regrow.core.cut import TENANT, Save, Saved
+from regrow.core.cuts import WriteManifest
 from regrow.core.job import JobSpec, OptimizerSpec, TableSpec
-from regrow.core.server import LoadedAll, LoadedRows
+from regrow.core.wayback import LoadedAll, LoadedRows
 from regrow.data.synthetic import CARDINALITIES, SyntheticDataset
 from regrow.errors import RegrowError
 from regrow.nn.presets import MODELS
-from regrow.runtime.checkpoint import Loader, Saver, layout_of, publish
+from regrow.runtime.checkpoint import Loader, Saver, write_manifest
 from regrow.store.memory import MemoryStore
 
 SHAPE, SEED = "kaggle", 1
@@ -91,7 +92,7 @@ def filled(job: JobSpec) -> MemoryStore:
 
 
 def save(url: str, job: JobSpec, store: MemoryStore, *, step: int, source: str | None = None) -> Stored:
-    """As a server and the coordinator do it: capture, store, publish."""
+    """As a server and the coordinator do it: capture, store, write the manifest."""
     return asyncio.run(_save(url, job, store, step=step, source=source))
 
 
@@ -109,9 +110,9 @@ async def _save(url: str, job: JobSpec, store: MemoryStore, *, step: int, source
             raise RegrowError(f"the checkpoint was not stored: {saved.error}")
         cut = WriteManifest(number=1, source=source, target=target, marks=(step,), chunks=(saved.chunks,), discard=())
         options: dict[str, Any] = {"extra": {}, "encoding": "raw", "bits": 32, "made_by": "regrow bench"}
-        published = await asyncio.to_thread(publish, url, job, cut, **options)
-        if published.error:
-            raise RegrowError(f"the checkpoint was not stored: {published.error}")
+        written = await asyncio.to_thread(write_manifest, url, job, cut, **options)
+        if written.error:
+            raise RegrowError(f"the checkpoint was not stored: {written.error}")
         seconds = time.perf_counter() - began
         store.end_capture(True)
         stored, pause = saver.stored_bytes, saver.pause_seconds_max
@@ -275,7 +276,7 @@ def batches(job: JobSpec, *, batch: int, count: int) -> Iterator[list[Any]]:
 def push_of(job: JobSpec, ids: Sequence[Any], seed: int) -> tuple[Any, Any, Any]:
     """(counts, slots, gradients) that change these rows."""
     counts = np.array([len(each) for each in ids], np.int32)
-    slots = [layout_of(job, table).place(each, table=table)[1] for table, each in enumerate(ids)]
+    slots = [job.layout(table).place(each, table=table)[1] for table, each in enumerate(ids)]
     floats = sum(len(each) * table.dim for each, table in zip(ids, job.tables, strict=True))
     grads = np.random.default_rng(seed).standard_normal(floats, np.float32) * np.float32(0.01)
     return counts, np.concatenate(slots).astype(np.uint32), grads

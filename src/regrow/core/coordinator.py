@@ -1,8 +1,11 @@
 """The coordinator: knows who serves what, notices who is gone, and tells everybody. It is never on the data path.
 
 It waits until every server of the job has registered and the job has been declared, then makes the first view.
-A server that dies is replaced by its next incarnation, which comes back from parities; the view that names it is made
-when every dead server has its replacement. Beyond what parities can bring back, the last view says what is lost.
+A server that dies is replaced by its next incarnation, if the job's protection says so; the view that names it is made
+when every dead server has its replacement. Beyond what the protection can survive, the last view says what is lost.
+
+Each place in the view has a life of its own (`states.MEMBER`). A new coordinator finds the places by asking: servers
+remember the newest view, and each knows best how it is itself.
 
 The rules to keep: epochs only rise, also across coordinators (a coordinator's own incarnation is their upper half); a
 view is sent whole; mere silence never makes rows count as lost, because the silent may still speak.
@@ -10,13 +13,14 @@ view is sent whole; mere silence never makes rows count as lost, because the sil
 
 from __future__ import annotations
 
+import dataclasses
+
 import msgspec
 
-from regrow.core.cut import CutNow, CutPlan, Cuts, ManifestWritten, WriteManifest
+from regrow.core.cuts import CutNow, CutPlan, Cuts, ManifestWritten, WriteManifest
 from regrow.core.effects import Delivered, Died, Forget, Joined, Log, Lost, Notice, Refuse, Replace, Send, Tick
-from regrow.core.groups import Groups
+from regrow.core.identity import Identity
 from regrow.core.job import JobSpec
-from regrow.core.link import Identity
 from regrow.core.messages import (
     Beat,
     CutBegun,
@@ -31,6 +35,8 @@ from regrow.core.messages import (
     Register,
     View,
 )
+from regrow.core.states import MEMBER, Life, MemberState
+from regrow.errors import Refusal
 
 Event = Joined | Delivered | Lost | Tick | Died | ManifestWritten | CutNow
 Effect = Send | Refuse | Log | Replace | Forget | WriteManifest | Notice
@@ -43,6 +49,45 @@ SILENT_SECONDS = 1.5
 MISSING_SECONDS = 3.0
 # A clock that jumped this far says that the coordinator itself was stopped: nobody else was silent then.
 OWN_PAUSE_SECONDS = 0.5
+
+
+@dataclasses.dataclass(slots=True)
+class Place:
+    """One server of the view: who is in it, and how it is. Its life is `states.MEMBER`."""
+
+    member: Member | None = None
+    life: Life[MemberState] = dataclasses.field(default_factory=lambda: Life(MEMBER))
+    heard: float | None = None  # when it last said something
+    closed: float | None = None  # when its connection closed
+    reason: str = ""  # why it counts as dead
+    ready: Ready | None = None
+
+    @property
+    def is_dead(self) -> bool:
+        return self.life.state is MemberState.DEAD
+
+    @property
+    def is_down(self) -> bool:
+        """Does not count towards tolerance."""
+        return self.is_dead or (self.member is not None and self.member.recovering)
+
+    @property
+    def means_silence(self) -> bool:
+        """Whether it means something if nothing is heard: it has its rows in memory, and beats."""
+        return self.life.state in (MemberState.SERVING, MemberState.RETURNING)
+
+    def is_filled_by(self, peer: Identity) -> bool:
+        return self.member is not None and self.member.identity == peer
+
+    def fill(self, member: Member, cause: str, now: float | None) -> None:
+        """Somebody is in this place from now on."""
+        self.member = member
+        self.life.move(cause)
+        self.heard, self.closed = now, None
+
+    def die(self, reason: str) -> None:
+        self.life.move("died")
+        self.reason, self.ready, self.heard, self.closed = reason, None, None, None
 
 
 class Coordinator:
@@ -58,25 +103,24 @@ class Coordinator:
         cut_salt: str = "",
     ) -> None:
         self.view: View | None = None
-        self.ready: dict[int, Ready] = {}
         self.lost = ""  # what cannot come back
-        self.dead: dict[int, str] = {}  # servers that wait for their replacement, and why
+        self.places = [Place() for _ in range(servers)]
         self.cuts: Cuts | None = None  # if this run is checkpointed, and its job known
         self._cut_plan = cut_plan
         self._cut_now: CutNow | None = None  # asked for before there was a view
         self._cut_salt = cut_salt
-        self._server_count = servers
         self._job = job
         self._term = term
         self._views = 0
         self._known: KnownView | None = None  # what servers tell a new coordinator
-        self._members: dict[int, Member] = {}
         self._peers: dict[Identity, None] = {}  # in order of arrival
-        self._heard: dict[int, float] = {}  # server -> when it last said something
-        self._closed: dict[int, float] = {}  # server -> when its connection closed
-        self._up: set[int] = set()  # servers that have their rows in memory: silence means something
         self._now = 0.0
         self._learned_at: float | None = None
+
+    @property
+    def dead(self) -> dict[int, str]:
+        """Servers that wait for their replacement, and why."""
+        return {server: place.reason for server, place in enumerate(self.places) if place.is_dead}
 
     def receive(self, event: Event) -> list[Effect]:
         effects = self._receive(event)
@@ -87,54 +131,58 @@ class Coordinator:
             self.cuts = Cuts(self._cut_plan, is_sync=sync, term=self._term, salt=self._cut_salt)
             if self._cut_now is not None:
                 self.cuts.want(self._cut_now)
-        whole = not self.dead and not self.lost and not any(member.recovering for member in self._members.values())
-        peers = {member.id: _identity(member) for member in self.view.servers} if whole else None
+        whole = not self.lost and not any(place.is_down for place in self.places)
+        peers = {member.id: member.identity for member in self.view.servers} if whole else None
         effects += self.cuts.know(peers)
         if isinstance(event, Tick):
             effects += self.cuts.tick(event.now)
         return effects
 
     def _receive(self, event: Event) -> list[Effect]:
-        if isinstance(event, ManifestWritten | CutNow):
-            if self.cuts is None:
-                self._cut_now = event if isinstance(event, CutNow) else None
-                return []
-            return [
-                *(self.cuts.on_manifest_written(event) if isinstance(event, ManifestWritten) else self.cuts.want(event))
-            ]
+        if isinstance(event, Delivered):
+            return self._on_message(event.source, event.message)
         if isinstance(event, Tick):
             return self._on_tick(event.now)
         if isinstance(event, Died):
-            return self._on_dead(event.peer, "its process ended")
+            return self._declare_dead(event.peer, "its process ended")
         if isinstance(event, Joined):
             return self._on_joined(event.peer)
         if isinstance(event, Lost):
             self._peers.pop(event.peer, None)
-            if self._is_member(event.peer):
-                self._closed.setdefault(event.peer.id, self._now)
+            place = self._find(event.peer)
+            if place is not None and place.closed is None and not place.is_dead:
+                place.closed = self._now
             return [Log(text=f"{event.peer} is gone: {event.reason}")]
-        message, source = event.message, event.source
+        if self.cuts is None:
+            self._cut_now = event if isinstance(event, CutNow) else None
+            return []
+        return [
+            *(self.cuts.on_manifest_written(event) if isinstance(event, ManifestWritten) else self.cuts.want(event))
+        ]
+
+    def _on_message(self, source: Identity, message: Message) -> list[Effect]:
         if isinstance(message, Register) and source.role == "server":
             return self._on_register(source, message)
         if isinstance(message, Declare) and source.role == "worker":
             return self._on_declare(source, message)
-        if self._is_member(source):
-            self._heard[source.id] = self._now
-            self._closed.pop(source.id, None)
-            if isinstance(message, Beat):
-                if self.cuts is not None:
-                    self.cuts.on_step(message.step)
-                return []
-            if isinstance(message, CutMarks | CutBegun | CutSaved):
-                return self._on_cut_message(source.id, message)
-            if isinstance(message, Ready):
-                self.ready[source.id] = message
-                self._up.add(source.id)
-                return [Log(text=f"{source} is ready: {message.rows} rows, {message.memory_bytes} bytes")]
-            if isinstance(message, Recovered):
-                return self._on_recovered(source)
-        elif self._is_over(source):
-            return [Refuse(target=source, reason=f"{source} was replaced by a newer incarnation")]
+        place = self._find(source)
+        if place is None:
+            if self._is_over(source):
+                return [self._refuse_replaced(source)]
+            return [Refuse(target=source, reason=f"{type(message).__name__} from a {source.role}")]
+        if place.is_dead:
+            return []  # its word comes too late
+        place.heard, place.closed = self._now, None
+        if isinstance(message, Beat):
+            if self.cuts is not None:
+                self.cuts.on_step(message.step)
+            return []
+        if isinstance(message, CutMarks | CutBegun | CutSaved):
+            return self._on_cut_message(source.id, message)
+        if isinstance(message, Ready):
+            return self._on_ready(place, source, message)
+        if isinstance(message, Recovered):
+            return self._on_recovered(place, source)
         return [Refuse(target=source, reason=f"{type(message).__name__} from a {source.role}")]
 
     def _on_cut_message(self, server: int, message: Message) -> list[Effect]:
@@ -149,60 +197,71 @@ class Coordinator:
 
     def _on_joined(self, peer: Identity) -> list[Effect]:
         self._peers[peer] = None
-        self._closed.pop(peer.id, None) if self._is_member(peer) else None
+        if (place := self._find(peer)) is not None:
+            place.closed = None
         return [Send(target=peer, message=self.view)] if self.view is not None else []
 
-    def _is_member(self, peer: Identity) -> bool:
-        member = self._members.get(peer.id)
-        return peer.role == "server" and member is not None and member.incarnation == peer.incarnation
+    def _find(self, peer: Identity) -> Place | None:
+        """The place of this very incarnation."""
+        if peer.role != "server" or peer.id >= len(self.places):
+            return None
+        place = self.places[peer.id]
+        return place if place.is_filled_by(peer) else None
 
     def _is_over(self, peer: Identity) -> bool:
-        member = self._members.get(peer.id)
-        return peer.role == "server" and member is not None and member.incarnation > peer.incarnation
+        """Whether a newer incarnation is in its place, or it counts as dead itself."""
+        if peer.role != "server" or peer.id >= len(self.places):
+            return False
+        place = self.places[peer.id]
+        if place.member is None:
+            return False
+        return place.member.incarnation > peer.incarnation or (place.is_filled_by(peer) and place.is_dead)
+
+    def _refuse_replaced(self, source: Identity) -> Refuse:
+        place = self.places[source.id]
+        reason = f"{source} was replaced by a newer incarnation"
+        if place.is_filled_by(source):  # it was declared dead and has no successor yet, but its word comes too late
+            reason = f"{source} is being replaced: {place.reason}"
+        return Refuse(target=source, reason=reason, kind=Refusal.REPLACED)
 
     # --- Coming ---
 
     def _on_register(self, source: Identity, message: Register) -> list[Effect]:
-        if source.id >= self._server_count:
-            return [Refuse(target=source, reason=f"server {source.id} of a cluster of {self._server_count}")]
-        if message.known is not None and len(message.known.servers) != self._server_count:
+        if source.id >= len(self.places):
+            return [Refuse(target=source, reason=f"server {source.id} of a cluster of {len(self.places)}")]
+        if message.known is not None and len(message.known.servers) != len(self.places):
             return [Refuse(target=source, reason=f"{source} knows a view of another cluster")]
         effects: list[Effect] = [Log(text=f"{source} listens at {message.address}")]
         if message.known is not None:
             effects += self._learn(message.known)
         if self._is_over(source):
-            return [*effects, Refuse(target=source, reason=f"{source} was replaced by a newer incarnation")]
-        if self._is_member(source) and source.id in self.dead:
-            # It was declared dead and has not been replaced yet, but its word comes too late.
-            reason = f"{source} is being replaced: {self.dead[source.id]}"
-            return [*effects, Refuse(target=source, reason=reason)]
-        news = self.view is None
-        if not self._is_member(source):
-            news = True
-            effects += self._take_place(
-                Member(
-                    id=source.id,
-                    incarnation=source.incarnation,
-                    address=message.address,
-                    recovering=self._job is not None and self._has_rows(),
-                )
+            return [*effects, self._refuse_replaced(source)]
+        place = self.places[source.id]
+        if not place.is_filled_by(source):
+            recovering = self._job is not None and self._has_rows()
+            member = Member(
+                id=source.id, incarnation=source.incarnation, address=message.address, recovering=recovering
             )
-        elif message.known is not None:
-            self._up.add(source.id)
-            if self.view is None:  # nobody knows better than it whether it has recovered
-                self._members[source.id] = message.known.servers[source.id]
-        self._heard[source.id] = self._now
-        self._closed.pop(source.id, None)
-        return effects + self._announce() if news else effects
+            return [*effects, *self._take_place(place, member, "registered"), *self._announce()]
+        assert place.member is not None
+        member = place.member
+        if self.view is None and message.known is not None:
+            member = message.known.servers[source.id]  # nobody knows better than it whether it has recovered
+        if message.known is not None:
+            place.fill(member, _back(member), self._now)
+        elif place.life.state is MemberState.AWAITED:
+            place.fill(member, "registered", self._now)
+        place.heard, place.closed = self._now, None
+        return effects + self._announce() if self.view is None else effects
 
-    def _take_place(self, member: Member) -> list[Effect]:
+    def _take_place(self, place: Place, member: Member, cause: str) -> list[Effect]:
         """A server is there for the first time, or in the place of one that is over."""
-        before = self._members.get(member.id)
         effects: list[Effect] = []
-        if before is not None and member.id not in self.dead:
-            effects += self._on_dead(_identity(before), "its successor is here", replace=False)
-        self._members[member.id] = member
-        self.dead.pop(member.id, None)
+        if place.member is not None and not place.is_dead:
+            effects += self._declare_dead(place.member.identity, "its successor is here", replace=False)
+        if place.member is not None and not place.is_dead:
+            place.die("its successor is here")  # after a loss nobody is declared dead any more
+        place.fill(member, cause, self._now)
         return effects
 
     def _has_rows(self) -> bool:
@@ -215,26 +274,27 @@ class Coordinator:
             return []
         self._known = known
         self._job = known.job
-        present, self._members = self._members, {member.id: member for member in known.servers}
         effects: list[Effect] = []
-        for server in list(self.dead):
-            if self._members[server].incarnation > present[server].incarnation:
-                del self.dead[server]  # whom we declared dead was replaced already
-        for member in present.values():
-            if member.incarnation > self._members[member.id].incarnation:
-                # It had registered before anybody told us whom it replaces.
-                effects += self._take_place(msgspec.structs.replace(member, recovering=True))
-                self._heard[member.id] = self._now
-            elif member.incarnation == self._members[member.id].incarnation and member.id in self._up:
-                self._members[member.id] = member  # its own word about itself; one without a view has none to give
+        for place, named in zip(self.places, known.servers, strict=True):
+            present = place.member
+            if present is None or named.incarnation > present.incarnation:
+                # Whoever registered here before, also if it counts as dead by now, was replaced already.
+                place.fill(named, "named by a view", None)
+            elif present.incarnation > named.incarnation:
+                if not present.recovering:  # it had registered before anybody told us whom it replaces
+                    effects += [Log(text=f"{named.identity} is dead: its successor is here")]
+                    effects += [Forget(peer=named.identity)]
+                place.member = msgspec.structs.replace(present, recovering=True)
+            elif not place.means_silence:
+                place.member = named  # it has no word of its own to give
         return effects
 
     def _on_declare(self, source: Identity, message: Declare) -> list[Effect]:
         job = message.job
         if reason := job.invalid_reason():
             return [Refuse(target=source, reason=reason)]
-        if job.servers != self._server_count:
-            reason = f"the job is for {job.servers} servers, this cluster has {self._server_count}"
+        if job.servers != len(self.places):
+            reason = f"the job is for {job.servers} servers, this cluster has {len(self.places)}"
             return [Refuse(target=source, reason=reason)]
         if self._job is None:
             self._job = job
@@ -243,23 +303,39 @@ class Coordinator:
             return [Refuse(target=source, reason="another job with other tables runs on this cluster")]
         return []
 
+    def _on_ready(self, place: Place, source: Identity, ready: Ready) -> list[Effect]:
+        assert place.member is not None
+        place.ready = ready
+        if place.life.state is MemberState.STARTING:
+            place.life.move("ready to return" if place.member.recovering else "ready")
+        return [Log(text=f"{source} is ready: {ready.rows} rows, {ready.memory_bytes} bytes")]
+
+    def _on_recovered(self, place: Place, source: Identity) -> list[Effect]:
+        assert place.member is not None
+        if not place.member.recovering:
+            return []
+        place.member = msgspec.structs.replace(place.member, recovering=False)
+        place.life.move("recovered")
+        return [Log(text=f"{source} has recovered"), *self._announce()]
+
     # --- Going ---
 
     def _on_tick(self, now: float) -> list[Effect]:
         pause = now - self._now
         self._now = now
         if pause > OWN_PAUSE_SECONDS:
-            self._heard = {server: at + pause for server, at in self._heard.items()}
-            self._closed = {server: at + pause for server, at in self._closed.items()}
+            for place in self.places:
+                place.heard = None if place.heard is None else place.heard + pause
+                place.closed = None if place.closed is None else place.closed + pause
             self._learned_at = None
             return []
         effects: list[Effect] = []
-        for server, at in list(self._closed.items()):
-            if now - at >= LOST_SECONDS:
+        for server, place in enumerate(self.places):
+            if place.closed is not None and now - place.closed >= LOST_SECONDS:
                 effects += self._presume_dead(server, "its connection closed")
-        for server, at in list(self._heard.items()):
-            if now - at >= SILENT_SECONDS and server in self._up:
-                effects += self._presume_dead(server, f"silent for {now - at:.1f} s")
+        for server, place in enumerate(self.places):
+            if place.heard is not None and now - place.heard >= SILENT_SECONDS and place.means_silence:
+                effects += self._presume_dead(server, f"silent for {now - place.heard:.1f} s")
         if self.view is None and self._known is not None:
             effects += self._look_for_missing()
         return effects
@@ -270,102 +346,90 @@ class Coordinator:
             self._learned_at = self._now
         if self._now - self._learned_at < MISSING_SECONDS:
             return []
-        effects: list[Effect] = []
-        for server in [s for s in self._members if s not in self._heard]:
-            effects += self._presume_dead(server, "not heard of")
-        return effects
+        missing = [server for server, place in enumerate(self.places) if place.life.state is MemberState.AWAITED]
+        return [effect for server in missing for effect in self._presume_dead(server, "not heard of")]
 
     def _presume_dead(self, server: int, reason: str) -> list[Effect]:
         """Nobody saw it die: it counts as dead if that can be survived. Otherwise it may yet come back, and only
         somebody who saw its process end (`Died`), or its successor, makes rows count as lost."""
-        if server in self.dead or self._job is None or not Groups(self._job).tolerates({*self._down(), server}):
+        place = self.places[server]
+        if place.is_dead or place.member is None or self._job is None:
             return []
-        return self._on_dead(_identity(self._members[server]), reason)
+        if not self._job.verdict({*self._find_down(), server}).survivable:
+            return []
+        return self._declare_dead(place.member.identity, reason)
 
-    def _down(self) -> set[int]:
-        return {*self.dead, *(m.id for m in self._members.values() if m.recovering)}
+    def _find_down(self) -> set[int]:
+        return {server for server, place in enumerate(self.places) if place.is_down}
 
-    def _on_dead(self, peer: Identity, reason: str, *, replace: bool = True) -> list[Effect]:
+    def _declare_dead(self, peer: Identity, reason: str, *, replace: bool = True) -> list[Effect]:
         """A server counts as dead. What it was still bringing back is as lost as it was before."""
         self._peers.pop(peer, None)
-        if not self._is_member(peer) or peer.id in self.dead or self.lost:
+        place = self._find(peer)
+        if place is None or place.is_dead or self.lost:
             return []
-        effects: list[Effect] = [Log(text=f"{peer} is dead: {reason}")]
-        self.dead[peer.id] = reason
-        self.ready.pop(peer.id, None)
-        self._up.discard(peer.id)
-        self._heard.pop(peer.id, None)
-        self._closed.pop(peer.id, None)
-        effects.append(Forget(peer=peer))
+        place.die(reason)
+        effects: list[Effect] = [Log(text=f"{peer} is dead: {reason}"), Forget(peer=peer)]
         if self._job is None or not self._has_rows():
             return [*effects, Replace(peer=peer, reason=reason)] if replace else effects
-        if not self._job.protected:
+        if not self._job.protection.replaces_servers:
             return effects  # nothing can replace it, and whoever uses it has seen it go
         if replace:
             effects.append(Replace(peer=peer, reason=reason))
         if self.view is None:
             return effects  # what that means is judged when everybody has told how they are
-        if tables := Groups(self._job).lost_tables(self._down()):
-            return effects + self._give_up(tables)
-        unfinished = [member for member in self._members.values() if member.recovering]
-        return effects + self._start_anew(unfinished)
+        verdict = self._job.verdict(self._find_down())
+        if not verdict.survivable:
+            return effects + self._give_up(verdict.reason)
+        return effects + self._begin_anew([place for place in self.places if place.is_down and not place.is_dead])
 
-    def _start_anew(self, unfinished: list[Member]) -> list[Effect]:
-        """With several parities, holders must agree about every lost source again after any new loss: recoveries
-        that are not finished start anew, together."""
+    def _begin_anew(self, unfinished: list[Place]) -> list[Effect]:
+        """Where recoveries depend on each other, those that are not finished begin anew, together."""
         assert self._job is not None
         effects: list[Effect] = []
-        if any(table.r > 1 for table in self._job.tables):
-            for member in unfinished:
-                if member.id not in self.dead:
-                    effects += self._on_dead(_identity(member), "another server died while it came back")
+        if self._job.protection.begins_together:
+            for place in unfinished:
+                if not place.is_dead:
+                    assert place.member is not None
+                    effects += self._declare_dead(place.member.identity, "another server died while it came back")
         return effects
 
     def _judge(self) -> list[Effect]:
-        """Everybody has told a new coordinator how they are: is something lost, must something start anew?"""
+        """Everybody has told a new coordinator how they are: is something lost, must something begin anew?"""
         assert self._job is not None and self._known is not None
-        if tables := Groups(self._job).lost_tables(self._down()):
-            return self._give_up(tables)
-        coming = [member for member in self._members.values() if member.recovering]
-        fresh = [m for m in coming if m.incarnation != self._known.servers[m.id].incarnation]
-        return self._start_anew([member for member in coming if member not in fresh]) if fresh else []
+        verdict = self._job.verdict(self._find_down())
+        if not verdict.survivable:
+            return self._give_up(verdict.reason)
+        fresh: list[Place] = []
+        others: list[Place] = []
+        for place, named in zip(self.places, self._known.servers, strict=True):
+            if place.is_down and place.member is not None:
+                (fresh if place.member.incarnation != named.incarnation else others).append(place)
+        return self._begin_anew(others) if fresh else []
 
-    def _give_up(self, tables: list[tuple[str, int]]) -> list[Effect]:
-        down = sorted(self._down())
-        rows = sum(count for _, count in tables)
-        named = ", ".join(f"{name} ({count})" for name, count in tables[:8])
-        more = f" and {len(tables) - 8} more tables" if len(tables) > 8 else ""
-        servers = ", ".join(f"S{server}" for server in down)
-        self.lost = f"{servers} are down together: up to {rows} rows are lost, in {named}{more}"[:4000]
-        return [Log(text=self.lost), *self._send_view()]
-
-    def _on_recovered(self, source: Identity) -> list[Effect]:
-        member = self._members[source.id]
-        if not member.recovering or source.id in self.dead:
-            return []
-        self._members[source.id] = msgspec.structs.replace(member, recovering=False)
-        return [Log(text=f"{source} has recovered"), *self._announce()]
+    def _give_up(self, reason: str) -> list[Effect]:
+        self.lost = reason
+        return [Log(text=reason), *self._send_view()]
 
     # --- Views ---
 
     def _announce(self) -> list[Effect]:
         """The next view, once it can be whole: everybody is there, and nobody dead lacks a successor."""
-        if self._job is None or self.dead or self.lost:
+        if self._job is None or self.lost or any(place.is_dead or place.heard is None for place in self.places):
             return []
-        if len(self._members) < self._server_count or any(s not in self._heard for s in self._members):
-            return []
-        if self.view is None and self._known is not None and self._job.protected and (verdict := self._judge()):
-            return verdict
-        return self._send_view()
+        learned = self.view is None and self._known is not None and self._job.protection.replaces_servers
+        return (self._judge() if learned else []) or self._send_view()
 
     def _send_view(self) -> list[Effect]:
         assert self._job is not None
         self._views += 1
-        servers = tuple(self._members[index] for index in range(self._server_count))
+        servers = tuple(place.member for place in self.places if place.member is not None)
+        assert len(servers) == len(self.places)
         epoch = (self._term << 32) + self._views
         self.view = View(epoch=epoch, servers=servers, job=self._job, lost=self.lost)
         return [Send(target=peer, message=self.view) for peer in self._peers]
 
 
-def _identity(member: Member) -> Identity:
-    return Identity(role="server", id=member.id, incarnation=member.incarnation)
+def _back(member: Member) -> str:
+    """How somebody is who remembers a view."""
+    return "back without its rows" if member.recovering else "back with its rows"

@@ -23,7 +23,7 @@ from regrow.core.coding import coefficient, inverse
 from regrow.core.effects import Send
 from regrow.core.flusher import Budget
 from regrow.core.groups import Groups, by_table
-from regrow.core.link import Identity
+from regrow.core.identity import Identity
 from regrow.core.messages import (
     Fault,
     Float32Array,

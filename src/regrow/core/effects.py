@@ -8,8 +8,9 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from regrow.core.link import Identity
+from regrow.core.identity import Identity
 from regrow.core.messages import Message
+from regrow.errors import Refusal
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,10 +60,11 @@ class Send:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Refuse:
-    """Effect: tell the peer why, then close its link. Others are served on."""
+    """Effect: tell the peer why, then close its link for good. Others are served on."""
 
     target: Identity
     reason: str
+    kind: Refusal = Refusal.FOR_GOOD
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,17 +1,39 @@
 """What a server tells the holders of its parities: flushes, what they have acknowledged, and streams to new ones.
 
-A **flush** of a group carries what changed in its rows since the one before, and the marks (last push of each worker,
-or last step) that its rows then stand for. All holders of a group get the same flushes, by number, so their states
-differ by number only. A holder that was replaced has nothing: it is **streamed** every touched row, then counts again.
+Theory of operation. A server applies pushes at once and tells its parity holders later: XOR differences compose, so a
+row that ten pushes changed travels once. What leaves is a **flush** of a group (rows with the same holders): for each
+changed row, published XOR current, and the **marks** (last push of each worker, or last step) that the rows of the
+group then stand for. Rows and marks belong together, and a holder applies both or neither. That is the invariant under
+everything else: *at a holder, a row contains a push if and only if the marks cover it*. A replacement takes the marks
+from its holders, workers send again what is above them, and each push is in each row exactly once.
 
-The rules to keep: a push is durable when every holder that is not being streamed to has acknowledged a flush
-covering it; what was once reported durable is in whatever a holder ends its stream with.
+All holders of a group get the same flushes by number, so two of them can differ by number only: the one that is behind
+can be given what it lacks. `history` remembers which marks belong to which number until all have acknowledged it.
+
+A push is **durable** when, in every group, each holder that counts has acknowledged a flush covering it. A holder that
+was replaced has nothing; it is **streamed** every touched row and does not count meanwhile, or training would wait for
+it. That is safe because a stream ends with a flush number whose marks cover all that was ever reported durable: with
+other holders alive they have acknowledged everything before the end is sent (flushes are held back until then, or the
+end would never come); without, the source flushes first. While all holders of a group are new, what is applied counts.
+
+Rows without parities are a group too, the bare one: no holders, nothing pending, and what is applied is as durable as
+it gets.
+
+What breaks without the rules:
+- Marks only with rows: pushes that change nothing in a group never become durable, windows fill, training stops.
+- Durability that waits for a holder being streamed to: the same, for as long as a recovery takes.
+- A stream that ends without marks: a source that dies next is brought back to zero marks, and pushes count twice.
+- Unbounded flushes ahead of a slow holder: memory for its sake. It gets what comes together as one flush.
+
+Two-phase commit (`commit = "2pc"`) flushes every push as `staged`; holders apply it when the source commits, which is
+when the worker has seen it staged everywhere.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections import deque
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,8 +41,7 @@ import numpy as np
 from regrow import _kernels
 from regrow.core.effects import Send
 from regrow.core.groups import Groups, by_table
-from regrow.core.job import FlushSpec
-from regrow.core.link import Identity
+from regrow.core.identity import Identity
 from regrow.core.messages import (
     Float32Array,
     Flush,
@@ -31,6 +52,7 @@ from regrow.core.messages import (
     StreamEnd,
     UInt32Array,
 )
+from regrow.core.protection import FlushSpec
 
 Part = tuple[Int32Array, UInt32Array, Float32Array]  # counts, slots, records
 
@@ -108,8 +130,9 @@ class Flusher:
         self, *, server: int, groups: Groups, store: SourceStore, marks: int, spec: FlushSpec, keeps_undo: bool
     ) -> None:
         self.server = server
-        self.groups = [FlushGroup(marks) for _ in range(max(1, len(groups)))]
-        # The last push (step) applied to the rows of each group. Without parities there is one group of everything.
+        self.groups = [FlushGroup(marks) for _ in range(groups.total)]
+        self.coded = self.groups[: len(groups)]  # those that have holders: all but the bare one
+        # The last push (step) applied to the rows of each group.
         self.applied: list[list[int]] = [[0] * marks for _ in self.groups]
         self.flush_count = 0
         self.flush_bytes = 0
@@ -126,28 +149,24 @@ class Flusher:
         self._pushes_seen = 0  # by the last tick,
         self._pushed_at = 0.0  # and when that number changed
         self._peers: dict[int, Identity] = {}
-        if len(groups):
-            for g, group in enumerate(self.groups):
-                for holder in groups.holders(server, g):
-                    group.acked[holder] = group.prepared[holder] = 0
-
-    @property
-    def protected(self) -> bool:
-        return bool(len(self.geometry))
+        for g, group in enumerate(self.groups):
+            for holder in groups.holders(server, g):
+                group.acked[holder] = group.prepared[holder] = 0
 
     # --- What is durable ---
 
     def durable(self, mark: int) -> int:
         """The last push (of this worker, or step) that survives the loss of any r servers. Never falls."""
-        if not self.protected or self._spec.commit == "none":
+        if not self.coded or self._spec.commit == "none":
             return min(applied[mark] for applied in self.applied)
         return self._durable[mark]
 
-    def prepared(self, mark: int) -> int:
+    def find_prepared(self, mark: int) -> int:
         """The last push that is staged at every holder (two-phase commit)."""
-        return min(self._reached(g, mark, group.prepared) for g, group in enumerate(self.groups))
+        return min(self._find_mark(g, mark, group.prepared) for g, group in enumerate(self.groups))
 
-    def _reached(self, g: int, mark: int, acked: dict[int, int]) -> int:
+    def _find_mark(self, g: int, mark: int, acked: dict[int, int]) -> int:
+        """How far this mark is covered by what all holders of a group that count have."""
         group = self.groups[g]
         if not group.active:
             return 0
@@ -159,7 +178,7 @@ class Flusher:
     def _settle(self) -> None:
         """Takes account of new acknowledgements."""
         for mark in range(len(self._durable)):
-            reached = min(self._reached(g, mark, group.acked) for g, group in enumerate(self.groups))
+            reached = min(self._find_mark(g, mark, group.acked) for g, group in enumerate(self.groups))
             self._durable[mark] = max(reached, self._durable[mark])
         for group in self.groups:
             counting = [group.acked[h] for h in group.acked if h not in group.streams]
@@ -169,15 +188,16 @@ class Flusher:
 
     # --- Flushes ---
 
-    def loaded(self, marks: tuple[int, ...]) -> None:
-        """All rows are those after these pushes, of a checkpoint; nobody will commit them again."""
-        for applied in self.applied:
-            applied[:] = marks
+    def set_marks(self, marks: tuple[int, ...], groups: Iterable[int]) -> None:
+        """All rows of these groups are those after these pushes, of a checkpoint; nobody will commit them again."""
+        for g in groups:
+            self.applied[g][:] = marks
+            self.groups[g].active = True
         self._committed = [max(pair) for pair in zip(self._committed, marks, strict=True)]
 
-    def applied_push(self) -> list[Send]:
+    def count_push(self) -> list[Send]:
         """A push was applied to all groups: flush when enough has come together."""
-        if not self.protected:
+        if not self.coded:
             return []
         self._pushes += 1
         if self._pushes < self._spec.pushes and self._store.pending_bytes() < self._spec.bytes:
@@ -186,7 +206,7 @@ class Flusher:
 
     def tick(self, now: float) -> list[Send]:
         """Flushes what has waited long enough, or when nothing more seems to come."""
-        if not self.protected or not self._unflushed():
+        if not self._has_unflushed():
             self._since = None
             return []
         if self._pushes != self._pushes_seen:
@@ -196,10 +216,10 @@ class Flusher:
         idle = now - self._pushed_at >= IDLE_SECONDS
         return self.flush_all() if idle or now - self._since >= self._spec.seconds else []
 
-    def _unflushed(self) -> bool:
+    def _has_unflushed(self) -> bool:
         return any(
             group.flushed != tuple(self.applied[g]) or self._store.pending_rows(g)
-            for g, group in enumerate(self.groups)
+            for g, group in enumerate(self.coded)
             if group.active
         )
 
@@ -207,7 +227,9 @@ class Flusher:
         self._pushes = self._pushes_seen = 0
         self._since = None
         sends: list[Send] = []
-        for g in range(len(self.groups) if self.protected else 0):
+        if not self.coded:
+            return sends
+        for g in range(len(self.coded)):
             sends += self.flush(g)
         if self._spec.commit == "2pc":
             sends += self._commit_flushes()
@@ -302,13 +324,13 @@ class Flusher:
         group = self.groups[g]
         if tuple(self.applied[g]) != group.flushed:
             return self._store.take_flush(g, keep=True)
-        return group.last or _nothing(len(self.floats))
+        return group.last or make_empty_part(len(self.floats))
 
     def numbers(self) -> list[int]:
         """The flushes that have, or will have, all that was changed so far: one may be held back."""
         return [
             group.number + bool(self._store.pending_rows(g) or group.flushed != tuple(self.applied[g]))
-            for g, group in enumerate(self.groups)
+            for g, group in enumerate(self.coded)
         ]
 
     def _commit_staged(self, g: int, holders: list[int]) -> list[Send]:
@@ -325,7 +347,7 @@ class Flusher:
         """Whether every holder that counts has these flushes."""
         return all(
             have >= number
-            for group, number in zip(self.groups, numbers, strict=True)
+            for group, number in zip(self.coded, numbers, strict=True)
             for holder, have in group.acked.items()
             if holder not in group.streams
         )
@@ -364,7 +386,7 @@ class Flusher:
         """A view: who is who now, and who has lost what it held. What waits for a flush belongs to the group
         and stays."""
         self._peers = peers
-        for g, group in enumerate(self.groups if self.protected else []):
+        for g, group in enumerate(self.coded):
             for holder in self.geometry.holders(self.server, g):
                 if holder in replaced:
                     group.acked[holder] = group.prepared[holder] = 0
@@ -463,7 +485,7 @@ class Flusher:
             sends += self.flush(g)  # all that was reported durable must be in it
         elif any(group.acked[h] < group.number for h in others):
             return self._commit_staged(g, others)
-        counts, slots, deltas = group.last or _nothing(len(self.geometry.job.tables))
+        counts, slots, deltas = group.last or make_empty_part(len(self.geometry.job.tables))
         end = StreamEnd(group=g, number=group.number, marks=group.flushed, counts=counts, slots=slots, deltas=deltas)
         del group.streams[holder]
         group.since[holder] = group.number
@@ -471,5 +493,5 @@ class Flusher:
         return [*sends, Send(target=self._peers[holder], message=end)]
 
 
-def _nothing(tables: int) -> Part:
+def make_empty_part(tables: int) -> Part:
     return np.zeros(tables, np.int32), np.zeros(0, np.uint32), np.zeros(0, np.float32)

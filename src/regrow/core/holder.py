@@ -18,7 +18,7 @@ from regrow.core.decode import Decoder, DecoderStore
 from regrow.core.effects import Send
 from regrow.core.flusher import Part
 from regrow.core.groups import Groups
-from regrow.core.link import Identity
+from regrow.core.identity import Identity
 from regrow.core.messages import (
     Float32Array,
     Flush,

@@ -1,4 +1,4 @@
-"""What is trained: tables, optimizers and the cluster they are spread over.
+"""What is trained: tables, optimizers, the cluster they are spread over, and what protects them.
 
 A `JobSpec` is declared once, travels inside every view, and is all a server needs to build its rows. It holds
 numbers only, so that two processes can compare it and a replacement server can start from it alone.
@@ -6,13 +6,16 @@ numbers only, so that two processes can compare it and a replacement server can 
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Literal
 
 import msgspec
 
+from regrow.core.layout import Layout
+from regrow.core.protection import Protection, Unprotected, Verdict
+
 OptimizerKind = Literal["sgd", "momentum", "adagrad", "rowwise_adagrad", "adam", "partial_rowwise_adam"]
 Mode = Literal["async", "sync"]
-Commit = Literal["exactly-once", "2pc", "none"]
 
 ROWS_PER_TABLE_MAX = 2**32  # Slots travel as 32-bit numbers.
 DIM_MAX = 1 << 16
@@ -63,30 +66,6 @@ class TableSpec(msgspec.Struct, frozen=True, kw_only=True):
         return self.dim + sum(floats for _, floats in self.optimizer.state_parts(self.dim))
 
 
-class FlushSpec(msgspec.Struct, frozen=True, kw_only=True):
-    """When changes leave a server for its parity holders, and what counts as safe."""
-
-    # A flush leaves after so many pushes, or when so many bytes wait, or after so long. Too small: hot rows travel
-    # again and again. Too large: workers keep more for a redo, and wait when their window is full.
-    pushes: int = 16
-    bytes: int = 32 << 20
-    seconds: float = 2.0
-    commit: Commit = "exactly-once"
-    # So many bytes of rows per second come back in the background to a server that was lost, from all others
-    # together. Too small: unprotected for longer. Too large: training slows down while it lasts. 0: no limit.
-    sweep_bytes_per_s: int = 0
-
-    def invalid_reason(self) -> str | None:
-        """Says what is wrong, or None."""
-        if not 1 <= self.pushes <= 1 << 20:
-            return f"a flush after {self.pushes} pushes makes no sense"
-        if self.bytes < 1 or self.sweep_bytes_per_s < 0:
-            return "flush bytes must be positive, and the sweep's limit not negative"
-        if not 0.0 < self.seconds <= 3600.0:
-            return f"a flush after {self.seconds} seconds makes no sense"
-        return None
-
-
 class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     """All tables of a run and the servers and workers that share them."""
 
@@ -95,13 +74,26 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     workers: int
     mode: Mode = "async"
     seed: int = 0
-    rings: int = 1
-    flush: FlushSpec = FlushSpec()
+    protection: Protection = Unprotected()
 
     @property
-    def protected(self) -> bool:
-        """Whether the loss of a server is survivable: every table has parities."""
-        return all(table.r for table in self.tables)
+    def rings(self) -> int:
+        """Independent rings of servers."""
+        return self.protection.rings
+
+    @property
+    def marks(self) -> int:
+        """How many marks say where rows stand: one for each worker, or one step for all."""
+        return 1 if self.mode == "sync" else self.workers
+
+    def layout(self, table: int) -> Layout:
+        """Where the rows of a table are."""
+        spec = self.tables[table]
+        return Layout(servers=self.servers, k=spec.k, r=spec.r, rings=self.rings)
+
+    def verdict(self, down: Collection[int]) -> Verdict:
+        """Whether all of these servers may be lost together, and why (not)."""
+        return self.protection.verdict(down, tables=self.tables, servers=self.servers)
 
     def invalid_reason(self) -> str | None:
         """Says what is wrong with this job, or None. Checked wherever a job enters a process."""
@@ -109,18 +101,12 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
             return f"servers must be between 1 and {SERVERS_MAX}, not {self.servers}"
         if not 1 <= self.workers <= WORKERS_MAX:
             return f"workers must be between 1 and {WORKERS_MAX}, not {self.workers}"
-        if self.rings < 1 or self.servers % self.rings:
-            return f"rings must divide servers: {self.servers} servers, {self.rings} rings"
         if not 1 <= len(self.tables) <= TABLES_MAX:
             return f"a job has between 1 and {TABLES_MAX} tables, not {len(self.tables)}"
         if not 0 <= self.seed <= SEED_MAX:
             return f"seed must be between 0 and {SEED_MAX}, not {self.seed}"
-        if reason := self.flush.invalid_reason():
+        if reason := self.protection.invalid_reason(tables=self.tables, servers=self.servers, mode=self.mode):
             return reason
-        if self.mode == "sync" and self.flush.commit != "exactly-once":
-            return f"commit = {self.flush.commit!r} is for asynchronous jobs"
-        if len({bool(table.r) for table in self.tables}) > 1:
-            return "either every table has parities (r >= 1) or none has"
         names: set[str] = set()
         for table in self.tables:
             if table.name in names:

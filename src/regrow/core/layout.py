@@ -40,6 +40,11 @@ class Layout:
         """Servers in a ring."""
         return self.servers // self.rings
 
+    def step(self, server: int, by: int) -> int:
+        """The server `by` places further round its ring."""
+        first = server // self.ring * self.ring
+        return first + (server - first + by) % self.ring
+
     def place(self, rows: npt.ArrayLike, *, table: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
         """The (server, slot) of each row of the job's table number `table`."""
         row = _not_negative("rows", rows)

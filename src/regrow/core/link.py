@@ -9,34 +9,22 @@ where each end got to. Nothing here knows sockets; a simulator uses the same cla
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import hmac
 from collections import deque
 from collections.abc import Callable
 
 from regrow.core.framing import HEADER_BYTES, Stamp
+from regrow.core.identity import ROLES, Identity
 from regrow.core.messages import PROTOCOL_VERSION, Challenge, Hello, Message, Welcome
+from regrow.core.states import LINK, Life, LinkState
 from regrow.errors import ProtocolError
 
-ROLES = ("coordinator", "server", "worker")
 FRAME_BYTES = HEADER_BYTES + 64  # what a kept message counts besides its sections: about its header and meta
 # An acknowledgement of its own leaves after so much one-way traffic. Too small: frames that say little.
 # Too large: the sender keeps that much more than what is on the way.
 ACK_FRAMES_MAX = 64
 ACK_BYTES_MAX = 1 << 20
-
-
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, order=True)
-class Identity:
-    """One process of a run."""
-
-    role: str
-    id: int
-    incarnation: int = 0
-
-    def __str__(self) -> str:
-        return "C" if self.role == "coordinator" else f"{self.role[0].upper()}{self.id}"
 
 
 class Link:
@@ -46,6 +34,7 @@ class Link:
     def __init__(self, *, local: Identity, peer: Identity) -> None:
         self.local = local
         self.peer = peer
+        self.life = Life(LINK)
         self.sent = 0  # frames numbered so far
         self.acknowledged = 0  # of these the peer has so many
         self.received = 0
@@ -55,7 +44,13 @@ class Link:
         self._unsaid_bytes = 0
 
     def __repr__(self) -> str:
-        return f"<Link {self.local}-{self.peer} sent {self.sent} acked {self.acknowledged} got {self.received}>"
+        counts = f"sent {self.sent} acked {self.acknowledged} got {self.received}"
+        return f"<Link {self.local}-{self.peer} {self.life.state}, {counts}>"
+
+    @property
+    def is_new(self) -> bool:
+        """No connection has carried it yet."""
+        return self.life.state is LinkState.NEW
 
     def send(self, message: Message) -> Stamp:
         """Numbers a message and keeps it until the peer has it. Its arrays must not change from now on."""
@@ -112,9 +107,20 @@ class Link:
         """A new connection is open, and each end has told the other how much it has: what to send first."""
         if reason := self.resume_invalid_reason(peer_received):
             raise ProtocolError(reason)
+        self.life.move("opened")
         self._release(peer_received)
         first = self.acknowledged + 1
         return [(self._stamp(first + index), message) for index, (message, _) in enumerate(self._kept)]
+
+    def lose_connection(self) -> None:
+        """What carried it is gone. What was sent is kept for the next connection."""
+        self.life.move("lost")
+
+    def end(self) -> None:
+        """The other end is over, or was refused for good."""
+        self.life.move("fenced")
+        self._kept.clear()
+        self.kept_bytes = 0
 
     def _stamp(self, number: int) -> Stamp:
         self._unsaid_frames = 0

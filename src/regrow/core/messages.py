@@ -15,7 +15,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from regrow.core.identity import Identity
 from regrow.core.job import JobSpec
+from regrow.errors import Refusal
 
 PROTOCOL_VERSION = 2
 
@@ -116,9 +118,10 @@ class Welcome(Message):
 
 @message(4)
 class Refused(Message):
-    """Either way, last before closing: why this connection cannot go on."""
+    """Either way, last before closing: why this connection cannot go on, and whether another one may."""
 
     reason: Text
+    kind: Refusal = Refusal.RETRY
 
 
 @message(5)
@@ -136,6 +139,10 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     incarnation: int
     address: str
     recovering: bool = False  # its rows and parities are coming back: it does not count towards tolerance
+
+    @property
+    def identity(self) -> Identity:
+        return Identity(role="server", id=self.id, incarnation=self.incarnation)
 
 
 class KnownView(msgspec.Struct, frozen=True, kw_only=True):

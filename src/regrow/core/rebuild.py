@@ -1,4 +1,4 @@
-"""A replacement on its way back: which groups know where they stand, and which rows somebody waits for.
+"""The way back from parities: which groups know where they stand, and which rows somebody waits for.
 
 The replacement starts with nothing. Each holder tells where a group stands and which of its rows were ever touched
 (`Have`); when all living holders of all groups have, pulls and pushes are served, row by row as rows come: an
@@ -8,15 +8,18 @@ rows never run ahead of their marks, so a row counts only after its group is act
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, Protocol
 
 import numpy as np
 
-from regrow.core.effects import Send
+from regrow.core.effects import Log, Send
 from regrow.core.flusher import Flusher, Part
 from regrow.core.groups import Groups
-from regrow.core.link import Identity
+from regrow.core.identity import Identity
 from regrow.core.messages import Fault, Float32Array, Have, Int32Array, Restored, UInt32Array, UInt64Array, Undo
+from regrow.core.states import WAY, Life, WayState
+from regrow.core.wayback import Brought, Effect
 
 FILL_ROWS = 16384  # blank rows filled in per tick; too many: whoever pulls waits behind them
 
@@ -34,21 +37,20 @@ class RebuildStore(Protocol):
 
 
 class Rebuild:
-    """The state of one replacement until all of it is back."""
+    """The coded groups of one replacement until all of them are back. Its life is `states.WAY`."""
 
     def __init__(
-        self, *, server: int, groups: Groups, store: RebuildStore, flusher: Flusher, recovering: set[int]
+        self, *, server: int, groups: Groups, store: RebuildStore, flusher: Flusher, recovering: Collection[int]
     ) -> None:
-        self.active = False  # every group knows where it stands
-        self.reported = False  # the coordinator was told that all is back
+        """`recovering` are the servers that nobody can ask now: this one, and others that are not back."""
+        self.life = Life(WAY)
         self.rows_total = 0
         self.rows_back = 0
         self.bytes_back = 0
         self.faults = 0
-        self._server = server
         self._groups = groups
         self._store = store
-        self._publisher = flusher
+        self._flusher = flusher
         self._undo: dict[int, Part] = {}
         self._early: list[Restored] = []  # rows of a holder that was ready before all others
         self._haves: dict[int, dict[int, Have]] = {g: {} for g in range(len(groups))}
@@ -56,35 +58,54 @@ class Rebuild:
         sizes = [store.slots(table) for table in range(len(groups.job.tables))]
         self._first_slot = np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.int64)
         self._asked = np.zeros(sum(sizes), bool)  # faults sent: the slots of all tables, one after the other
-        for group in flusher.groups:
+        for group in flusher.coded:
             group.active = False
 
-    def on_undo(self, source: Identity, undo: Undo) -> None:
-        self._check_holder(source.id, undo.group)
-        self._undo.setdefault(undo.group, (undo.counts, undo.slots, undo.deltas))
+    def begin(self) -> list[Effect]:
+        """Holders tell by themselves: they see the same view."""
+        return []
 
-    def on_have(self, source: Identity, have: Have) -> None:
+    def takes(self, brought: Brought) -> bool:
+        # A row that was blank here, then changed and was flushed, is touched at its holder and may come again.
+        return isinstance(brought, Undo | Have | Restored) and self.life.state is not WayState.WHOLE
+
+    def receive(self, source: Identity | None, brought: Brought) -> list[Effect]:
+        if isinstance(brought, Restored):
+            self._on_restored(brought)
+            return []
+        assert source is not None
+        if isinstance(brought, Undo):
+            self._check_holder(source.id, brought.group)
+            self._undo.setdefault(brought.group, (brought.counts, brought.slots, brought.deltas))
+            return []
+        assert isinstance(brought, Have)
+        return self._on_have(source, brought)
+
+    def _on_have(self, source: Identity, have: Have) -> list[Effect]:
         """Takes one holder's word; with the last one of a group the group is active."""
         self._check_holder(source.id, have.group)
         haves = self._haves[have.group]
         haves[source.id] = have
         if len(haves) < len(self._living[have.group]):
-            return
+            return []
         first = haves[self._living[have.group][0]]
         for other in haves.values():
             assert (other.number, other.marks) == (first.number, first.marks), "holders do not agree"
         self._know_touched(first)
         undo = self._undo.pop(have.group, None)
-        self._publisher.activate(have.group, number=first.number, marks=first.marks, undo=undo)
-        self.active = all(group.active for group in self._publisher.groups)
-        if self.active:
-            self.rows_total = self._store.missing_rows()
-            early, self._early = self._early, []
-            for restored in early:
-                self.on_restored(restored)
+        self._flusher.activate(have.group, number=first.number, marks=first.marks, undo=undo)
+        if not all(group.active for group in self._flusher.coded):
+            return []
+        self.life.move("holders have told")
+        self.rows_total = self._store.missing_rows()
+        early, self._early = self._early, []
+        for restored in early:
+            self._on_restored(restored)
+        self._check_back()
+        return [Log(text=f"active: {self.rows_total} rows are to come back")]
 
     def _check_holder(self, source: int, group: int) -> None:
-        if source not in self._living.get(group, []) or self._publisher.groups[group].active:
+        if source not in self._living.get(group, []) or self._flusher.groups[group].active:
             raise ValueError(f"S{source} has no say about group {group}")
 
     def _know_touched(self, have: Have) -> None:
@@ -95,8 +116,10 @@ class Rebuild:
                 self._store.know_touched(have.group, table, have.touched[start : start + count])
                 start += count
 
-    def missing(self, counts: Int32Array, slots: UInt32Array, peers: dict[int, Identity]) -> list[Send] | None:
+    def find_missing(self, counts: Int32Array, slots: UInt32Array, peers: dict[int, Identity]) -> list[Send] | None:
         """None: all these rows are here. Else somebody has to wait, and these are the faults to send, if any."""
+        if self.life.state is WayState.WHOLE:
+            return None
         counts, slots = self._store.prepare(counts, slots)
         if not slots.size:
             return None
@@ -106,9 +129,9 @@ class Rebuild:
         if not fresh.any():  # whoever waits is looked at again with every answer
             return []
         self._asked[places] = True
-        return self._faults(tables[fresh], slots[fresh], peers)
+        return self._send_faults(tables[fresh], slots[fresh], peers)
 
-    def _faults(self, tables: Any, slots: UInt32Array, peers: dict[int, Identity]) -> list[Send]:
+    def _send_faults(self, tables: Any, slots: UInt32Array, peers: dict[int, Identity]) -> list[Send]:
         self.faults += slots.size
         sends: list[Send] = []
         count = len(self._groups.job.tables)
@@ -120,10 +143,26 @@ class Rebuild:
             sends.append(Send(target=peers[self._living[g][0]], message=fault))
         return sends
 
-    def on_restored(self, restored: Restored) -> None:
+    def _on_restored(self, restored: Restored) -> None:
         """Rows are back. One that is here already keeps its value: it may have changed since."""
-        if not self.active:
+        if self.life.state is WayState.LEARNING:
             self._early.append(restored)
             return
         self.rows_back += self._store.put(restored.counts, restored.slots, restored.relatives)
         self.bytes_back += restored.relatives.nbytes
+        self._check_back()
+
+    def _check_back(self) -> None:
+        if self.life.state is WayState.RETURNING and not self._store.missing_rows():
+            self.life.move("last row is back")
+
+    def on_acknowledged(self) -> list[Effect]:
+        return []
+
+    def tick(self) -> None:
+        """Computes some rows that nobody ever touched."""
+        if self.life.state is WayState.LEARNING:
+            return
+        filled = self._store.fill(FILL_ROWS)
+        if self.life.state is WayState.FILLING and not filled:
+            self.life.move("all filled")

@@ -1,17 +1,31 @@
 """A worker's conversation with all servers: pulls, pushes, and what must be kept until it is safe.
 
-A pull or push names a **plan**: which slots of which server, and where their rows lie in one flat buffer
-(server after server). Rows are received straight into that buffer and gradients are sent straight out of
-another one of the same shape. The worker is the redo log: a push is kept until every server has said it is
-durable, and `redo_bytes` says how much that is. In synchronous mode the pull for step t + 1 leaves
-only after every server has staged the push of step t and has made step t - 1 durable.
+Theory of operation. A pull or push names a **plan**: which slots of which server, and where their rows lie in one flat
+buffer (server after server). Rows are received straight into that buffer, and gradients are sent straight out of
+another one of the same shape. Every pull and push goes to every server, also where it is empty: each server hears of
+each step.
 
-When a view names another incarnation of a server, that one is sent what its predecessor may not have made durable, in
-order, and what is still to be answered. The rule to keep: what one incarnation acknowledged without making it durable
-says nothing about the next.
+**The worker is the redo log.** A push is kept until every server has said that it is durable, and `redo_bytes` says how
+much that is. When a view names another incarnation of a server, that one is sent, in this order: the first weights of
+rows that may be untouched, the pushes above what its predecessor made durable (acknowledged or not), and the pulls,
+reads and writes that are not answered. It skips what it has. So updates count exactly once without another round of
+messages, and no server keeps a log.
+
+Synchronously the pull of step t + 1 leaves when every server has staged the push of step t *and* has made step t - 1
+durable. It is the commit of t; and nobody can be lost more than one step behind the others, which they can undo.
 
 While a server's rows come back, nearly every batch lacks a few of them, and each lack costs a round of messages through
 all servers. So a worker tells a replacement of several batches at once (`Expect`), before it needs them.
+
+What breaks without the rules:
+- What one incarnation acknowledged without making it durable says nothing about the next (`_void`): else the push is
+  lost with the server that had it.
+- A push sent to a replacement before the older ones were sent again is a gap, and is refused: so a newcomer is sent
+  everything when it joins, and nothing before (`_reachable`).
+- A restarted worker begins with the least durable push of all servers: with what was only applied, an update would be
+  missing wherever its server died.
+- The newest synchronous pull, though answered, is repeated to a replacement that may not know it
+  (`_is_unheard_commit`): after the last step nothing else would say that it is committed.
 """
 
 from __future__ import annotations
@@ -22,7 +36,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from regrow.core.effects import Delivered, Forget, Joined, Lost, Send
-from regrow.core.link import Identity
+from regrow.core.identity import Identity
 from regrow.core.messages import (
     Assign,
     Commit,
@@ -44,6 +58,7 @@ from regrow.core.messages import (
     View,
     WriteRecords,
 )
+from regrow.core.states import SESSION, Life, SessionState
 from regrow.errors import ProtocolError
 
 EXPECTED_ROWS_MAX = 1 << 20  # at one server, in one message; more is not worth a message near the limit of a frame
@@ -204,12 +219,12 @@ class Session:
     """One door: `effects = session.receive(event)`."""
 
     def __init__(self) -> None:
+        self.life = Life(SESSION)
         self.view: View | None = None
         self.redo_bytes = 0
         self.redo_bytes_peak = 0  # the most there ever was
         self._servers: list[Identity] = []
         self._joined: set[Identity] = set()
-        self._started = False  # every server has answered Open once
         self._opened: dict[int, Opened] = {}
         self._durable: list[int] = []
         self._pulls: dict[int, _OpenPull] = {}
@@ -217,8 +232,8 @@ class Session:
         self._held: list[PullWanted] = []  # sync: waiting until every server has staged the step before
         self._redo: dict[int, _OpenPush] = {}  # by seq, in order
         self._clocks: dict[int, list[int]] = {}  # request -> clock of each server when it read the rows
-        self._dumps: dict[int, ReadWanted] = {}
-        self._loads: dict[int, WriteWanted] = {}
+        self._reads: dict[int, ReadWanted] = {}
+        self._writes: dict[int, WriteWanted] = {}
         self._assigns: list[AssignWanted] = []  # kept: a row that comes back untouched needs them again
 
     def receive(self, event: Event) -> list[Effect]:
@@ -230,7 +245,7 @@ class Session:
         if isinstance(event, PushWanted):
             return self._on_push_wanted(event)
         if isinstance(event, AssignWanted):
-            if self._is_protected():
+            if self._replaces_servers():
                 self._assigns.append(event)
             return [self._assign(event, s) for s in self._reachable()]
         if isinstance(event, ExpectWanted):
@@ -238,12 +253,18 @@ class Session:
         if isinstance(event, Joined):
             return self._on_joined(event.peer)
         if isinstance(event, ReadWanted):
-            self._dumps[event.request] = event
-            return [self._dump(event)] if event.server in self._reachable() else []
+            self._reads[event.request] = event
+            return [self._send_read(event)] if event.server in self._reachable() else []
         if isinstance(event, WriteWanted):
-            self._loads[event.request] = event
-            return [self._load(event)] if event.server in self._reachable() else []
-        return [Failed(reason=f"lost {event.peer}: {event.reason}")] if self._matters(event.peer) else []
+            self._writes[event.request] = event
+            return [self._send_write(event)] if event.server in self._reachable() else []
+        return self._fail(f"lost {event.peer}: {event.reason}") if self._matters(event.peer) else []
+
+    def _fail(self, reason: str, *, data_loss: bool = False) -> list[Effect]:
+        """The end. Whatever comes now changes nothing any more."""
+        if self.life.state is not SessionState.FAILED:
+            self.life.move("failed")
+        return [Failed(reason=reason, data_loss=data_loss)]
 
     @property
     def recovering(self) -> tuple[int, ...]:
@@ -279,23 +300,25 @@ class Session:
         if isinstance(message, Durable):
             return self._on_durable(source.id, message.durable) + self._release_pulls()
         if isinstance(message, RecordsWritten):
-            if self._loads.pop(message.request, None) is None:
+            if self._writes.pop(message.request, None) is None:
                 return []
             return [WriteAnswered(request=message.request)]
         raise ProtocolError(f"{type(message).__name__} from {source}")
 
     def _on_view(self, view: View) -> list[Effect]:
         if view.lost:
-            return [Failed(reason=view.lost, data_loss=True)]
+            return self._fail(view.lost, data_loss=True)
+        if self.life.state is SessionState.FAILED:
+            return []
         if self.view is not None and view.epoch <= self.view.epoch:
             return []
         before = self._servers
-        servers = [Identity(role="server", id=m.id, incarnation=m.incarnation) for m in view.servers]
-        if self.view is not None and servers != before and not self._is_protected():
-            reason = f"the servers changed (view {view.epoch}), and nothing protects their rows"
-            return [Failed(reason=reason)]
+        servers = [member.identity for member in view.servers]
+        if self.view is not None and servers != before and not self._replaces_servers():
+            return self._fail(f"the servers changed (view {view.epoch}), and nothing protects their rows")
         if self.view is None:
             self._durable = [0] * len(servers)
+        self.life.move("view")
         self.view = view
         self._servers = servers
         if servers == before:
@@ -309,7 +332,8 @@ class Session:
 
     def _void(self, server: int) -> None:
         """What the predecessor acknowledged without making it durable does not count."""
-        self._opened.pop(server, None) if not self._started else None
+        if self.life.state is SessionState.GREETING:
+            self._opened.pop(server, None)
         for push in self._redo.values():
             if push.received[server] and push.wanted.seq > self._durable[server]:
                 push.received[server] = False
@@ -320,7 +344,7 @@ class Session:
         if peer not in self._servers or peer in self._joined:
             return []
         self._joined.add(peer)
-        if not self._started:
+        if self.life.state is SessionState.GREETING:
             return [Send(target=peer, message=Open())]
         s = peer.id
         effects: list[Effect] = [self._assign(event, s) for event in self._assigns]
@@ -333,8 +357,8 @@ class Session:
         if self._is_unheard_commit(s):
             assert self._newest is not None
             effects.append(self._pull(self._newest, s))
-        effects += [self._dump(dump) for dump in self._dumps.values() if dump.server == s]
-        effects += [self._load(load) for load in self._loads.values() if load.server == s]
+        effects += [self._send_read(dump) for dump in self._reads.values() if dump.server == s]
+        effects += [self._send_write(load) for load in self._writes.values() if load.server == s]
         return effects
 
     def _is_unheard_commit(self, s: int) -> bool:
@@ -347,13 +371,13 @@ class Session:
         return pull is None or pull.answered[s]
 
     def _on_opened(self, server: int, message: Opened) -> list[Effect]:
-        if self._started:
+        if self.life.state is not SessionState.GREETING:
             return []
         self._opened[server] = message
         self._durable[server] = message.durable
         if len(self._opened) < len(self._servers):
             return []
-        self._started = True
+        self.life.move("all have answered")
         committed = max(opened.committed for opened in self._opened.values())
         return [SessionOpened(durable=min(self._durable), committed=committed)]
 
@@ -391,7 +415,7 @@ class Session:
                     mean = push.staleness / len(self._servers)
                     effects.append(PushReceived(seq=message.seq, staleness=max(0.0, mean)))
                 push.reported = True
-                if self.view is not None and self.view.job.flush.commit == "2pc":
+                if self.view is not None and self.view.job.protection.flush.commit == "2pc":
                     commit = Commit(seq=message.seq)
                     effects += [Send(target=self._servers[s], message=commit) for s in self._reachable()]
         effects += self._on_durable(server, message.durable)
@@ -415,7 +439,7 @@ class Session:
         return all(have or durable >= seq for have, durable in zip(push.received, self._durable, strict=True))
 
     def _on_records(self, message: Records) -> list[Effect]:
-        if self._dumps.pop(message.request, None) is None:
+        if self._reads.pop(message.request, None) is None:
             return []
         return [ReadAnswered(request=message.request, records=message.records)]
 
@@ -472,7 +496,7 @@ class Session:
         counts = np.bincount(rows >> 32, minlength=len(self.view.job.tables)).astype(np.int32)
         return Send(target=self._servers[s], message=Expect(counts=counts, slots=rows.astype(np.uint32)))
 
-    def _dump(self, wanted: ReadWanted) -> Send:
+    def _send_read(self, wanted: ReadWanted) -> Send:
         dump = ReadRecords(
             request=wanted.request,
             table=wanted.table,
@@ -482,7 +506,7 @@ class Session:
         )
         return Send(target=self._servers[wanted.server], message=dump)
 
-    def _load(self, wanted: WriteWanted) -> Send:
+    def _send_write(self, wanted: WriteWanted) -> Send:
         load = WriteRecords(request=wanted.request, table=wanted.table, slots=wanted.slots, records=wanted.records)
         return Send(target=self._servers[wanted.server], message=load)
 
@@ -500,12 +524,12 @@ class Session:
         """Servers that have joined. One that has not is sent everything, in order, when it does."""
         return [s for s, peer in enumerate(self._servers) if peer in self._joined]
 
-    def _is_protected(self) -> bool:
-        return self.view is not None and self.view.job.protected
+    def _replaces_servers(self) -> bool:
+        return self.view is not None and self.view.job.protection.replaces_servers
 
     def _matters(self, peer: Identity) -> bool:
-        """Whose loss ends the session. A coordinator is dialled again; a protected server is replaced."""
-        return peer in self._servers and not self._is_protected()
+        """Whose loss ends the session. A coordinator is dialled again; a server may be replaced."""
+        return peer in self._servers and not self._replaces_servers()
 
 
 class _OpenPull:

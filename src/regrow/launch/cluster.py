@@ -18,8 +18,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from regrow.core.identity import Identity
 from regrow.core.job import JobSpec
-from regrow.core.link import Identity
 from regrow.errors import ChildFailed, ConnectionLost, UserError
 from regrow.launch.crew import CHILD_COMMAND, Crew
 from regrow.launch.processes import Child, Children, Ended, Said
@@ -118,8 +118,8 @@ class LocalCluster:
                 raise self._failure from None
             raise
         self._clients.append(client)
-        if job.protected:
-            self._spares_wanted = max(table.r for table in job.tables)
+        if job.protection.replaces_servers:
+            self._spares_wanted = job.protection.lost_together_max
         return client
 
     def close(self) -> None:

@@ -15,8 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from regrow.core.coding import U8, coefficient, product_bytes
-from regrow.core.job import JobSpec, TableSpec
-from regrow.core.layout import Layout
+from regrow.core.job import JobSpec
 from regrow.core.twins import initial_rows
 from regrow.runtime.client import Client
 
@@ -34,7 +33,7 @@ def check_parity(client: Client, *, tries: int = 1, pause_seconds: float = 1.0) 
     for table, spec in enumerate(client.job.tables):
         if spec.r == 0:
             continue
-        for first, count in _parts(client.job, spec):
+        for first, count in _parts(client.job, table):
             found = _wrong_stripes(client, table, block_first=first, block_count=count)
             while found.any() and tries > 1:
                 tries -= 1
@@ -45,13 +44,10 @@ def check_parity(client: Client, *, tries: int = 1, pause_seconds: float = 1.0) 
     return stripes, wrong
 
 
-def _layout(job: JobSpec, spec: TableSpec) -> Layout:
-    return Layout(servers=job.servers, k=spec.k, r=spec.r, rings=job.rings)
-
-
-def _parts(job: JobSpec, spec: TableSpec) -> Iterator[tuple[int, int]]:
+def _parts(job: JobSpec, table: int) -> Iterator[tuple[int, int]]:
     """(first block, blocks) of each part of a table. A block is one stripe from every server on."""
-    blocks = _layout(job, spec).slots_per_server(spec.rows) // spec.k
+    spec = job.tables[table]
+    blocks = job.layout(table).slots_per_server(spec.rows) // spec.k
     size = max(1, PART_BYTES // (job.servers * spec.k * spec.record_floats * FLOAT_BYTES))
     for first in range(0, blocks, size):
         yield first, min(size, blocks - first)
@@ -60,7 +56,7 @@ def _parts(job: JobSpec, spec: TableSpec) -> Iterator[tuple[int, int]]:
 def _wrong_stripes(client: Client, table: int, *, block_first: int, block_count: int) -> npt.NDArray[np.bool_]:
     """Which stripes of these blocks differ from their parities. Stripes past the table's end have parities too: 0."""
     spec = client.job.tables[table]
-    layout = _layout(client.job, spec)
+    layout = client.job.layout(table)
     stripes = np.arange(block_first * layout.servers, (block_first + block_count) * layout.servers)
     relative = _relative(client, table, row_first=int(stripes[0]) * spec.k, row_count=stripes.size * spec.k)
     relative = relative.reshape(stripes.size, spec.k, -1)

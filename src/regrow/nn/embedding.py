@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from regrow.core.job import JobSpec, Mode, OptimizerSpec, TableSpec
 from regrow.errors import RegrowError
-from regrow.nn.coded import flush_spec, protect, ring_count
+from regrow.nn.coded import make_protection, protect
 from regrow.nn.routing import make_router
 from regrow.protection import ErasureCode
 from regrow.runtime.client import Client, Ticket
@@ -151,8 +151,7 @@ class EmbeddingCollection(nn.Module):
             workers=workers,
             mode=mode,
             seed=seed,
-            rings=ring_count(code),
-            flush=flush_spec(code),
+            protection=make_protection(code),
         )
         if reason := self.job.invalid_reason():
             raise ValueError(reason)

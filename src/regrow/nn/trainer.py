@@ -27,7 +27,7 @@ from regrow.core.job import JobSpec, OptimizerSpec, TableSpec
 from regrow.data.batch import Batch, Dataset, batches_after
 from regrow.errors import RegrowError
 from regrow.metrics import ScoreHistogram, auc, logloss
-from regrow.nn.coded import flush_spec, protect, ring_count
+from regrow.nn.coded import make_protection, protect
 from regrow.nn.dense import DenseTable
 from regrow.nn.dlrm import DLRM
 from regrow.nn.routing import make_router
@@ -91,8 +91,7 @@ def dlrm_job(config: TrainConfig, rows: list[int], dim: int, dense: TableSpec) -
         workers=config.workers,
         mode=config.mode,  # type: ignore[arg-type]
         seed=config.seed,
-        rings=ring_count(code),
-        flush=flush_spec(code),
+        protection=make_protection(code),
     )
 
 

@@ -11,7 +11,7 @@ import torch
 
 from regrow import _kernels
 from regrow.config import TrainConfig
-from regrow.core.link import Identity
+from regrow.core.identity import Identity
 from regrow.data.catalog import open_dataset
 from regrow.errors import DataError, RegrowError, UserError
 from regrow.nn.check import check_parity

@@ -27,10 +27,10 @@ from regrow.checkpoint.manifest import ChunkInfo, Cut, Manifest, TableInfo, apar
 from regrow.checkpoint.policy import clear_wanted, wanted_full
 from regrow.checkpoint.staging import CHUNKS_IN_MEMORY_MAX, Stager
 from regrow.checkpoint.storage import Storage
-from regrow.core.cut import ManifestWritten, Save, Saved, WriteManifest
+from regrow.core.cut import Save, Saved
+from regrow.core.cuts import ManifestWritten, WriteManifest
 from regrow.core.job import JobSpec
-from regrow.core.layout import Layout
-from regrow.core.server import LoadedAll, LoadedRows, TableRows
+from regrow.core.wayback import LoadedAll, LoadedRows, TableRows
 from regrow.errors import CheckpointError, RegrowError
 from regrow.store.memory import MemoryStore
 
@@ -44,11 +44,6 @@ LOAD_BYTES_MAX = 64 << 20
 # Of rows that the server takes at once. Too small: taking turns costs more than the rows. Too large: the loop is kept
 # from its work, and the flush of them is larger than a frame may be.
 LOAD_PART_BYTES = 4 << 20
-
-
-def layout_of(job: JobSpec, table: int) -> Layout:
-    spec = job.tables[table]
-    return Layout(servers=job.servers, k=spec.k, r=spec.r, rings=job.rings)
 
 
 def shard_of(job: JobSpec, server: int) -> str:
@@ -191,7 +186,7 @@ class Saver:
             self._stager.close()
 
 
-def publish(
+def write_manifest(
     url: str, job: JobSpec, cut: WriteManifest, *, extra: dict[str, Any], encoding: str, bits: int, made_by: str
 ) -> ManifestWritten:
     """Writes the manifest: from here on the checkpoint exists."""

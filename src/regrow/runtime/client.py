@@ -20,9 +20,8 @@ from typing import Any
 import numpy as np
 
 from regrow.core.effects import Delivered, Dial, Forget, Joined, Log, Lost, Notice, Send, Stop
+from regrow.core.identity import Identity
 from regrow.core.job import JobSpec
-from regrow.core.layout import Layout
-from regrow.core.link import Identity
 from regrow.core.messages import Declare, Float32Array, Message, Rows, View
 from regrow.core.session import (
     AssignWanted,
@@ -211,9 +210,7 @@ class Client:
 
     def _placed(self, table: int, row_first: int, row_count: int) -> list[tuple[int, Any, Any]]:
         """(server, which of the rows, their slots) for every server that has some of these rows."""
-        spec = self.job.tables[table]
-        layout = Layout(servers=self.job.servers, k=spec.k, r=spec.r, rings=self.job.rings)
-        servers, slots = layout.place(np.arange(row_first, row_first + row_count), table=table)
+        servers, slots = self.job.layout(table).place(np.arange(row_first, row_first + row_count), table=table)
         found = [(server, np.flatnonzero(servers == server)) for server in range(self.job.servers)]
         return [(server, mine, slots[mine].astype(np.int64)) for server, mine in found if mine.size]
 
@@ -394,7 +391,9 @@ class SocketClient(Client):
             on_message=self._on_message,
             on_lost=self._on_lost,
             on_resumed=self._on_resumed,
-            on_fenced=lambda peer, reason: self._fail(ConnectionLost(f"lost {peer}: {reason}")),
+            on_fenced=lambda peer, refusal, reason: self._fail(
+                ConnectionLost(f"lost {peer}: {reason}", refusal=refusal)
+            ),
             place=self._place,
         )
         self.endpoint.dial(Identity(role="coordinator", id=0), self._coordinator)
@@ -442,10 +441,9 @@ class SocketClient(Client):
             self._fail(RegrowError("the cluster runs another job"))
             return
         for member in view.servers:
-            server = Identity(role="server", id=member.id, incarnation=member.incarnation)
-            self.endpoint.dial(server, member.address)  # known ones stay as they are
+            self.endpoint.dial(member.identity, member.address)  # known ones stay as they are
             # At once: what the session sends a newcomer first must be queued before whatever comes next.
-            self._receive(Joined(peer=server))
+            self._receive(Joined(peer=member.identity))
 
     def _dial(self, peer: Identity, address: str) -> None:
         self.endpoint.dial(peer, address)

@@ -10,17 +10,17 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from regrow.core.coordinator import Coordinator
+from regrow.core.door import ServerDoor
 from regrow.core.effects import Delivered, Died, Joined, Lost, Refuse, Replace, Send, Tick
+from regrow.core.identity import COORDINATOR, Identity
 from regrow.core.job import JobSpec
-from regrow.core.link import Identity
 from regrow.core.messages import Declare, Message, View
-from regrow.core.server import ShardServer, Store
+from regrow.core.serving import Store
 from regrow.core.session import Event
 from regrow.errors import ConnectionLost, ProtocolError, RegrowError
 from regrow.runtime.client import Client
 from regrow.store.memory import MemoryStore
 
-COORDINATOR = Identity(role="coordinator", id=0)
 REPLY_BYTES_MAX = 4 << 30
 TICK_SECONDS = 1.0  # of a clock that runs only while somebody waits
 TICKS_WAITED = 8  # enough for a flush and its acknowledgement, whatever else is under way
@@ -33,7 +33,7 @@ class InProcessCluster:
     def __init__(self, *, servers: int, build_store: Callable[[JobSpec, int, bool], Store] = MemoryStore) -> None:
         self.coordinator = Coordinator(servers=servers)
         self.server_count = servers
-        self.servers: list[ShardServer] = []
+        self.servers: list[ServerDoor] = []
         self._build_store = build_store
         self._clients: dict[Identity, InProcessClient] = {}
         self._queue: deque[tuple[Identity, Identity, Message]] = deque()
@@ -85,15 +85,15 @@ class InProcessCluster:
             self._effects(server.identity, server.receive(Tick(now=self._now)))
         self._pump()
 
-    def _server(self, index: int, *, incarnation: int) -> ShardServer:
-        return ShardServer(
+    def _server(self, index: int, *, incarnation: int) -> ServerDoor:
+        return ServerDoor(
             identity=Identity(role="server", id=index, incarnation=incarnation),
             build_store=self._build_store,
             reply_bytes_max=REPLY_BYTES_MAX,
             address=f"process:{index}",
         )
 
-    def _join(self, server: ShardServer) -> None:
+    def _join(self, server: ServerDoor) -> None:
         self._effects(COORDINATOR, self.coordinator.receive(Joined(peer=server.identity)))
         self._effects(server.identity, server.receive(Joined(peer=COORDINATOR)))
         self._pump()

@@ -11,7 +11,9 @@ from typing import Any
 
 from regrow import _kernels
 from regrow.core.coordinator import Coordinator
-from regrow.core.cut import CutNow, CutPlan, Save, Unsave, WriteManifest
+from regrow.core.cut import Save, Unsave
+from regrow.core.cuts import CutNow, CutPlan, WriteManifest
+from regrow.core.door import ServerDoor
 from regrow.core.effects import (
     Delivered,
     Dial,
@@ -27,20 +29,20 @@ from regrow.core.effects import (
     Stop,
     Tick,
 )
+from regrow.core.identity import COORDINATOR, Identity
 from regrow.core.job import JobSpec
-from regrow.core.link import Identity
 from regrow.core.messages import CutMarks, Message, Ready
-from regrow.core.server import Load, ShardServer
-from regrow.errors import RegrowError
-from regrow.runtime.checkpoint import Loader, Saver, discard, publish
+from regrow.core.server import Server
+from regrow.core.wayback import Load
+from regrow.errors import Refusal, RegrowError
+from regrow.runtime.checkpoint import Loader, Saver, discard, write_manifest
 from regrow.runtime.client import new_event_loop
 from regrow.runtime.parent import Parent, name_process
-from regrow.runtime.transport import REPLACED, Endpoint
+from regrow.runtime.transport import Endpoint
 from regrow.store.memory import MemoryStore
 
 log = logging.getLogger("regrow.serve")
 
-COORDINATOR = Identity(role="coordinator", id=0)  # the first one; whoever dials it takes a later one as well
 REPORT_SECONDS = 1.0
 CLOSE_SECONDS = 5.0
 TICK_SECONDS = 0.05  # Too large: silence is noticed late. Too small: ticks cost more than they find.
@@ -54,19 +56,19 @@ class Node:
         self.parent = parent
         self.identity = Identity(role=assignment["role"], id=assignment["id"], incarnation=assignment["incarnation"])
         self.section_bytes_max = int(assignment["config"]["frame_bytes_max"])
-        self.machine: ShardServer | Coordinator
+        self.machine: ServerDoor | Coordinator
         self.saver: Saver | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._marked_at = 0.0  # since when pushes are held back for a cut
         self._hold_seconds_max = 0.0
         saving = assignment.get("checkpoints")
         if self.identity.role == "server":
-            self.machine = ShardServer(
+            self.machine = ServerDoor(
                 identity=self.identity,
                 address="",  # known once we listen
                 build_store=self._build_store,
                 reply_bytes_max=self.section_bytes_max,
-                loads=assignment.get("resume") is not None,
+                cut=None if assignment.get("resume") is None else assignment["resume"]["cut"],
             )
             if saving is not None:
                 self.saver = Saver(
@@ -109,7 +111,7 @@ class Node:
         )
         self.parent.on_command(lambda command: loop.call_soon_threadsafe(self._on_command, command))
         address = await self.endpoint.listen(assignment["listen"])
-        if isinstance(self.machine, ShardServer):
+        if isinstance(self.machine, ServerDoor):
             self.machine.address = address
             self.endpoint.dial(COORDINATOR, assignment["coordinator"])
         self.parent.report("listening", address=address)
@@ -139,9 +141,9 @@ class Node:
         match effect:
             case Send(target=target, message=message):
                 self._send(target, message)
-            case Refuse(target=target, reason=reason):
+            case Refuse(target=target, reason=reason, kind=kind):
                 log.warning("refused %s: %s", target, reason)
-                self.endpoint.refuse(target, reason)
+                self.endpoint.refuse(target, reason, kind)
             case Log(text=text):
                 log.info("%s", text)
             case Dial(peer=peer, address=address):
@@ -156,19 +158,19 @@ class Node:
             case Notice(name=name, values=values):
                 self.parent.report(name, **values)
             case Save():
-                assert self.saver is not None and isinstance(self.machine, ShardServer)
-                assert self.machine.view is not None and isinstance(self.machine.store, MemoryStore)
-                if self.machine.view.job.mode == "async":  # else nobody waited
+                server = self._server()
+                assert self.saver is not None
+                if server.view.job.mode == "async":  # else nobody waited
                     held = time.perf_counter() - self._marked_at
                     self._hold_seconds_max = max(held, self._hold_seconds_max)
-                self.saver.begin(effect, self.machine.view.job, self.machine.store)
+                self.saver.begin(effect, server.view.job, server.store)
             case Unsave(number=number):
                 assert self.saver is not None
                 self.saver.give_up(number)
             case WriteManifest():
-                self._run_task(self._publish(effect))
-            case Load(job=job):
-                self._run_task(self._load(job))
+                self._run_task(self._write_manifest(effect))
+            case Load():
+                self._run_task(self._load(effect))
             case _:
                 raise AssertionError(f"an effect that a node does not know: {effect!r}")
 
@@ -177,12 +179,12 @@ class Node:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _publish(self, cut: WriteManifest) -> None:
+    async def _write_manifest(self, cut: WriteManifest) -> None:
         assert isinstance(self.machine, Coordinator) and self.machine.view is not None
         saving, job = self.parent.assignment["checkpoints"], self.machine.view.job
         extra = {"config": self.parent.assignment["config"], "run": saving["run"]}
         done = await asyncio.to_thread(
-            publish,
+            write_manifest,
             saving["url"],
             job,
             cut,
@@ -195,26 +197,30 @@ class Node:
         if cut.discard:
             await asyncio.to_thread(discard, saving["url"], cut.discard)
 
-    async def _load(self, job: JobSpec) -> None:
-        assert isinstance(self.machine, ShardServer) and isinstance(self.machine.store, MemoryStore)
-        resume, store = self.parent.assignment["resume"], self.machine.store
+    def _server(self) -> Server:
+        """What is behind the door, of a server with a view."""
+        assert isinstance(self.machine, ServerDoor) and self.machine.server is not None
+        return self.machine.server
+
+    async def _load(self, load: Load) -> None:
+        store = self._server().store
         loader = Loader(
-            url=resume["url"],
-            cut=resume["cut"],
+            url=self.parent.assignment["resume"]["url"],
+            cut=load.cut,
             server=self.identity.id,
             tell=self._receive,
             backlog_bytes=lambda: self.endpoint.kept_bytes + store.pending_bytes(),
             progress=lambda done, total: self.parent.report("loading", done=done, total=total),
         )
         try:
-            report = await loader.load(job)
+            report = await loader.load(load.job)
         except Exception as error:
             self._stop(error)
             return
         for problem in report.broken:
             log.warning("damaged, and gone around: %s", problem)
             self.parent.report("damaged", what=str(problem))
-        log.info("%d rows of %s loaded in %.1f s", report.rows, resume["cut"], report.seconds)
+        log.info("%d rows of %s loaded in %.1f s", report.rows, load.cut, report.seconds)
 
     def _send(self, target: Identity, message: Message) -> None:
         if isinstance(message, Ready):
@@ -228,11 +234,12 @@ class Node:
         if isinstance(self.machine, Coordinator):
             self._receive(Joined(peer=peer))
 
-    def _on_fenced(self, peer: Identity, reason: str) -> None:
+    def _on_fenced(self, peer: Identity, refusal: Refusal, reason: str) -> None:
         # Others may have heard of our successor first, but only the coordinator makes it one.
-        if REPLACED in reason and (peer.role, peer.id) == (COORDINATOR.role, COORDINATOR.id):
-            self._fenced(reason)
-        elif isinstance(self.machine, ShardServer) and self.machine.is_peer(peer) and REPLACED not in reason:
+        if refusal is Refusal.REPLACED:
+            if peer.role == COORDINATOR.role:
+                self._fenced(reason)
+        elif isinstance(self.machine, ServerDoor) and self.machine.is_peer(peer):
             # What this server says is not understood by one it must talk to. Its successor starts from good parities;
             # to stay would keep every worker waiting.
             self._fenced(f"{peer} does not go on with this server: {reason}")
@@ -274,11 +281,9 @@ class Node:
             self._report()
 
     def _report(self) -> None:
-        if isinstance(self.machine, ShardServer):
+        if isinstance(self.machine, ServerDoor):
             self.parent.report(
                 self.identity.role,
-                pulls=self.machine.pulls,
-                pushes=self.machine.clock,
                 bytes_in=self.endpoint.bytes_in,
                 bytes_out=self.endpoint.bytes_out,
                 kept_bytes=self.endpoint.kept_bytes,

@@ -24,9 +24,10 @@ import numpy as np
 
 from regrow.core.framing import LIMITS_STRANGER, Frame, FrameReader, Limits, encode
 from regrow.core.framing import Stamp as FrameStamp
-from regrow.core.link import Acceptor, Identity, Initiator, Link
+from regrow.core.identity import Identity
+from regrow.core.link import Acceptor, Initiator, Link
 from regrow.core.messages import Ack, Beat, Message, Refused
-from regrow.errors import ConnectionLost, LocalProtocolError, ProtocolError, UserError
+from regrow.errors import ConnectionLost, LocalProtocolError, ProtocolError, Refusal, UserError
 
 log = logging.getLogger("regrow.transport")
 
@@ -41,21 +42,35 @@ SOCKET_BUFFER_BYTES = 4 << 20  # Too small: a batch needs many wake-ups. The ker
 UNHEARD_BYTES = 1 << 16
 UNREAD_REPLY_BYTES_MAX = 32 << 20  # A worker that does not read its replies is not read from.
 
-# These words in a refusal mean that dialing again is of no use to this incarnation.
-REPLACED = "replaced"
-FOR_GOOD = "for good"
-
 Place = Callable[[Identity, type[Message], tuple[Any, ...], tuple[int, ...]], "list[np.ndarray[Any, Any]] | None"]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Fence:
+    """An incarnation that is over, and why: whoever comes in its name is told so."""
+
+    incarnation: int
+    refusal: Refusal
+    reason: str
+
+    def error(self) -> ProtocolError:
+        return ProtocolError(self.reason, refusal=self.refusal)
+
+
+def fence_replaced(peer: Identity) -> Fence:
+    """A newer incarnation is in the place of this one."""
+    reason = f"{peer} with incarnation {peer.incarnation} was replaced"
+    return Fence(incarnation=peer.incarnation, refusal=Refusal.REPLACED, reason=reason)
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
 class Line:
     """What an endpoint knows of one incarnation."""
 
-    link: Link
+    link: Link  # knows whether it is new, open, broken or over
     connection: Connection | None = None
-    opened: bool = False  # its users were told, once
     lost: str | None = None  # why its connection went, as its users were told: once for each time
+    refused: bool = False  # they were told a refusal, which is the last word
 
 
 @dataclasses.dataclass(slots=True, kw_only=True)
@@ -71,8 +86,8 @@ class Endpoint:
     """All links of one process. The callbacks are called on the event loop.
 
     `on_open(peer)`: a new link. `on_lost(peer, reason)`: its connection went, or cannot be made; said once until
-    it is back. `on_resumed(peer)`: it is back, and nothing was lost. `on_fenced(peer, reason)`: the peer will never
-    talk to this process again, because it was replaced or has been refused.
+    it is back. `on_resumed(peer)`: it is back, and nothing was lost. `on_fenced(peer, refusal, reason)`: the peer will
+    never talk to this process again, because it was replaced or has been refused.
     """
 
     def __init__(
@@ -85,7 +100,7 @@ class Endpoint:
         on_message: Callable[[Identity, Message], None],
         on_lost: Callable[[Identity, str], None],
         on_resumed: Callable[[Identity], None] | None = None,
-        on_fenced: Callable[[Identity, str], None] | None = None,
+        on_fenced: Callable[[Identity, Refusal, str], None] | None = None,
         place: Place | None = None,
         throttles_workers: bool = False,
     ) -> None:
@@ -107,7 +122,7 @@ class Endpoint:
         self.strangers = 0
         self.connections: set[Connection] = set()  # of the lines, and those still on the way to be one
         self._dials: dict[tuple[str, int], Dialing] = {}
-        self._fences: dict[tuple[str, int], tuple[int, str]] = {}  # the newest incarnation that is over, and why
+        self._fences: dict[tuple[str, int], Fence] = {}  # of the newest incarnation that is over
         self._closed = False
         self._servers: list[asyncio.AbstractServer] = []
         self._unix_paths: dict[str, int] = {}  # and the inode that is ours
@@ -140,7 +155,7 @@ class Endpoint:
     def dial(self, peer: Identity, address: str) -> None:
         """Connects to `peer`, again and again until it is forgotten. If it is a coordinator, a later incarnation
         of it will do: `on_open` says which one answered."""
-        if self._closed or self._fence_reason(peer) is not None:
+        if self._closed or self._find_fence(peer) is not None:
             return
         self._forget_older(peer)
         self._line(peer)
@@ -186,7 +201,7 @@ class Endpoint:
             )
         line = self.lines.get(peer)
         if line is None:
-            if self._closed or self._fence_reason(peer) is not None:
+            if self._closed or self._find_fence(peer) is not None:
                 return
             line = self._line(peer)
         if line.connection is not None:
@@ -194,19 +209,20 @@ class Endpoint:
         elif not isinstance(message, Beat):  # a sign of life is worth nothing later, and there would be many
             line.link.send(message)
 
-    def refuse(self, peer: Identity, reason: str) -> None:
+    def refuse(self, peer: Identity, reason: str, refusal: Refusal = Refusal.FOR_GOOD) -> None:
         """Says why and ends that link for good."""
         if peer in self.lines:
             self._report_later(peer, reason)
-            self._fence(peer, f"refused {FOR_GOOD}: {reason}")
-            self._drop(peer, told=reason)
+            fence = Fence(incarnation=peer.incarnation, refusal=refusal, reason=reason)
+            self._put_fence(peer, fence)
+            self._drop(peer, fence)
 
     def forget(self, peer: Identity) -> None:
         """This incarnation, and all before it, are over: whatever is queued for it goes, and it is told so."""
-        reason = f"{peer} with incarnation {peer.incarnation} was {REPLACED}"
         self._forget_older(peer)
-        self._fence(peer, reason)
-        self._drop(peer, told=reason)
+        fence = fence_replaced(peer)
+        self._put_fence(peer, fence)
+        self._drop(peer, fence)
 
     async def close(self) -> None:
         """Stops listening, then closes every connection after what was written has left."""
@@ -239,37 +255,37 @@ class Endpoint:
     async def _keep_open(self, dialing: Dialing) -> None:
         pause_seconds = DIAL_SECONDS_MIN
         while True:
-            reason = ""
             try:
                 connection = await self.connect(dialing.address, dialing.expected)
             except ConnectionLost as error:
-                reason = error.message
-                self._report_lost(dialing.expected, reason)
+                refusal = error.refusal
+                self._report_lost(dialing.expected, error.message, refusal)
                 pause_seconds = min(2 * pause_seconds, DIAL_SECONDS_MAX)
             else:
                 pause_seconds = DIAL_SECONDS_MIN
                 await asyncio.wait([connection.closed])
-                reason = connection.reason
-            if _is_final(reason):
+                refusal = connection.refusal
+            if refusal is not None and refusal.is_final:
                 key = (dialing.expected.role, dialing.expected.id)
                 if self._dials.get(key) is dialing:
                     del self._dials[key]
                 return
             await asyncio.sleep(pause_seconds)
 
-    def _report_lost(self, peer: Identity, reason: str) -> None:
+    def _report_lost(self, peer: Identity, reason: str, refusal: Refusal | None) -> None:
         line = self.lines.get(peer)
+        is_final = refusal is not None and refusal.is_final
         # A refusal is worth telling even after a reset that came instead of it: it is the last word.
-        if line is not None and (line.lost is None or (_is_final(reason) and "refused: " not in line.lost)):
-            line.lost = reason
+        if line is not None and (line.lost is None or (is_final and not line.refused)):
+            line.lost, line.refused = reason, refusal is not None
             self.on_lost(peer, reason)
-        if self.on_fenced is not None and _is_final(reason):
-            self.on_fenced(peer, reason)
+        if self.on_fenced is not None and refusal is not None and is_final:
+            self.on_fenced(peer, refusal, reason)
 
     def _report_later(self, peer: Identity, reason: str) -> None:
         """For a line that is about to be dropped."""
         line = self.lines[peer]
-        if line.opened and line.lost is None:
+        if not line.link.is_new and line.lost is None:
             asyncio.get_running_loop().call_soon(self.on_lost, peer, reason)
 
     # --- Lines and fences ---
@@ -284,8 +300,8 @@ class Endpoint:
 
     def admit(self, peer: Identity, peer_received: int) -> int:
         """May this peer, which has proved itself, go on from there? Then: how many of its frames have arrived."""
-        if reason := self._fence_reason(peer):
-            raise ProtocolError(reason)
+        if fence := self._find_fence(peer):
+            raise fence.error()
         line = self.lines.get(peer)
         if line is None:
             if len(self.lines) + len(self._fences) >= PEERS_MAX:
@@ -297,18 +313,19 @@ class Endpoint:
 
     def attach(self, connection: Connection, peer: Identity, peer_received: int) -> None:
         """A handshake is complete: the line of this peer goes on over this connection."""
-        if reason := self._fence_reason(peer):
-            raise ProtocolError(reason)
+        if fence := self._find_fence(peer):
+            raise fence.error()
         dialing = self._dials.get((peer.role, peer.id))
         if dialing is not None and not connection.accepted:
             dialing.expected = peer
         self._forget_older(peer)
         line = self._line(peer)
+        is_new = line.link.is_new
         unread = line.link.resume(peer_received)
         previous, line.connection = line.connection, connection
         if previous is not None:
             previous.abort()
-        is_new, line.opened, line.lost = not line.opened, True, None
+        line.lost, line.refused = None, False
         connection.start(line.link)
         for stamp, message in unread:
             connection.write(message, stamp)
@@ -317,40 +334,43 @@ class Endpoint:
         elif self.on_resumed is not None:
             self.on_resumed(peer)
 
-    def detach(self, connection: Connection, peer: Identity, reason: str) -> None:
+    def detach(self, connection: Connection, peer: Identity) -> None:
         """That connection is gone; the line stays, to be resumed."""
         line = self.lines.get(peer)
         if line is not None and line.connection is connection:
             line.connection = None
-            self._report_lost(peer, reason)
+            line.link.lose_connection()
+            self._report_lost(peer, connection.reason, connection.refusal)
 
-    def _fence_reason(self, peer: Identity) -> str | None:
-        incarnation, reason = self._fences.get((peer.role, peer.id), (-1, ""))
-        if peer.incarnation > incarnation:
+    def _find_fence(self, peer: Identity) -> Fence | None:
+        """Why this incarnation is over, if it is."""
+        fence = self._fences.get((peer.role, peer.id))
+        if fence is None or peer.incarnation > fence.incarnation:
             return None
-        if peer.incarnation == incarnation:
-            return reason
-        return f"{peer} with incarnation {peer.incarnation} was {REPLACED}"
+        return fence if peer.incarnation == fence.incarnation else fence_replaced(peer)
 
-    def _fence(self, peer: Identity, reason: str) -> None:
-        if self._fence_reason(peer) is None:
-            self._fences[peer.role, peer.id] = (peer.incarnation, reason)
+    def _put_fence(self, peer: Identity, fence: Fence) -> None:
+        if self._find_fence(peer) is None:
+            self._fences[peer.role, peer.id] = fence
 
     def _forget_older(self, peer: Identity) -> None:
         """A newer incarnation is here or expected: those before it are over."""
         for other in list(self.lines):
             if (other.role, other.id) == (peer.role, peer.id) and other.incarnation < peer.incarnation:
-                reason = f"{other} with incarnation {other.incarnation} was {REPLACED}"
-                self._report_later(other, reason)
-                self._drop(other, told=reason)
+                fence = fence_replaced(other)
+                self._report_later(other, fence.reason)
+                self._drop(other, fence)
         if peer.incarnation:
             older = dataclasses.replace(peer, incarnation=peer.incarnation - 1)
-            self._fence(older, f"{older} with incarnation {older.incarnation} was {REPLACED}")
+            self._put_fence(older, fence_replaced(older))
 
-    def _drop(self, peer: Identity, *, told: str) -> None:
+    def _drop(self, peer: Identity, fence: Fence) -> None:
+        """This line is over, and its peer is told so."""
         line = self.lines.pop(peer, None)
-        if line is not None and line.connection is not None:
-            line.connection.fail(told, tell=True)
+        if line is not None:
+            line.link.end()
+            if line.connection is not None:
+                line.connection.fail(fence.reason, tell=fence.refusal)
         dialing = self._dials.get((peer.role, peer.id))
         if dialing is not None and dialing.expected == peer:
             del self._dials[peer.role, peer.id]
@@ -369,6 +389,7 @@ class Connection(asyncio.BufferedProtocol):
         self._reader = FrameReader(limits=LIMITS_STRANGER)
         self._transport: Any = None
         self.reason = "the connection was closed by the other side"
+        self.refusal: Refusal | None = None  # the other side said that it does not want us
         nonce = secrets.token_bytes(32)
         self._handshake: Acceptor | Initiator
         # Says whom the numbers in a Hello are about: a coordinator may have been restarted since.
@@ -425,6 +446,7 @@ class Connection(asyncio.BufferedProtocol):
                     return
                 # A stranger has nothing to refuse, and its words do not belong in our log.
                 if isinstance(frame.message, Refused) and not (self.accepted and self._link is None):
+                    self.refusal = frame.message.kind
                     self.fail(f"refused: {frame.message.reason}")
                     return
                 if self._link is None:
@@ -437,7 +459,7 @@ class Connection(asyncio.BufferedProtocol):
             if self._link is not None and self._link.acknowledgement_due:
                 self.write(Ack(), self._link.acknowledgement())
         except ProtocolError as error:
-            self.fail(error.message, tell=True)
+            self.fail(error.message, tell=error.refusal)
 
     def pause_writing(self) -> None:
         if self._is_throttled():
@@ -463,10 +485,11 @@ class Connection(asyncio.BufferedProtocol):
         if error is not None:
             self.reason = f"{self.reason} ({error})" if str(error) else self.reason
         if not self.opened.done():
-            self.opened.set_exception(ConnectionLost(f"cannot open a link: {self.reason}"))
+            lost = ConnectionLost(f"cannot open a link: {self.reason}", refusal=self.refusal)
+            self.opened.set_exception(lost)
             self.opened.exception()  # if nobody waits for it, that is no mistake
         if self._link is not None:
-            self._endpoint.detach(self, self._link.peer, self.reason)
+            self._endpoint.detach(self, self._link.peer)
         else:
             log.info("a connection ended before its handshake: %s", self.reason)
 
@@ -503,14 +526,15 @@ class Connection(asyncio.BufferedProtocol):
         if self._transport is not None:
             self.abort()
 
-    def fail(self, reason: str, tell: bool = False) -> None:
-        """Ends this connection for `reason`. A stranger is not told anything but the reason."""
+    def fail(self, reason: str, tell: Refusal | None = None) -> None:
+        """Ends this connection for `reason`, and tells the other side what that means for it, if `tell` says so. A
+        stranger is not told anything but the reason."""
         self.reason = reason
         if self._transport is None or self._is_closing():
             return
-        if tell:
+        if tell is not None:
             stamp = self._link.acknowledgement() if self._link is not None else FrameStamp()
-            self.write(Refused(reason=reason[:4000]), stamp)
+            self.write(Refused(reason=reason[:4000], kind=tell), stamp)
             self._finish()
         else:
             self._transport.close()
@@ -562,11 +586,6 @@ class Connection(asyncio.BufferedProtocol):
 def _log_failure(task: asyncio.Task[None]) -> None:
     if not task.cancelled() and (error := task.exception()) is not None:
         log.error("dialing ended by mistake", exc_info=error)
-
-
-def _is_final(reason: str) -> bool:
-    """Was this incarnation told that it need not come again?"""
-    return "refused: " in reason and (REPLACED in reason or FOR_GOOD in reason)
 
 
 def parse_address(address: str) -> tuple[str, str, int]:

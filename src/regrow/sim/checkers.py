@@ -22,7 +22,7 @@ import numpy as np
 
 from regrow.core.coding import coefficient, product
 from regrow.core.effects import Delivered
-from regrow.core.link import Identity
+from regrow.core.identity import Identity
 from regrow.core.messages import (
     Durable,
     Flush,
@@ -75,7 +75,7 @@ class Checker:
         self.world = world
         self.job = world.job
         self.sync = world.job.mode == "sync"
-        self.coded = world.job.protected and world.job.flush.commit != "none"
+        self.coded = world.job.protection.has_parities and world.job.protection.flush.commit != "none"
         self.reported: dict[tuple[int, int], int] = {}  # (server, mark) -> the most that was reported durable
         self.acked: dict[tuple[int, int, Identity], int] = {}  # (source, group, holder) -> flush acknowledged
         self.haves: dict[tuple[Identity, int], tuple[int, tuple[int, ...]]] = {}
@@ -161,12 +161,12 @@ class Checker:
             slots = restored.slots[start : start + count].tolist()
             start += count
             k = self.job.tables[table].k
-            floats = machines.record_floats(node.machine, table)
+            floats = machines.record_floats(node.server, table)
             for slot in slots:
                 record = restored.relatives[offset : offset + floats]
                 offset += floats
                 group = int(self.world.groups.of_member[table][slot % k])
-                marks = node.machine.holder.held[target.id, group].marks
+                marks = node.server.holder.held[target.id, group].marks
                 records, _, is_open = self.piece(target.id, group, table, marks)
                 expected = records[slot // k]
                 if record.view(np.uint8).tobytes() == expected.tobytes():
@@ -208,7 +208,7 @@ class Checker:
         self.world.probes.hit("flush" if flush.slots.size else "flush without rows")
 
     def _on_snap(self, node: Node, target: Identity, snap: Snap) -> None:
-        if any(node.machine.store.pending_rows(g) for g in range(len(self.world.groups))):
+        if any(node.server.store.pending_rows(g) for g in range(len(self.world.groups))):
             self.world.probes.hit("snap while pending")
 
     def _on_push(self, node: Node, target: Identity, push: Push) -> None:
@@ -232,7 +232,7 @@ class Checker:
         if (
             self.sync
             and isinstance(reply, Rows)
-            and reply.request in (marks[0] for marks in machines.applied(node.machine))
+            and reply.request in (marks[0] for marks in machines.applied(node.server))
         ):
             self.world.probes.hit("undo")  # workers number their pulls by step
         if not self.coded or not reply.durable:
@@ -269,15 +269,15 @@ class Checker:
         if not isinstance(event, Delivered) or node.identity.role != "server" or not self.coded:
             return
         machine, message = node.machine, event.message
-        if event.source.role == "server" and machine.view is not None:
-            known = machine.view.servers[event.source.id].incarnation
+        if event.source.role == "server" and node.server is not None:
+            known = node.server.view.servers[event.source.id].incarnation
             if event.source.incarnation < known:
-                self._before = machines.fingerprint(machine)
+                self._before = machines.fingerprint(node.server)
             elif isinstance(message, Flush | Tail | StreamEnd | FlushCommit):
                 source = message.source if isinstance(message, Tail) else event.source.id
                 held = machines.held(machine, source, message.group)
                 self._before = (held.number, held.ended) if held is not None else None
-                if isinstance(message, Flush) and machines.is_decoding(machine):
+                if isinstance(message, Flush) and machines.is_decoding(node.server):
                     self.world.probes.hit("flush during decode")
 
     def after(self, node: Node, event: Any, effects: Any) -> None:
@@ -288,7 +288,7 @@ class Checker:
         if self._before is None:
             return
         if not isinstance(message, Flush | Tail | StreamEnd | FlushCommit) or not isinstance(self._before[0], int):
-            if machines.fingerprint(machine) != self._before:
+            if machines.fingerprint(node.server) != self._before:
                 kind = type(message).__name__
                 self.fail("I4", f"{kind} of the old {short(event.source)} changes {short(node.identity)}")
             return
@@ -305,7 +305,7 @@ class Checker:
 
     def check_parity(self, node: Node, source: int, group: int, *, final: bool = False) -> None:
         """I1b: the stripes of a group of a source, at one of its holders."""
-        world, machine = self.world, node.machine
+        world, server = self.world, node.server
         for table, spec in enumerate(self.job.tables):
             if world.groups.member(table, group) is None:
                 continue
@@ -315,19 +315,19 @@ class Checker:
             for member in range(spec.k):
                 other = world.groups.step(node.identity.id, member - spec.k - q)
                 g = int(world.groups.of_member[table][member])
-                held = machine.holder.held[other, g]
+                held = server.holder.held[other, g]
                 if not held.ended or self._is_loading(held.marks):
                     break
                 records, touched, is_open = self.piece(other, g, table, held.marks)
                 sure = sure & (~is_open | final)
-                known = machines.touched(machine, table, q, member)
+                known = machines.touched(server, table, q, member)
                 if (touched & ~known[: touched.size]).any():
                     self.fail("I5", f"{short(node.identity)} takes touched rows of S{other} for untouched")
                 part = times(coefficient(q, member, spec.r), records)
                 expected = part if expected is None else expected ^ part
             else:
                 assert expected is not None
-                found = machines.parity(machine, table, q, len(expected))
+                found = machines.parity(server, table, q, len(expected))
                 if found.tobytes() != expected.tobytes() and (found != expected)[sure].any():
                     self._explain(node, source, group, table, found, expected)
 
@@ -345,7 +345,7 @@ class Checker:
             slot = block * self.job.tables[table].k + member
             row = self.world.reference.places.row_at.get((source, table, slot))
             rows.append(f"row {row} of S{source} (block {block})")
-        held = node.machine.holder.held[source, group]
+        held = node.server.holder.held[source, group]
         self.fail(
             "I1",
             f"the parity at {short(node.identity)} of table {table}, group {group} is wrong after flush {held.number} "
@@ -377,9 +377,9 @@ class Checker:
             return
         final = world.reference.marks_final
         for key, (server, slot) in world.reference.places.of_row.items():
-            machine = self._server(server)
-            record = np.empty(machine.store.record_floats(key[0]), np.float32)
-            machine.store.read_records(key[0], slot, 1, record)
+            holder = self._server(server)
+            record = np.empty(holder.store.record_floats(key[0]), np.float32)
+            holder.store.read_records(key[0], slot, 1, record)
             if problem := world.reference.record_problem(key, record, final):
                 self.fail("I3", f"in the end row {key[1]} of table {key[0]} on S{server} {problem}")
         if not self.coded:
@@ -387,7 +387,7 @@ class Checker:
         for server in range(self.job.servers):
             node = world.node("server", server)
             assert node is not None
-            for (source, group), held in node.machine.holder.held.items():
+            for (source, group), held in node.server.holder.held.items():
                 if not held.ended or held.marks != final:
                     self.fail("I8", f"S{server} ends with {held.marks} of group {group} of S{source}")
                 number = self._server(source).flusher.groups[group].number
@@ -403,4 +403,4 @@ class Checker:
     def _server(self, server: int) -> Any:
         node = self.world.node("server", server)
         assert node is not None
-        return node.machine
+        return node.server

@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from regrow.core.cut import CutNow, ManifestWritten, Save, Saved, WriteManifest
+from regrow.core.cut import Save, Saved
+from regrow.core.cuts import CutNow, ManifestWritten, WriteManifest
 from regrow.core.effects import Notice
-from regrow.core.link import Identity
-from regrow.core.server import LoadedAll, LoadedRows
+from regrow.core.identity import Identity
+from regrow.core.wayback import Load, LoadedAll, LoadedRows
 from regrow.sim import machines
 from regrow.sim.net import COORDINATOR, short
 from regrow.sim.nodes import Node, Violation
@@ -56,40 +57,41 @@ class Piece:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Start:
-    """The checkpoint that a run starts from: its pieces, oldest first."""
+    """The checkpoint that a run starts from: its name, and its pieces, oldest first."""
 
+    cut: str
     pieces: tuple[Rows, ...]
     marks: tuple[int, ...]
 
 
 class Storage:
-    """All savers, the flusher, the loader and what they wrote, of one world."""
+    """All savers, the writer of manifests, the loader and what they wrote, of one world."""
 
     def __init__(self, world: World) -> None:
         self.world = world
         self.pieces: dict[str, Piece] = {}  # by target
         self.discarded: set[str] = set()  # names of pieces that were given up; membership only
-        self.published_calm = 0  # since nothing fails any more
+        self.written_calm = 0  # since nothing fails any more
         self._snapshots: dict[str, Snapshot] = {}
         self._parts: dict[str, Rows] = {}
         self._saving: dict[Identity, int] = {}  # the cut that each server is storing
         self._fails_after: dict[Identity, int] = {}  # bites until a server's storage fails
-        self._failed = False  # a cut was given up since the last one that was published
+        self._failed = False  # a cut was given up since the last one that was written
         self._full_wanted = False
         self._asked: Identity | None = None  # the coordinator that was asked for a cut of the end
         self._ended = False  # and made it
 
     # --- A server ---
 
-    def captured(self, identity: Identity, full: bool) -> None:
+    def note_capture(self, identity: Identity, full: bool) -> None:
         """This is the instant: notes what the rows are, before anybody captures them."""
         node = self.world.nodes[identity]
-        name = self._name(identity, machines.cut_number(node.machine))
-        marks = [tuple(each) for each in machines.applied(node.machine)]
+        name = self._name(identity, machines.cut_number(node.server))
+        marks = [tuple(each) for each in machines.applied(node.server)]
         self._snapshots[name] = Snapshot(identity.id, marks, full, self._touched_rows(node))
 
     def _touched_rows(self, node: Node) -> Rows:
-        store = node.machine.store
+        store = node.server.store
         rows: Rows = {}
         for table in range(len(self.world.job.tables)):
             bits = np.unpackbits(store.touched(table).view(np.uint8), bitorder="little")
@@ -135,7 +137,7 @@ class Storage:
             return
         if left is not None:
             self._fails_after[node.identity] = left - 1
-        store, name = node.machine.store, self._name(node.identity, number)
+        store, name = node.server.store, self._name(node.identity, number)
         if store.capture_side_bytes():
             world.probes.hit("copy on write")
         aside_first = not world.calm and world.choices.flag(0.3)
@@ -161,7 +163,7 @@ class Storage:
 
     # --- The coordinator ---
 
-    def publish(self, node: Node, publish: WriteManifest) -> None:
+    def write_manifest(self, node: Node, write: WriteManifest) -> None:
         """Writes the manifest after a while, and says so after another."""
         world = self.world
         rate = 0.0 if world.calm else world.cuts.error_rate
@@ -169,11 +171,11 @@ class Storage:
         exists = not error or world.choices.flag(0.5)
         full_wanted = bool(rate) and world.choices.flag(0.1)
 
-        def write() -> None:
+        def put() -> None:
             if not node.alive:
                 return
             if exists:
-                self._write(publish)
+                self._write(write)
             world.later(tell, of=node)
 
         def tell() -> None:
@@ -181,48 +183,48 @@ class Storage:
                 return
             self._full_wanted |= full_wanted
             text = "the storage does not answer" if error else ""
-            world.driver.hand(node, ManifestWritten(number=publish.number, error=text, full_wanted=full_wanted))
+            world.driver.hand(node, ManifestWritten(number=write.number, error=text, full_wanted=full_wanted))
 
-        world.later(write, of=node)
+        world.later(put, of=node)
 
-    def _write(self, publish: WriteManifest) -> None:
+    def _write(self, write: WriteManifest) -> None:
         world = self.world
-        if f"{publish.target}.{publish.source or 'full'}" in self.discarded:
-            raise Violation("I11", f"{publish.target} was given up, and is published all the same")
-        self.discarded.update(publish.discard)
-        if exist := [name for name in publish.discard if name.partition(".")[0] in self.pieces]:
-            raise Violation("I11", f"{publish.target} discards {exist}, which exist")
-        snapshots = [self._snapshots[name] for name in publish.chunks]
+        if f"{write.target}.{write.source or 'full'}" in self.discarded:
+            raise Violation("I11", f"{write.target} was given up, and is published all the same")
+        self.discarded.update(write.discard)
+        if exist := [name for name in write.discard if name.partition(".")[0] in self.pieces]:
+            raise Violation("I11", f"{write.target} discards {exist}, which exist")
+        snapshots = [self._snapshots[name] for name in write.chunks]
         if [snapshot.server for snapshot in snapshots] != list(range(world.job.servers)):
-            raise Violation("I11", f"{publish.target} has chunks of {[each.server for each in snapshots]}")
-        for snapshot, name in zip(snapshots, publish.chunks, strict=True):
-            if any(marks != publish.marks for marks in snapshot.marks):
-                raise Violation("I11", f"{publish.target} is at {publish.marks}, but {name} at {snapshot.marks}")
+            raise Violation("I11", f"{write.target} has chunks of {[each.server for each in snapshots]}")
+        for snapshot, name in zip(snapshots, write.chunks, strict=True):
+            if any(marks != write.marks for marks in snapshot.marks):
+                raise Violation("I11", f"{write.target} is at {write.marks}, but {name} at {snapshot.marks}")
         state: Rows = {}
-        if publish.source is not None:
-            if publish.source not in self.pieces:
-                raise Violation("I11", f"{publish.target} starts from {publish.source}, which does not exist")
-            state = dict(self.pieces[publish.source].state)
+        if write.source is not None:
+            if write.source not in self.pieces:
+                raise Violation("I11", f"{write.target} starts from {write.source}, which does not exist")
+            state = dict(self.pieces[write.source].state)
         rows: Rows = {}
-        for name in publish.chunks:
+        for name in write.chunks:
             rows |= self._parts[name]
         state |= rows
-        self._check_state(publish, state, snapshots)
-        self.pieces[publish.target] = Piece(publish.target, publish.source, publish.marks, rows, state)
-        self._count(publish)
+        self._check_state(write, state, snapshots)
+        self.pieces[write.target] = Piece(write.target, write.source, write.marks, rows, state)
+        self._count(write)
 
-    def _count(self, publish: WriteManifest) -> None:
+    def _count(self, write: WriteManifest) -> None:
         world = self.world
-        world.probes.hit("full cut" if publish.source is None else "delta cut")
-        if publish.source is None and self._full_wanted:
+        world.probes.hit("full cut" if write.source is None else "delta cut")
+        if write.source is None and self._full_wanted:
             world.probes.hit("full because it was wanted")
             self._full_wanted = False
         self._failed = False
         if world.calm:
-            self.published_calm += 1
-        world.log(f"{publish.target} from {publish.source} is written, marks {publish.marks}")
+            self.written_calm += 1
+        world.log(f"{write.target} from {write.source} is written, marks {write.marks}")
 
-    def _check_state(self, publish: WriteManifest, state: Rows, snapshots: list[Snapshot]) -> None:
+    def _check_state(self, write: WriteManifest, state: Rows, snapshots: list[Snapshot]) -> None:
         """I11: what is restored is what the servers had, and what the pushes make of the first rows."""
         reference = self.world.reference
         there: Rows = {}
@@ -231,15 +233,15 @@ class Storage:
         for key, initial in reference.initial.items():
             first = initial.tobytes()
             found, had = state.get(key, first), there.get(key, first)
-            expected = reference.record(key, publish.marks).tobytes()
+            expected = reference.record(key, write.marks).tobytes()
             # A row that no push has reached yet may have its assigned weights, or not yet.
-            allowed = (first, expected) if reference.is_open(key, publish.marks) else (expected,)
+            allowed = (first, expected) if reference.is_open(key, write.marks) else (expected,)
             if found not in allowed:
-                self._fail(publish.target, key, found, expected, f"restored at {publish.marks}")
+                self._fail(write.target, key, found, expected, f"restored at {write.marks}")
             if had not in allowed:
-                self._fail(publish.target, key, had, expected, f"at its server, at {publish.marks}")
+                self._fail(write.target, key, had, expected, f"at its server, at {write.marks}")
             if found != had and len(allowed) == 1:
-                self._fail(publish.target, key, found, had, "restored")
+                self._fail(write.target, key, found, had, "restored")
 
     def _fail(self, name: str, key: Key, found: bytes, wanted: bytes | None, how: str) -> None:
         told = [
@@ -290,7 +292,7 @@ class Storage:
         if cuts.still:
             return "" if self._ended else "no checkpoint of the end"
         by_time = self.world.job.mode == "async" and cuts.plan.every_seconds is not None
-        return "no checkpoint while all is well" if by_time and not self.published_calm and self.world.calm else ""
+        return "no checkpoint while all is well" if by_time and not self.written_calm and self.world.calm else ""
 
     def check_end(self) -> None:
         """The last checkpoint is one of the end."""
@@ -306,18 +308,18 @@ class Storage:
         while at is not None:
             pieces.insert(0, self.pieces[at].rows)
             at = self.pieces[at].source
-        return Start(tuple(pieces), self.pieces[target].marks)
+        return Start(target, tuple(pieces), self.pieces[target].marks)
 
-    def load(self, node: Node) -> None:
+    def load(self, node: Node, load: Load) -> None:
         """Rows come a few at a time, oldest piece first, each piece written over what was there."""
         start = self.world.start
-        assert start is not None
+        assert start is not None and load.cut == start.cut
         of_row, server = self.world.reference.places.of_row, node.identity.id
         bites: list[LoadedRows | LoadedAll] = []
         for rows in start.pieces:
             mine = sorted(key for key in rows if of_row[key][0] == server)
             for first in range(0, len(mine), 3):
-                bites.append(self._loaded({key: rows[key] for key in mine[first : first + 3]}))
+                bites.append(self._make_rows({key: rows[key] for key in mine[first : first + 3]}))
         bites.append(LoadedAll(marks=start.marks))
 
         def bite(number: int) -> None:
@@ -328,7 +330,7 @@ class Storage:
 
         self.world.later(lambda: bite(0), of=node)
 
-    def _loaded(self, rows: Rows) -> LoadedRows:
+    def _make_rows(self, rows: Rows) -> LoadedRows:
         found = []
         for table, spec in enumerate(self.world.job.tables):
             mine = {row: np.frombuffer(record, np.float32) for (of, row), record in rows.items() if of == table}

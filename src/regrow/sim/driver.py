@@ -5,11 +5,13 @@ from __future__ import annotations
 import traceback
 from typing import TYPE_CHECKING, Any
 
-from regrow.core.cut import Save, Unsave, WriteManifest
+from regrow.core.cut import Save, Unsave
+from regrow.core.cuts import WriteManifest
 from regrow.core.effects import Delivered, Dial, Forget, Log, Notice, Refuse, Replace, Send, Stop
-from regrow.core.link import Identity
-from regrow.core.server import Load
+from regrow.core.identity import Identity
 from regrow.core.session import Connect, PushReceived
+from regrow.core.states import ForbiddenMove
+from regrow.core.wayback import Load
 from regrow.sim.net import COORDINATOR, short
 from regrow.sim.nodes import Node, Violation
 
@@ -30,9 +32,11 @@ class Driver:
         self.world.checker.before(node, event)
         try:
             effects = node.machine.receive(event)
+        except ForbiddenMove as error:
+            raise Violation("moves", f"{short(identity)} at {_describe(event)}: {error}") from error
         except Exception as error:
             where = "".join(traceback.format_exception(error)[-3:])
-            raise Violation("core", f"{short(identity)} raised at {_told(event)}: {where}") from error
+            raise Violation("core", f"{short(identity)} raised at {_describe(event)}: {where}") from error
         self.world.checker.after(node, event, effects)
         dies = node.crash_after
         if dies is not None and len(effects) <= dies:
@@ -55,7 +59,7 @@ class Driver:
             self.world.network.dial(identity, effect.peer)
         elif isinstance(effect, Connect):
             for member in effect.view.servers:
-                self.world.network.dial(identity, Identity(role="server", id=member.id, incarnation=member.incarnation))
+                self.world.network.dial(identity, member.identity)
         elif isinstance(effect, Forget):
             self._forget(node, effect.peer)
         elif isinstance(effect, Refuse):
@@ -92,9 +96,9 @@ class Driver:
         elif isinstance(effect, Unsave):
             storage.unsave(node, effect.number)
         elif isinstance(effect, WriteManifest):
-            storage.publish(node, effect)
+            storage.write_manifest(node, effect)
         elif isinstance(effect, Load):
-            storage.load(node)
+            storage.load(node, effect)
         else:
             storage.notice(node, effect)
 
@@ -120,7 +124,7 @@ class Driver:
             self.world.launcher.end(node, "is refused and ends")
 
 
-def _told(event: Any) -> str:
+def _describe(event: Any) -> str:
     if isinstance(event, Delivered):
         return f"{type(event.message).__name__} of {short(event.source)}"
     return type(event).__name__

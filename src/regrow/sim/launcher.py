@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from regrow.core.effects import Died
-from regrow.core.link import Identity
+from regrow.core.identity import Identity
 from regrow.sim import machines
 from regrow.sim.net import COORDINATOR, short
 from regrow.sim.nodes import Node
@@ -30,8 +30,9 @@ class Launcher:
             program = Program(index, self.world.scenario, self.world.reference, start=start)
             node = Node(identity, program.session, program)
         elif role == "server":
-            captured = self.world.storage.captured if cuts is not None else None
-            server = machines.make_server(identity, captured=captured, loads=self.world.start is not None)
+            on_capture = self.world.storage.note_capture if cuts is not None else None
+            begins_with = self.world.start.cut if self.world.start is not None else None
+            server = machines.make_server(identity, on_capture=on_capture, start=begins_with)
             node = Node(identity, server)
         else:
             plan = cuts.plan if cuts is not None else None

@@ -8,15 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from regrow.core import cut, decode, flusher
+from regrow.core import cuts, decode, flusher
 from regrow.core.coordinator import Coordinator
-from regrow.core.cut import CutPlan
+from regrow.core.cuts import CutPlan
+from regrow.core.door import ServerDoor
 from regrow.core.effects import Send
+from regrow.core.identity import Identity
 from regrow.core.job import JobSpec
-from regrow.core.layout import Layout
-from regrow.core.link import Identity
 from regrow.core.messages import CutAt, CutBegun, Expect, Fault, FlushCommit, Pull, Push, Stream, Syndrome, Tail
-from regrow.core.server import ShardServer
 from regrow.sim.probes import Probes
 from regrow.store.memory import MemoryStore
 
@@ -30,33 +29,33 @@ PROBED = {
     FlushCommit: "staged flush",
 }
 SERVER_QUEUES = ("_early", "_ahead")
-SERVING_QUEUES = ("_queued", "_pushes", "_parked", "_held", "_staged", "_step_pulls", "_unprepared", "_loads")
+SERVING_QUEUES = ("_queued", "_pushes", "_parked", "_held", "_staged", "_step_pulls", "_unprepared", "_writes")
 
 
 def make_server(
-    identity: Identity, *, captured: Callable[[Identity, bool], None] | None = None, loads: bool = False
-) -> ShardServer:
-    """`captured` hears of every cut, at its instant; None: there are no cuts."""
+    identity: Identity, *, on_capture: Callable[[Identity, bool], None] | None = None, start: str | None = None
+) -> ServerDoor:
+    """`on_capture` hears of every cut, at its instant; None: there are no cuts. `start`: the cut a run begins with."""
 
     def build_store(job: JobSpec, server: int, recovering: bool) -> MemoryStore:
         store = MemoryStore(job, server, recovering)
-        if captured is not None:
+        if on_capture is not None:
             store.add_tenant()
             begin = store.begin_capture
 
             def begin_capture(tenant: int, full: bool) -> None:
-                captured(identity, full)
+                on_capture(identity, full)
                 begin(tenant, full)
 
             store.begin_capture = begin_capture
         return store
 
-    return ShardServer(
+    return ServerDoor(
         identity=identity,
         build_store=build_store,
         reply_bytes_max=REPLY_BYTES_MAX,
         address=f"sim:{identity.id}.{identity.incarnation}",
-        loads=loads,
+        cut=start,
     )
 
 
@@ -67,33 +66,32 @@ def make_coordinator(identity: Identity, job: JobSpec, plan: CutPlan | None = No
 
 
 @contextlib.contextmanager
-def small_batches(size: int, *, steps_ahead: int = cut.STEPS_AHEAD) -> Iterator[None]:
+def small_batches(size: int, *, steps_ahead: int = cuts.STEPS_AHEAD) -> Iterator[None]:
     """Streams and sweeps of a few bytes at a time, so that much can happen between two of them."""
-    saved = flusher.STREAM_BYTES, decode.SWEEP_BYTES, cut.STEPS_AHEAD
+    saved = flusher.STREAM_BYTES, decode.SWEEP_BYTES, cuts.STEPS_AHEAD
     flusher.STREAM_BYTES = decode.SWEEP_BYTES = size
-    cut.STEPS_AHEAD = steps_ahead
+    cuts.STEPS_AHEAD = steps_ahead
     try:
         yield
     finally:
-        flusher.STREAM_BYTES, decode.SWEEP_BYTES, cut.STEPS_AHEAD = saved
+        flusher.STREAM_BYTES, decode.SWEEP_BYTES, cuts.STEPS_AHEAD = saved
 
 
 def blocks(job: JobSpec, table: int) -> int:
     spec = job.tables[table]
-    layout = Layout(servers=job.servers, k=spec.k, r=spec.r, rings=job.rings)
-    return layout.slots_per_server(spec.rows) // spec.k
+    return job.layout(table).slots_per_server(spec.rows) // spec.k
 
 
 # --- Servers ---
 
 
-def is_recovered(server: Any) -> bool:
-    return bool(server.recovered)
+def is_recovered(door: ServerDoor) -> bool:
+    return door.recovered
 
 
-def held(server: Any, source: int, group: int) -> Any:
+def held(door: ServerDoor, source: int, group: int) -> Any:
     """How far a holder has come with a group of a source, or None."""
-    return server.holder.held.get((source, group)) if server.view is not None else None
+    return door.server.holder.held.get((source, group)) if door.server is not None else None
 
 
 def applied(server: Any) -> list[list[int]]:
@@ -104,12 +102,12 @@ def applied(server: Any) -> list[list[int]]:
 
 def cut_number(server: Any) -> int:
     """Of the cut that a server was told of last."""
-    return int(server.serving.cut.number)
+    return int(server.cut.number)
 
 
 def holds_pushes(server: Any) -> bool:
     """Whether a cut keeps pushes from being applied."""
-    return server.view is not None and bool(server.serving._held)
+    return bool(getattr(server.serving, "_held", ()))
 
 
 def is_decoding(server: Any) -> bool:
@@ -146,43 +144,41 @@ def fingerprint(server: Any) -> tuple[Any, ...]:
     return holder, source, stores, missing, [list(marks) for marks in server.flusher.applied]
 
 
-def unsettled_reason(server: Any) -> str:
+def unsettled_reason(door: ServerDoor) -> str:
     """Why a server is not at rest."""
-    if server.view is None:
+    server: Any = door.server
+    if server is None:
         return "has no view"
     if not server.recovered:
         ended = sum(state.ended for state in server.holder.held.values())
-        active = server.rebuild is not None and server.rebuild.active
         missing = server.store.missing_rows()
-        return f"is recovering: active {active}, {missing} rows missing, {ended} of {len(server.holder.held)} streams"
-    if server.rebuild is not None:
-        return "is filling in"
-    if server.serving.loading:
-        return "loads its rows"
+        return f"is recovering: {server.ways}, {missing} rows missing, {ended} of {len(server.holder.held)} streams"
+    if not server.ways.is_whole:
+        return f"is not whole: {server.ways}"
     if any(member.recovering for member in server.view.servers):
         return "knows of a recovery"
-    if not server.flusher.protected:
-        return ""
-    for index, group in enumerate(server.flusher.groups):
+    for index, group in enumerate(server.flusher.coded):
         if group.streams:
             return f"streams group {index}"
         if tuple(server.flusher.applied[index]) != group.flushed or server.store.pending_rows(index):
             return f"has not flushed group {index}"
         if group.acked and min(group.acked.values()) < group.number:
             return f"waits for acknowledgements of group {index}: {group.acked} of {group.number}"
-    for owner, names in ((server, SERVER_QUEUES), (server.serving, SERVING_QUEUES)):
+    for owner, names in ((door, SERVER_QUEUES), (server.serving, SERVING_QUEUES)):
         for name in names:
-            if getattr(owner, name):
+            if getattr(owner, name, None):
                 return f"holds {name}"
     return "decodes" if server.holder.decoder.sweeping or server.holder._early else ""
 
 
-def unbounded_reason(server: Any, tail_max: int) -> str:
+def unbounded_reason(door: ServerDoor, tail_max: int) -> str:
     """A queue that is longer than it may be."""
-    if server.view is None:
+    server: Any = door.server
+    if server is None:
         return ""
-    if len(server.serving._staged) > 2:
-        return f"has staged the steps {sorted(server.serving._staged)}"
+    staged = getattr(server.serving, "_staged", ())
+    if len(staged) > 2:
+        return f"has staged the steps {sorted(staged)}"
     for (source, group), state in server.holder.held.items():
         if len(state.tail) > tail_max:
             return f"keeps {len(state.tail)} flushes of group {group} of S{source}"
@@ -192,16 +188,16 @@ def unbounded_reason(server: Any, tail_max: int) -> str:
     return ""
 
 
-def probe(probes: Probes, server: Any, event: Any, effects: list[Any]) -> None:
+def probe(probes: Probes, door: Any, event: Any, effects: list[Any]) -> None:
     """Counts the rare paths that messages show."""
-    message = event.message
+    message, server = event.message, door.server
     if name := PROBED.get(type(message)):
         probes.hit(name)
-    if server._early or server._ahead or (server.view is not None and server.holder._early):
+    if door._early or door._ahead or (server is not None and server.holder._early):
         probes.hit("late view")
     if isinstance(message, CutAt) and any(_is_late(effect) for effect in effects):
         probes.hit("cut late")
-    if not isinstance(message, Push | Pull) or server.view is None:
+    if not isinstance(message, Push | Pull) or server is None:
         return
     if isinstance(message, Push) and holds_pushes(server):
         probes.hit("push held")
@@ -229,7 +225,7 @@ def recovering(coordinator: Any) -> set[int]:
     """Servers that the coordinator does not count on."""
     if coordinator.view is None:
         return set(coordinator.dead)
-    return {*coordinator.dead, *(member.id for member in coordinator._members.values() if member.recovering)}
+    return {server for server, place in enumerate(coordinator.places) if place.is_down}
 
 
 def unsettled_view_reason(coordinator: Any) -> str:

@@ -13,7 +13,8 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from regrow.core.framing import Stamp
-from regrow.core.link import Identity, Link
+from regrow.core.identity import Identity
+from regrow.core.link import Link
 from regrow.core.messages import Message
 
 COORDINATOR = "coordinator"
@@ -123,6 +124,13 @@ class Network:
             back.items.append(Item(self.order, "ack", link.acknowledgement()))
         return taken
 
+    def _close(self, local: Identity, peer: Identity) -> None:
+        """For `local` the connection to `peer` is gone."""
+        if (local, peer) in self.open:
+            self.open.discard((local, peer))
+            if (link := self.links.get((local, peer))) is not None:
+                link.lose_connection()
+
     def reset(self, one: Identity, other: Identity, keep: int) -> None:
         """A connection breaks: `keep` items of each wire still arrive, the rest is lost."""
         for source, target in ((one, other), (other, one)):
@@ -130,22 +138,23 @@ class Network:
             while len(wire.items) > keep:
                 wire.items.pop()
             wire.items.append(Item(self.order, "lost", reason="the connection was reset"))
-            self.open.discard((source, target))
+            self._close(source, target)
 
     def lost(self, wire: Wire) -> bool:
         """The end of a wire was reached; True when the other direction has ended too: both may connect again."""
         del self.wires[wire.source, wire.target]
-        self.open.discard((wire.target, wire.source))
+        self._close(wire.target, wire.source)
         return (wire.target, wire.source) not in self.wires
 
     def forget(self, who: Identity, whom: Identity) -> list[Message]:
         """Never again. Returns what was still on its way from `whom`."""
         self.forgotten.add((who, whom))
         self.dials.pop((who, whom), None)
-        self.links.pop((who, whom), None)
         self.open.discard((who, whom))
+        if (link := self.links.pop((who, whom), None)) is not None:
+            link.end()
         late = self.wires.pop((whom, who), None)
-        self.open.discard((whom, who))
+        self._close(whom, who)
         if (who, whom) in self.wires:
             self.wires[who, whom].items.append(Item(self.order, "lost", reason="closed by the other end"))
         items = late.items if late is not None else ()
@@ -167,7 +176,9 @@ class Network:
                 told.append(target)
         self.links = {ends: link for ends, link in self.links.items() if ends[0] != node}
         self.dials = {pair: due for pair, due in self.dials.items() if pair[0] != node}
-        self.open = {ends for ends in self.open if node not in ends}
+        for local, peer in [ends for ends in self.open if ends[1] == node]:
+            self._close(local, peer)
+        self.open = {ends for ends in self.open if ends[0] != node}
         return told
 
     def kept_bytes_max(self) -> int:

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from regrow.core.link import Identity
+from regrow.core.identity import Identity
 from regrow.sim.workers import Program
 
 
@@ -28,6 +28,11 @@ class Node:
     alive: bool = True
     paused: bool = False
     crash_after: int | None = None  # dies after so many effects of an event that has more
+
+    @property
+    def server(self) -> Any:
+        """What is behind the door of a server that has a view, else None."""
+        return self.machine.server
 
 
 @dataclasses.dataclass(slots=True)

@@ -15,15 +15,16 @@ from typing import Any
 import numpy as np
 
 from regrow.core.coordinator import Coordinator
-from regrow.core.cut import Cuts, CutSide, Unsave
+from regrow.core.cut import CutSide, Unsave
+from regrow.core.cuts import Cuts
 from regrow.core.decode import Decoder, Sweep
+from regrow.core.door import ServerDoor
 from regrow.core.effects import Delivered, Send
 from regrow.core.flusher import Flusher
 from regrow.core.holder import Holder
 from regrow.core.link import Link
 from regrow.core.messages import Flush, Opened, Push
 from regrow.core.rebuild import Rebuild
-from regrow.core.server import ShardServer
 from regrow.core.serving import Serving
 from regrow.core.session import Session
 
@@ -386,7 +387,7 @@ SYNC = ("sync", "sync-r2")
 
 BUGS: dict[str, Bug] = {
     "epoch-fencing": Bug(
-        "messages sent in an older view are thrown away", ShardServer, "receive", _epoch_fencing, ASYNC
+        "messages sent in an older view are thrown away", ServerDoor, "receive", _epoch_fencing, ASYNC
     ),
     "stream-without-marks": Bug(
         "a rebuilt parity holder has no watermarks", Holder, "on_stream_end", _stream_end_without_marks, ASYNC
@@ -401,7 +402,7 @@ BUGS: dict[str, Bug] = {
     ),
     "flush-before-snapshot": Bug(
         "pending rows are flushed before a snapshot is answered",
-        ShardServer,
+        ServerDoor,
         "_on_snap_ask",
         _flush_before_snapshot,
         ASYNC,
@@ -476,7 +477,7 @@ BUGS: dict[str, Bug] = {
     ),
     "replacement-clean": Bug(
         "rows that came back to a replacement do not count as changed",
-        ShardServer,
+        ServerDoor,
         "_check_recovered",
         _replacement_clean,
         CUTTING,

@@ -11,8 +11,9 @@ import dataclasses
 
 import msgspec
 
-from regrow.core.cut import CutPlan
-from regrow.core.job import Commit, FlushSpec, JobSpec, Mode, OptimizerKind, OptimizerSpec, TableSpec
+from regrow.core.cuts import CutPlan
+from regrow.core.job import JobSpec, Mode, OptimizerKind, OptimizerSpec, TableSpec
+from regrow.core.protection import Coded, Commit, FlushSpec, Protection, Unprotected
 from regrow.sim.choices import Choices
 
 UNITS_PER_COLUMN = 11  # two bits for each push in the 23 bits that a float32 adds exactly, one above
@@ -31,6 +32,7 @@ class Profile:
     commit: Commit = "exactly-once"
     beyond: bool = False
     mixed_r: bool = False  # the second table may have fewer parities than the first
+    bare: bool = False  # the second table has none at all
     cuts: bool = False  # checkpoints are made
     weights: tuple[tuple[str, int], ...] = (
         ("server", 6),
@@ -46,6 +48,7 @@ class Profile:
 MIXED = ((2, 1), (3, 1), (3, 2), (4, 1), (4, 2), (4, 3))
 PAIRED = (("pair", 3), ("server", 6), ("replacement", 4), ("worker", 2), ("coordinator", 1), ("pause", 2), ("reset", 1))
 LEADERLESS = (("coordinator", 6), ("server", 6), ("replacement", 3), ("worker", 2), ("pause", 2), ("reset", 2))
+WORKING = (("worker", 8), ("coordinator", 2), ("reset", 2), ("worker zombie", 2), ("server", 1))
 CUTTING = (
     *(("server", 6), ("replacement", 3), ("worker", 2), ("coordinator", 3)),
     *(("pause", 2), ("reset", 2), ("worker zombie", 1)),
@@ -64,6 +67,8 @@ PROFILES = {
         Profile(name="cuts", r=(1, 1, 2, 0), weights=CUTTING, cuts=True),
         Profile(name="cuts-sync", mode="sync", r=(1, 1, 2), weights=CUTTING, cuts=True),
         Profile(name="cuts-2pc", commit="2pc", weights=CUTTING, cuts=True),
+        Profile(name="bare", bare=True, beyond=True, weights=WORKING),
+        Profile(name="bare-sync", mode="sync", bare=True, beyond=True, weights=WORKING),
         Profile(name="beyond", r=(1, 1, 2), beyond=True, weights=(("server", 4), ("replacement", 1), ("worker", 1))),
     )
 }
@@ -132,6 +137,8 @@ def make_scenario(profile: Profile, choices: Choices) -> Scenario:
         rows = max(1, ks[t] * ring * rings * blocks - holes * t)
         if t and profile.mixed_r and choices.flag(0.5):
             r = 1
+        if t and profile.bare:
+            r = 0
         table = TableSpec(
             name=f"t{t}", rows=rows, dim=DIMS[t], init_bound=init_bound, optimizer=optimizer, k=ks[t], r=r
         )
@@ -144,9 +151,9 @@ def make_scenario(profile: Profile, choices: Choices) -> Scenario:
         commit=profile.commit,
         sweep_bytes_per_s=(0, 2000, 1)[choices.pick(3, dull=0.3)],  # 1: not before the workers are done
     )
-    job = JobSpec(
-        tables=tuple(tables), servers=ring * rings, workers=workers, mode=profile.mode, rings=rings, flush=flush
-    )
+    most = max(table.r for table in tables)
+    protection: Protection = Coded(k=max(ks), r=most, rings=rings, flush=flush) if most else Unprotected()
+    job = JobSpec(tables=tuple(tables), servers=ring * rings, workers=workers, mode=profile.mode, protection=protection)
     assert job.invalid_reason() is None, job.invalid_reason()
     lane_count = choices.pick(4, dull=0.1)
     lanes = tuple(
@@ -194,7 +201,10 @@ def make_resumed(scenario: Scenario, choices: Choices) -> Scenario:
     """The same job on another number of servers, if its stripes fit."""
     least = max(table.k + table.r for table in scenario.job.tables)
     servers = least + choices.pick(8 - least) if least < 8 else scenario.job.servers
-    job = msgspec.structs.replace(scenario.job, servers=max(3, servers), rings=1)
+    protection = scenario.job.protection
+    if protection.rings > 1:
+        protection = msgspec.structs.replace(protection, rings=1)
+    job = msgspec.structs.replace(scenario.job, servers=max(3, servers), protection=protection)
     assert job.invalid_reason() is None, job.invalid_reason()
     lanes = tuple(lane for lane in scenario.lanes if lane[1] < job.servers)
     return dataclasses.replace(scenario, job=job, lanes=lanes)

@@ -18,7 +18,6 @@ import numpy as np
 
 from regrow.core import twins
 from regrow.core.job import JobSpec
-from regrow.core.layout import Layout
 from regrow.sim.profiles import UNITS_PER_COLUMN
 
 Key = tuple[int, int]  # table, row
@@ -44,8 +43,7 @@ class Places:
         self.job = job
         self.of_row: dict[Key, tuple[int, int]] = {}  # (table, row) -> (server, slot)
         for t, spec in enumerate(job.tables):
-            layout = Layout(servers=job.servers, k=spec.k, r=spec.r, rings=job.rings)
-            servers, slots = layout.place(np.arange(spec.rows), table=t)
+            servers, slots = job.layout(t).place(np.arange(spec.rows), table=t)
             for row, (server, slot) in enumerate(zip(servers.tolist(), slots.tolist(), strict=True)):
                 self.of_row[t, row] = server, slot
         self.row_at = {(server, t, slot): row for (t, row), (server, slot) in self.of_row.items()}

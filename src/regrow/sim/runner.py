@@ -7,8 +7,9 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from regrow.core.cut import STEPS_AHEAD
-from regrow.core.link import Identity
+from regrow.core.cuts import STEPS_AHEAD
+from regrow.core.identity import Identity
+from regrow.core.states import ForbiddenMove
 from regrow.sim import machines
 from regrow.sim.choices import Choices, tape_from_text, tape_text
 from regrow.sim.cuts import Start
@@ -64,6 +65,8 @@ def run(
             except Violation as violation:
                 result.invariant = violation.invariant
                 result.text = str(violation)
+            except ForbiddenMove as error:  # of a link, which belongs to nobody's machine
+                result.invariant, result.text = "moves", f"moves: {error}"
             if world.network.resent:
                 probes.hit("frames resent")
             result.events += world.network.order

@@ -77,7 +77,7 @@ class Saboteur:
         return {server for server, node in nodes if node is None or not machines.is_recovered(node.machine)}
 
     def _survivable(self, *more: int) -> bool:
-        return self.world.groups.tolerates(self.down() | set(more))
+        return self.world.job.verdict(self.down() | set(more)).survivable
 
     # --- What happens ---
 
@@ -101,7 +101,7 @@ class Saboteur:
         found = []
         for server in range(world.job.servers):
             node = world.node("server", server)
-            if node is None or node.crash_after is not None or node.machine.view is None:
+            if node is None or node.crash_after is not None or node.server is None:
                 continue
             if (server not in down) != recovered:
                 continue
@@ -122,7 +122,7 @@ class Saboteur:
                 world.probes.hit("crash replacement")
             if not self._survivable(node.identity.id):
                 self.beyond = True
-                self.certain = not world.groups.tolerates(self._gone() | {node.identity.id})
+                self.certain = not world.job.verdict(self._gone() | {node.identity.id}).survivable
             if world.node(COORDINATOR) is None:
                 world.probes.hit("server and coordinator down")
             workers = [world.node("worker", w) for w in range(world.job.workers)]
@@ -196,7 +196,7 @@ class Saboteur:
     def _reset(self) -> bool:
         world = self.world
         pairs = world.network.pairs()
-        if not pairs or not world.job.protected:
+        if not pairs or not world.job.protection.replaces_servers:
             return False  # without parities a worker takes a broken link for a death
         one, other = pairs[world.choices.pick(len(pairs))]
         keep = world.choices.pick(4)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from regrow.core.effects import Delivered
-from regrow.core.link import Identity
+from regrow.core.identity import Identity
 from regrow.core.messages import (
     Fault,
     Flush,
@@ -74,14 +74,14 @@ class Story:
     def _look(self) -> None:
         """Says when the row itself has changed."""
         node = self.world.node("server", self.server) if self.world is not None else None
-        if self.world is None or node is None or node.machine.store is None:
+        if self.world is None or node is None or node.server is None:
             return
-        store = node.machine.store
+        store = node.server.store
         record = np.empty(store.record_floats(self.key[0]), np.float32)
         counts = np.zeros(len(self.world.job.tables), np.int32)
         counts[self.key[0]] = 1
         value = "absent"
-        if node.machine.rebuild is None or not store.prepare(counts, np.array([self.slot], np.uint32))[1].size:
+        if node.server.ways.is_whole or not store.prepare(counts, np.array([self.slot], np.uint32))[1].size:
             store.read_records(self.key[0], self.slot, 1, record)
             value = self.world.reference.told(self.key, record)
         if value != self.value:

@@ -18,7 +18,7 @@ from regrow.core.effects import (
     Tick,
 )
 from regrow.core.groups import Groups
-from regrow.core.link import Identity
+from regrow.core.identity import Identity
 from regrow.core.messages import Declare, Message
 from regrow.errors import RegrowError
 from regrow.sim import machines

@@ -9,7 +9,7 @@ import numpy as np
 from regrow import _kernels
 from regrow.core.job import JobSpec
 from regrow.core.messages import Float32Array, Int32Array, UInt32Array
-from regrow.core.server import TableRows
+from regrow.core.wayback import TableRows
 
 
 class MemoryStore:

@@ -14,7 +14,7 @@ from helpers import job, plain, server, table, told, worker
 
 from regrow.core.coordinator import Coordinator
 from regrow.core.effects import Delivered, Joined, Lost, Send
-from regrow.core.link import Identity
+from regrow.core.identity import Identity
 from regrow.core.messages import Declare, Member, Message, Open, Ready, Register, View
 
 JOB = job(servers=2)

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from helpers import plain, server
 
-from regrow.core.cut import (
-    CUT_SECONDS_MAX,
+from regrow.core.cut import CUT_SECONDS_MAX
+from regrow.core.cuts import (
     GIVEN_UP_MAX,
     STEPS_AHEAD,
     STEPS_AHEAD_MAX,

@@ -11,13 +11,7 @@ from typing import Any
 import pytest
 from helpers import COORDINATOR, plain
 
-from regrow.core.cut import (
-    HOLD_SECONDS_MAX,
-    CutSide,
-    Save,
-    Saved,
-    Unsave,
-)
+from regrow.core.cut import HOLD_SECONDS_MAX, CutSide, Save, Saved, Unsave
 from regrow.core.effects import Send
 from regrow.core.messages import CutAsk, CutAt, CutEnd
 

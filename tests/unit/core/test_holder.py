@@ -19,12 +19,13 @@ from helpers import COORDINATOR, arrays, counts_of, job, server, table
 
 from regrow.core import decode
 from regrow.core.decode import SWEEPS_UNDERWAY_MAX
+from regrow.core.door import ServerDoor
 from regrow.core.effects import Delivered, Refuse, Send, Tick
 from regrow.core.flusher import Budget
 from regrow.core.groups import Groups
 from regrow.core.holder import Holder
+from regrow.core.identity import Identity
 from regrow.core.job import FlushSpec, JobSpec
-from regrow.core.link import Identity
 from regrow.core.messages import (
     Fault,
     Flush,
@@ -43,7 +44,6 @@ from regrow.core.messages import (
     Tail,
     View,
 )
-from regrow.core.server import ShardServer
 from regrow.store.memory import MemoryStore
 
 UNLIMITED = Budget(0)
@@ -421,9 +421,9 @@ class Ring:
         self.refused: list[Refuse] = []
         self.view()
 
-    def made(self, index: int) -> ShardServer:
+    def made(self, index: int) -> ServerDoor:
         identity = server(index, self.members[index].incarnation)
-        return ShardServer(identity=identity, build_store=MemoryStore, reply_bytes_max=1 << 20)
+        return ServerDoor(identity=identity, build_store=MemoryStore, reply_bytes_max=1 << 20)
 
     def view(self) -> None:
         self.epoch += 1
@@ -458,7 +458,7 @@ class Ring:
                 self.take(machine, machine.receive(Delivered(source=source, message=message)))
             events = None if events is None else events - 1
 
-    def take(self, machine: ShardServer, effects: list[Any]) -> None:
+    def take(self, machine: ServerDoor, effects: list[Any]) -> None:
         for effect in effects:
             if isinstance(effect, Refuse):
                 self.refused.append(effect)

@@ -18,7 +18,8 @@ import pytest
 from helpers import plain, server, worker
 
 from regrow.core.framing import Stamp
-from regrow.core.link import ACK_BYTES_MAX, ACK_FRAMES_MAX, FRAME_BYTES, Acceptor, Identity, Initiator, Link
+from regrow.core.identity import Identity
+from regrow.core.link import ACK_BYTES_MAX, ACK_FRAMES_MAX, FRAME_BYTES, Acceptor, Initiator, Link
 from regrow.core.messages import PROTOCOL_VERSION, Challenge, Hello, Message, Open, Records, RecordsWritten, Welcome
 from regrow.errors import ProtocolError
 

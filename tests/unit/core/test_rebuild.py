@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 from helpers import COORDINATOR, arrays, job, plain, server, table, told, worker
 
+from regrow.core.door import ServerDoor
 from regrow.core.effects import Delivered, Refuse, Send, Tick
+from regrow.core.identity import Identity
 from regrow.core.job import FlushSpec, JobSpec
-from regrow.core.link import Identity
 from regrow.core.messages import (
     Assign,
     Fault,
@@ -41,7 +42,6 @@ from regrow.core.messages import (
     View,
     WriteRecords,
 )
-from regrow.core.server import ShardServer
 from regrow.store.memory import MemoryStore
 
 W0 = worker(0)
@@ -64,16 +64,16 @@ def initial() -> np.ndarray[Any, Any]:
 INITIAL = initial()
 
 
-def replacement(of: JobSpec | None = None) -> ShardServer:
+def replacement(of: JobSpec | None = None) -> ServerDoor:
     """S0, incarnation 1, with its view."""
     of = of or the_job()
-    machine = ShardServer(identity=server(0, 1), build_store=MemoryStore, reply_bytes_max=1 << 20)
+    machine = ServerDoor(identity=server(0, 1), build_store=MemoryStore, reply_bytes_max=1 << 20)
     members = [Member(id=s, incarnation=int(s == 0), address="", recovering=s == 0) for s in range(3)]
     machine.receive(Delivered(source=COORDINATOR, message=View(epoch=2, servers=tuple(members), job=of)))
     return machine
 
 
-def active(*touched: int, odd: int = 0, even: int = 0, of: JobSpec | None = None) -> ShardServer:
+def active(*touched: int, odd: int = 0, even: int = 0, of: JobSpec | None = None) -> ServerDoor:
     """One whose groups know where they stand, and which of its slots were ever touched."""
     machine = replacement(of)
     tell(machine, S1, have(ODD, touched, mark=odd))
@@ -81,7 +81,7 @@ def active(*touched: int, odd: int = 0, even: int = 0, of: JobSpec | None = None
     return machine
 
 
-def tell(machine: ShardServer, source: Identity, message: Message) -> list[Any]:
+def tell(machine: ServerDoor, source: Identity, message: Message) -> list[Any]:
     """What it does, without what it logs and notices."""
     effects = machine.receive(Delivered(source=source, message=message))
     return told(effect for effect in effects if isinstance(effect, Send | Refuse))
@@ -122,7 +122,7 @@ def fault(*slots: int) -> Fault:
     return Fault(**arrays(counts=[len(slots)], slots=list(slots)))
 
 
-def weights(machine: ShardServer) -> dict[int, float]:
+def weights(machine: ServerDoor) -> dict[int, float]:
     """slot -> its weight, of rows that are there and not zero."""
     store = machine.store
     assert isinstance(store, MemoryStore)
@@ -167,7 +167,7 @@ def test_what_workers_ask_waits_until_every_group_is_active_and_is_then_served_i
 
 def test_the_first_view_may_come_after_everything_else() -> None:
     """Workers and holders know of it earlier than it does."""
-    machine = ShardServer(identity=server(0, 1), build_store=MemoryStore, reply_bytes_max=1 << 20)
+    machine = ServerDoor(identity=server(0, 1), build_store=MemoryStore, reply_bytes_max=1 << 20)
     for source, message in [(W0, push(1, 1)), (S1, have(ODD, [])), (W0, pull(1)), (S2, have(EVEN, []))]:
         assert tell(machine, source, message) == []
     members = [Member(id=s, incarnation=int(s == 0), address="", recovering=s == 0) for s in range(3)]

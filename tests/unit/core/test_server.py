@@ -14,9 +14,10 @@ import numpy as np
 import pytest
 from helpers import COORDINATOR, arrays, job, plain, server, shard_server, table, told, view, worker
 
+from regrow.core.door import ServerDoor
 from regrow.core.effects import Delivered, Lost
+from regrow.core.identity import Identity
 from regrow.core.job import JobSpec
-from regrow.core.link import Identity
 from regrow.core.messages import (
     Assign,
     Message,
@@ -32,13 +33,12 @@ from regrow.core.messages import (
     Rows,
     WriteRecords,
 )
-from regrow.core.server import EARLY_OPENS_MAX, ShardServer
 from regrow.store.memory import MemoryStore
 
 W0, W1, W2 = worker(0), worker(1), worker(2)
 
 
-def tell(machine: ShardServer, source: Identity, message: Message) -> list[Any]:
+def tell(machine: ServerDoor, source: Identity, message: Message) -> list[Any]:
     return told(machine.receive(Delivered(source=source, message=message)))
 
 
@@ -68,7 +68,7 @@ def pushed(seq: int, *, durable: int, clock: int) -> Pushed:
     return Pushed(seq=seq, durable=durable, clock=clock)
 
 
-def weights(machine: ShardServer) -> list[list[float]]:
+def weights(machine: ServerDoor) -> list[list[float]]:
     """All rows of table 0, state included."""
     store = machine.store
     assert store is not None
@@ -78,7 +78,7 @@ def weights(machine: ShardServer) -> list[list[float]]:
     return kept
 
 
-def changed(machine: ShardServer) -> dict[int, list[float]]:
+def changed(machine: ServerDoor) -> dict[int, list[float]]:
     """slot -> weights, of those rows of table 0 that are not zero."""
     return {slot: row for slot, row in enumerate(weights(machine)) if any(row)}
 
@@ -250,7 +250,7 @@ def test_a_server_that_gets_no_memory_has_no_view() -> None:
     def no_room(_: JobSpec, __: int, ___: bool) -> MemoryStore:
         raise MemoryError("no room")
 
-    machine = ShardServer(identity=server(0), build_store=no_room, reply_bytes_max=100)
+    machine = ServerDoor(identity=server(0), build_store=no_room, reply_bytes_max=100)
     with pytest.raises(MemoryError):
         tell(machine, COORDINATOR, view(job()))
     assert machine.view is None, "or it would answer workers without rows"
@@ -311,7 +311,7 @@ def test_bad_dumps_and_loads_are_refused_whole(message: Message, reason: str) ->
 # --- Synchronous mode ---
 
 
-def sync_server(workers: int) -> ShardServer:
+def sync_server(workers: int) -> ServerDoor:
     machine = shard_server(job(workers=workers, mode="sync"))
     for index in range(workers):
         tell(machine, worker(index), Open())

@@ -14,8 +14,8 @@ from helpers import COORDINATOR, HandPlan, arrays, job, plain, plan_of, server, 
 
 from regrow.core import session as session_module
 from regrow.core.effects import Delivered, Joined, Lost
+from regrow.core.identity import Identity
 from regrow.core.job import JobSpec
-from regrow.core.link import Identity
 from regrow.core.messages import (
     Assign,
     Durable,

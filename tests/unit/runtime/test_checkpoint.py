@@ -21,9 +21,10 @@ from helpers import job, table
 from regrow.checkpoint.chunks import Chunk
 from regrow.checkpoint.manifest import Cut, Manifest
 from regrow.checkpoint.storage import Storage
-from regrow.core.cut import Save, Saved, WriteManifest
+from regrow.core.cut import Save, Saved
+from regrow.core.cuts import WriteManifest
 from regrow.core.job import JobSpec
-from regrow.core.server import LoadedAll, LoadedRows
+from regrow.core.wayback import LoadedAll, LoadedRows
 from regrow.errors import CheckpointError
 from regrow.runtime import checkpoint
 from regrow.runtime.checkpoint import (

@@ -1,0 +1,306 @@
+"""Cuts, at the coordinator: when there is one, of what, and how it ended.
+
+An attempt goes through `states.ATTEMPT`: every server says how far it is, the marks are named, all capture, all store,
+the manifest is written. (`cut.py` has a server's part, and why it is done like that.) At most one attempt is under way.
+
+The rules to keep: a checkpoint exists when its manifest does, and not before; anything that goes wrong (a death, a
+storage that fails, marks that came too late) ends the attempt, and the next one has all rows again; a wish for a cut is
+kept until it is fulfilled, whatever happens to the attempts that were made for it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+from collections.abc import Mapping
+from typing import Any
+
+from regrow.core.cut import CUT_SECONDS_MAX
+from regrow.core.effects import Log, Notice, Send
+from regrow.core.identity import Identity
+from regrow.core.messages import CutAsk, CutAt, CutBegun, CutEnd, CutMarks, CutSaved
+from regrow.core.states import ATTEMPT, AttemptState, Life
+
+STEPS_AHEAD = 4  # Synchronous: how far ahead a cut is named. Too few: it comes too late and is named again.
+STEPS_AHEAD_MAX = 256
+WHOLE_SECONDS = 1.0  # After a server was found to be on its way back: when to ask again.
+GIVEN_UP_MAX = 100  # Pieces to be removed, remembered; a storage that is gone must not make this grow.
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class WriteManifest:
+    """Effect of the coordinator: every server has stored its part; write the manifest, then say `ManifestWritten`."""
+
+    number: int
+    source: str | None
+    target: str
+    marks: tuple[int, ...]
+    chunks: tuple[str, ...]  # by server
+    discard: tuple[str, ...]  # pieces that were given up, and that nobody writes to any more
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class ManifestWritten:
+    """Event at the coordinator: the checkpoint exists, or why not. `full_wanted`: the next one must stand alone."""
+
+    number: int
+    error: str = ""
+    full_wanted: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class CutNow:
+    """Event at the coordinator: somebody asks for a cut. `still`: nobody trains, nothing will change any more."""
+
+    full: bool = False
+    still: bool = False
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class CutPlan:
+    """When to cut, and what is stored. At most one of the two intervals is set; without any, only when asked."""
+
+    every_seconds: float | None = None
+    every_steps: int | None = None
+    full_every: int = 1  # every so many cuts one stands alone; 1: all do
+    pause: bool = False  # nobody trains while rows are stored: what others do, to compare with
+
+
+@dataclasses.dataclass(slots=True)
+class Attempt:
+    """A cut under way. Its life is `states.ATTEMPT`."""
+
+    number: int
+    full: bool
+    wanted: CutNow | None  # somebody asked for it
+    still: bool  # nobody trains: all servers are where they will stay
+    began: float
+    marks: dict[int, tuple[int, ...]] = dataclasses.field(default_factory=dict)
+    at: tuple[int, ...] | None = None
+    at_since: float = 0.0
+    source: str | None = None
+    target: str = ""
+    begun: set[int] = dataclasses.field(default_factory=set)
+    begun_seconds: float = 0.0
+    chunks: dict[int, str] = dataclasses.field(default_factory=dict)
+    life: Life[AttemptState] = dataclasses.field(default_factory=lambda: Life(ATTEMPT))
+
+    @property
+    def piece(self) -> str:
+        """What is stored of it, by its two ends."""
+        return f"{self.target}.{self.source or 'full'}"
+
+
+Effect = Send | Log | WriteManifest | Notice
+
+
+class Cuts:
+    """The coordinator's part: when there is a cut, of what, and how it ended."""
+
+    def __init__(self, plan: CutPlan, *, is_sync: bool, term: int, salt: str, head: str | None = None) -> None:
+        self.plan = plan
+        self.head = head  # the cut that the next delta starts from,
+        self.head_marks: tuple[int, ...] | None = None  # and where it was made
+        self.count = 0
+        self.failed = 0
+        self._is_sync = is_sync
+        self._number = term << 32
+        self._salt = salt
+        self._peers: dict[int, Identity] = {}
+        self._attempt: Attempt | None = None
+        self._since_full = 0
+        self._full_wanted = True  # the first one stands alone
+        self._wanted: CutNow | None = None
+        self._given_up: list[str] = []
+        self._quiet_until = 0.0
+        self._ahead = STEPS_AHEAD
+        self._step = 0
+        self._due_step = plan.every_steps or 0
+        self._due_at: float | None = None
+        self._now = 0.0
+
+    def want(self, now: CutNow) -> list[Effect]:
+        """Somebody asks for a cut. One that waits for a step that will not come is given up for it."""
+        void: list[Effect] = []
+        if now.still and self._attempt is not None and not self._attempt.begun:
+            void = self._abandon("", self._peers, again=True)
+        self._wanted = now
+        return void
+
+    def on_step(self, step: int) -> None:
+        """Some server has come so far."""
+        self._step = max(step, self._step)
+
+    def know(self, peers: dict[int, Identity] | None) -> list[Effect]:
+        """Who the servers are; None while one of them is not whole. What was under way with others is over."""
+        if peers == self._peers:
+            return []
+        before, self._peers = self._peers, peers or {}
+        return self._abandon("a server died", before) if self._attempt is not None else []
+
+    def tick(self, now: float) -> list[Effect]:
+        self._now = now
+        if self._due_at is None and self.plan.every_seconds is not None:
+            self._due_at = now + self.plan.every_seconds
+        attempt = self._attempt
+        if attempt is None:
+            return self._begin() if self._peers and now >= self._quiet_until and self._due() else []
+        # A step may take its time. Pushes that are held back must not.
+        waits = attempt.life.state is AttemptState.CUTTING and not self._is_sync
+        if waits and now - attempt.at_since > CUT_SECONDS_MAX:
+            return self._abandon("a worker was not heard of", self._peers)
+        return []
+
+    def _due(self) -> bool:
+        if self._wanted is not None:
+            return True
+        if self.plan.every_steps is not None:
+            return self._step >= self._due_step - (self._ahead if self._is_sync else 0)
+        return self._due_at is not None and self._now >= self._due_at
+
+    def _begin(self) -> list[Effect]:
+        self._number += 1
+        wanted, self._wanted = self._wanted, None
+        full = self._full_wanted or self._since_full + 1 >= self.plan.full_every or (wanted is not None and wanted.full)
+        still = wanted is not None and wanted.still
+        self._attempt = Attempt(number=self._number, full=full, wanted=wanted, still=still, began=self._now)
+        return [Send(target=peer, message=CutAsk(number=self._number)) for peer in self._peers.values()]
+
+    def on_marks(self, server: int, message: CutMarks) -> list[Effect]:
+        attempt = self._of(server, message.number)
+        if attempt is None or attempt.life.state is not AttemptState.ASKING:
+            return []
+        if message.error:
+            return self._put_off(attempt)
+        attempt.marks[server] = message.marks
+        if len(attempt.marks) < len(self._peers):
+            return []
+        most = tuple(max(each) for each in zip(*attempt.marks.values(), strict=True))
+        attempt.at = self._step_ahead(most[0], attempt) if self._is_sync else most
+        attempt.at_since = self._now
+        attempt.life.move("all told their marks")
+        if attempt.still and attempt.at == self.head_marks:
+            attempt.life.move("nothing new")
+            return self._end(attempt, durable=False)  # it was made already
+        attempt.source = None if attempt.full else self.head
+        attempt.target = cut_name(min(attempt.at), f"{self._salt}/{attempt.number}")
+        at = CutAt(
+            number=attempt.number, marks=attempt.at, piece=attempt.piece, full=attempt.full, pause=self.plan.pause
+        )
+        return [Send(target=peer, message=at) for peer in self._peers.values()]
+
+    def _step_ahead(self, step: int, attempt: Attempt) -> tuple[int, ...]:
+        """Synchronous: a step that no server has made yet, and that is asked for if steps are."""
+        if attempt.still:
+            return (step,)
+        every = self.plan.every_steps
+        if every is None:
+            return (step + self._ahead,)
+        late = self._ahead - STEPS_AHEAD  # the next multiple, or a later one after that has come too late
+        return ((step + late) // every * every + every,)
+
+    def on_begun(self, server: int, message: CutBegun) -> list[Effect]:
+        attempt = self._of(server, message.number)
+        if attempt is None or attempt.life.state is not AttemptState.CUTTING:
+            return []
+        if message.late:
+            self._ahead = min(2 * self._ahead, STEPS_AHEAD_MAX)
+            return self._abandon("", self._peers, again=True)
+        attempt.begun.add(server)
+        attempt.begun_seconds = self._now - attempt.began
+        if len(attempt.begun) < len(self._peers):
+            return []
+        attempt.life.move("all have captured")
+        values = {"status": "begun", "cut": attempt.target, "kind": "full" if attempt.full else "delta"}
+        return [Notice(name="checkpoint", values=values)]
+
+    def on_saved(self, server: int, message: CutSaved) -> list[Effect]:
+        attempt = self._of(server, message.number)
+        if attempt is None or attempt.life.state is AttemptState.WRITING:
+            return []
+        if message.error:
+            return self._abandon(f"S{server}: {message.error}", self._peers)
+        attempt.chunks[server] = message.chunks.tobytes().decode()
+        if len(attempt.chunks) < len(self._peers):
+            return []
+        assert attempt.at is not None
+        attempt.life.move("all have stored")
+        chunks = tuple(attempt.chunks[each] for each in sorted(attempt.chunks))
+        write = WriteManifest(
+            number=attempt.number,
+            source=attempt.source,
+            target=attempt.target,
+            marks=attempt.at,
+            chunks=chunks,
+            discard=tuple(self._given_up),
+        )
+        self._given_up.clear()
+        return [write]
+
+    def on_manifest_written(self, written: ManifestWritten) -> list[Effect]:
+        attempt = self._attempt
+        self._full_wanted |= written.full_wanted
+        if attempt is None or attempt.number != written.number:
+            return []  # it may exist, but nobody starts from it
+        if written.error:
+            return self._abandon(written.error, self._peers)
+        attempt.life.move("manifest written")
+        self.head, self.head_marks = attempt.target, attempt.at
+        self.count += 1
+        self._full_wanted = written.full_wanted
+        self._since_full = 0 if attempt.full else self._since_full + 1
+        self._plan_next()
+        return [Log(text=f"checkpoint {attempt.target}"), *self._end(attempt, durable=True)]
+
+    def _end(self, attempt: Attempt, *, durable: bool) -> list[Effect]:
+        """Well: what was wanted is stored."""
+        self._attempt = None
+        values: dict[str, Any] = {"status": "saved", "cut": self.head, "still": attempt.still, "count": self.count}
+        if durable:
+            values["kind"] = "full" if attempt.full else "delta"
+            values["seconds"] = round(self._now - attempt.began, 3)
+            values["cut_seconds"] = round(attempt.begun_seconds, 3)
+        end = CutEnd(number=attempt.number, durable=durable)
+        ends: list[Effect] = [Send(target=peer, message=end) for peer in self._peers.values()]
+        return [*ends, Notice(name="checkpoint", values=values)]
+
+    def _plan_next(self) -> None:
+        if self.plan.every_seconds is not None:
+            self._due_at = self._now + self.plan.every_seconds
+        if self.plan.every_steps is not None:
+            self._due_step = (self._step // self.plan.every_steps + 1) * self.plan.every_steps
+
+    def _of(self, server: int, number: int) -> Attempt | None:
+        """The cut under way, if this is about it."""
+        attempt = self._attempt
+        return attempt if attempt is not None and attempt.number == number and server in self._peers else None
+
+    def _put_off(self, attempt: Attempt) -> list[Effect]:
+        """Not now, and nothing went wrong: a server is still loading, or not quite back."""
+        wanted = self._wanted
+        effects = self._abandon("", self._peers, again=True)
+        self._wanted = wanted or attempt.wanted
+        self._quiet_until = self._now + WHOLE_SECONDS
+        return effects
+
+    def _abandon(self, reason: str, told: Mapping[int, Identity], *, again: bool = False) -> list[Effect]:
+        attempt, self._attempt = self._attempt, None
+        assert attempt is not None
+        if attempt.target and attempt.life.state is not AttemptState.WRITING:  # else it may exist by now
+            self._given_up = [*self._given_up, attempt.piece][-GIVEN_UP_MAX:]
+        attempt.life.move("given up")
+        end = CutEnd(number=attempt.number, durable=False)
+        effects: list[Effect] = [Send(target=peer, message=end) for peer in told.values()]
+        if again and self._wanted is None:
+            self._wanted = CutNow(full=attempt.full, still=attempt.still)
+        if again:
+            return effects
+        self.failed += 1
+        self._plan_next()
+        values = {"status": "failed", "reason": reason, "failed": self.failed, "still": attempt.still}
+        return [*effects, Log(text=f"no checkpoint: {reason}"), Notice(name="checkpoint", values=values)]
+
+
+def cut_name(step: int, salt: str) -> str:
+    """A name that sorts by step, and differs for every cut of every run."""
+    return f"{step:010d}-{hashlib.sha256(salt.encode()).hexdigest()[:6]}"

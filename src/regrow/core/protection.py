@@ -1,0 +1,171 @@
+"""What protects the rows of a job, and what follows from that when servers die.
+
+A protection is a value: one of the structs below, part of the job and so of every view. Whoever has to decide something
+(the coordinator, a session, a server, the launcher) asks the value; nobody else knows which kinds there are, nor looks
+at a table's parities to find out (a test counts the places that do). All of them answer the same questions:
+
+    has_parities        do rows have parities at other servers? Then changes are flushed, and servers know each other.
+    replaces_servers    is a server that dies followed by a successor while the others go on?
+    lost_together_max   how many servers may die together, at the most: so many spares are worth having
+    begins_together     must recoveries that are under way begin again, together, when another server dies?
+    verdict(down)       can this set of servers be lost together? With the reason, which names what is lost.
+
+To add one: a struct here with these answers and a new tag, its name in `Protection`, and whatever brings its rows back
+(`core/wayback.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
+
+import msgspec
+
+from regrow.core.layout import Layout
+
+if TYPE_CHECKING:
+    from regrow.core.job import TableSpec
+
+Commit = Literal["exactly-once", "2pc", "none"]
+
+TABLES_NAMED_MAX = 8  # in a reason; the rest is counted
+REASON_LENGTH_MAX = 4000  # a reason travels in a view
+
+
+class Verdict(NamedTuple):
+    """Whether a loss can be survived, and why (not)."""
+
+    survivable: bool
+    reason: str
+
+
+class FlushSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """When changes leave a server for its parity holders, and what counts as safe."""
+
+    # A flush leaves after so many pushes, or when so many bytes wait, or after so long. Too small: hot rows travel
+    # again and again. Too large: workers keep more for a redo, and wait when their window is full.
+    pushes: int = 16
+    bytes: int = 32 << 20
+    seconds: float = 2.0
+    commit: Commit = "exactly-once"
+    # So many bytes of rows per second come back in the background to a server that was lost, from all others
+    # together. Too small: unprotected for longer. Too large: pulls wait longer while it lasts. 0: no limit.
+    sweep_bytes_per_s: int = 0
+
+    def invalid_reason(self) -> str | None:
+        """Says what is wrong, or None."""
+        if not 1 <= self.pushes <= 1 << 20:
+            return f"a flush after {self.pushes} pushes makes no sense"
+        if self.bytes < 1 or self.sweep_bytes_per_s < 0:
+            return "flush bytes must be positive, and the sweep's limit not negative"
+        if not 0.0 < self.seconds <= 3600.0:
+            return f"a flush after {self.seconds} seconds makes no sense"
+        return None
+
+
+class Unprotected(msgspec.Struct, frozen=True, kw_only=True, tag="unprotected"):
+    """Nothing: whoever loses a server has lost its rows."""
+
+    rings: ClassVar[int] = 1
+    flush: ClassVar[FlushSpec] = FlushSpec()
+    has_parities: ClassVar[bool] = False
+    replaces_servers: ClassVar[bool] = False
+    lost_together_max: ClassVar[int] = 0
+    begins_together: ClassVar[bool] = False
+
+    def verdict(self, down: Collection[int], *, tables: Sequence[TableSpec], servers: int) -> Verdict:
+        if not down:
+            return Verdict(True, "no server is down")
+        return Verdict(False, f"{name_servers(down)}: nothing protects the rows of these servers")
+
+    def invalid_reason(self, *, tables: Sequence[TableSpec], servers: int, mode: str) -> str | None:
+        for table in tables:
+            if table.r:
+                return f"table {table.name!r} has parities (r = {table.r}), but the job is not coded"
+        return None
+
+
+class Coded(msgspec.Struct, frozen=True, kw_only=True, tag="coded"):
+    """Erasure coding: r parities for every k rows, in rings of servers that protect each other.
+
+    `k` and `r` are those of embedding tables. Each table has its own: dense parameters are kept whole (k = 1), and a
+    table may have fewer parities, or none (r = 0): then losing a server loses its rows.
+    """
+
+    k: int
+    r: int
+    rings: int = 1
+    flush: FlushSpec = FlushSpec()
+
+    has_parities: ClassVar[bool] = True
+    replaces_servers: ClassVar[bool] = True
+
+    @property
+    def lost_together_max(self) -> int:
+        return self.r
+
+    @property
+    def begins_together(self) -> bool:
+        """With several parities, holders must agree about every lost source again after any new loss."""
+        return self.r > 1
+
+    def verdict(self, down: Collection[int], *, tables: Sequence[TableSpec], servers: int) -> Verdict:
+        """No stripe may have more members on the servers `down` than it has parities."""
+        lost = count_lost_rows(down, tables=tables, servers=servers, rings=self.rings)
+        if not lost:
+            return Verdict(True, f"no stripe has lost more members than it has parities, without {name_servers(down)}")
+        rows = sum(count for _, count in lost)
+        named = ", ".join(f"{name} ({count})" for name, count in lost[:TABLES_NAMED_MAX])
+        more = f" and {len(lost) - TABLES_NAMED_MAX} more tables" if len(lost) > TABLES_NAMED_MAX else ""
+        reason = f"{name_servers(down)} are down together: up to {rows} rows are lost, in {named}{more}"
+        return Verdict(False, reason[:REASON_LENGTH_MAX])
+
+    def invalid_reason(self, *, tables: Sequence[TableSpec], servers: int, mode: str) -> str | None:
+        if self.rings < 1 or servers % self.rings:
+            return f"rings must divide servers: {servers} servers, {self.rings} rings"
+        if self.k < 1 or self.r < 1:
+            return f"a code has at least one row and one parity, not k={self.k}, r={self.r}"
+        if reason := self.flush.invalid_reason():
+            return reason
+        if mode == "sync" and self.flush.commit != "exactly-once":
+            return f"commit = {self.flush.commit!r} is for asynchronous jobs"
+        most = max(tables, key=lambda table: table.r)
+        if most.r > self.r:
+            return f"table {most.name!r} has {most.r} parities, the code of the job {self.r}"
+        return None if most.r else "no table has a parity (r >= 1), but the job is coded"
+
+
+Protection = Unprotected | Coded
+
+
+def count_lost_rows(
+    down: Collection[int], *, tables: Sequence[TableSpec], servers: int, rings: int
+) -> list[tuple[str, int]]:
+    """(table, rows) that cannot come back from parities when all of `down` are lost together.
+
+    A stripe lies on k + r consecutive servers of its ring. Rows that nobody ever updated are counted too: only the lost
+    servers could have said which they were.
+    """
+    lost = []
+    for index, table in enumerate(tables):
+        layout = Layout(servers=servers, k=table.k, r=table.r, rings=rings)
+        rows = hopeless_total = 0
+        for server in down:
+            held = layout.rows_on(server, rows=table.rows, table=index)
+            hopeless = sum(_is_hopeless(server, j, layout, down) for j in range(table.k))
+            hopeless_total += hopeless
+            rows += -(-held * hopeless // table.k)
+        # A table so small that these stripes are empty counts too: nobody is left to say where its groups stood.
+        if hopeless_total:
+            lost.append((table.name, rows))
+    return lost
+
+
+def _is_hopeless(server: int, member: int, layout: Layout, down: Collection[int]) -> bool:
+    """Whether stripes in which `server` has this member have lost more members than they have parities."""
+    stripe = [layout.step(server, m - member) for m in range(layout.k + layout.r)]
+    return sum(s in down for s in stripe) > layout.r
+
+
+def name_servers(servers: Collection[int]) -> str:
+    return ", ".join(f"S{server}" for server in sorted(servers)) or "nobody"

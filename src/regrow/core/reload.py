@@ -1,0 +1,74 @@
+"""The way back from a checkpoint: the driver fetches rows of a cut, and parities are made of them as they come.
+
+A run that begins with a checkpoint loads every server like this, on any number of servers; rows are flushed as they
+come, so that holders have them too. The rule to keep: nobody is served before all rows are here *and* every holder has
+them, because from then on a loss of this server must find them there.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from regrow.core.effects import Log, Notice, Send
+from regrow.core.flusher import Flusher
+from regrow.core.groups import Groups
+from regrow.core.identity import Identity
+from regrow.core.messages import Float32Array, Int32Array, UInt32Array
+from regrow.core.states import WAY, Life, WayState
+from regrow.core.wayback import Brought, Effect, Load, LoadedAll, LoadedRows
+
+
+class ReloadStore(Protocol):
+    """What loading needs of the store."""
+
+    def load_rows(self, table: int, ids: UInt32Array, parts: list[Float32Array]) -> int: ...
+
+
+class Reload:
+    """Some groups of one server on their way back from a cut. Its life is `states.WAY`."""
+
+    def __init__(
+        self, *, groups: Groups, mine: tuple[int, ...], store: ReloadStore, flusher: Flusher, cut: str
+    ) -> None:
+        self.life = Life(WAY)
+        self.rows_total = self.rows_back = self.bytes_back = self.faults = 0
+        self._job = groups.job
+        self._mine = mine
+        self._store = store
+        self._flusher = flusher
+        self._cut = cut
+        self._tables = tuple(t for t, of in enumerate(groups.of_member) if not set(of.tolist()).isdisjoint(mine))
+        self._numbers: list[int] = []  # flushes that have all that was loaded
+
+    def begin(self) -> list[Effect]:
+        return [Load(job=self._job, cut=self._cut, tables=self._tables)]
+
+    def takes(self, brought: Brought) -> bool:
+        return isinstance(brought, LoadedRows | LoadedAll)
+
+    def receive(self, source: Identity | None, brought: Brought) -> list[Effect]:
+        assert self.life.state is WayState.LEARNING
+        if isinstance(brought, LoadedRows):
+            for table, ids, parts in brought.rows:
+                if table in self._tables:
+                    self.rows_back += self._store.load_rows(table, ids, parts)
+            return [*self._flusher.flush_all()]
+        assert isinstance(brought, LoadedAll)
+        self._flusher.set_marks(brought.marks, self._mine)
+        flushed: list[Effect] = [*self._flusher.flush_all()]
+        self._numbers = self._flusher.numbers()
+        self.life.move("all loaded")
+        return [*flushed, *self.on_acknowledged()]
+
+    def find_missing(self, counts: Int32Array, slots: UInt32Array, peers: dict[int, Identity]) -> list[Send] | None:
+        """Nobody is served before all rows are here, and then none is missing."""
+        return None
+
+    def on_acknowledged(self) -> list[Effect]:
+        if self.life.state is not WayState.SETTLING or not self._flusher.has_acked(self._numbers):
+            return []
+        self.life.move("holders have it")
+        return [Log(text=f"loaded {self._cut}"), Notice(name="loaded", values={})]
+
+    def tick(self) -> None:
+        """What is loaded needs no time of ours."""
