@@ -1,7 +1,8 @@
 """Known bugs, put back into the real core on purpose: the simulator must find each of them.
 
-They are the seventeen holes of the protocol's first draft (docs/protocol.md has the table), and what a checkpoint could
-get wrong. Each is a small patch of one method, in force inside `with plant(name)`, and says in which profiles it shows.
+They are the seventeen holes of the protocol's first draft (docs/protocol.md has the table), what a checkpoint could get
+wrong, and one forbidden move for each table of core/states.py. Each is a small patch of one method, in force inside
+`with plant(name)`; it says in which profiles it shows, and which invariants must see it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from regrow.core.coordinator import Coordinator
+from regrow.core.coordinator import Coordinator, Place
 from regrow.core.cut import CutSide, Unsave
 from regrow.core.cuts import Cuts
 from regrow.core.decode import Decoder, Sweep
@@ -25,8 +26,12 @@ from regrow.core.holder import Holder
 from regrow.core.link import Link
 from regrow.core.messages import Flush, Opened, Push
 from regrow.core.rebuild import Rebuild
+from regrow.core.server import Server
 from regrow.core.serving import Serving
+from regrow.core.serving_async import AsyncServing
+from regrow.core.serving_sync import SyncServing
 from regrow.core.session import Session
+from regrow.core.states import CutState, SessionState, WayState
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -38,6 +43,7 @@ class Bug:
     method: str
     patch: Callable[[Any], Any]
     profiles: tuple[str, ...]
+    caught_by: tuple[str, ...]  # the invariants that see it; found by any other, the plant or the checks are wrong
 
 
 @contextlib.contextmanager
@@ -60,13 +66,14 @@ def plant(name: str | None) -> Iterator[None]:
 
 def _epoch_fencing(original: Any) -> Any:
     def receive(self: Any, event: Any) -> Any:
-        known = isinstance(event, Delivered) and event.source.role == "server" and self.view is not None
-        if known and getattr(event.message, "sent_epoch", self.view.epoch) < self.view.epoch:
-            return []
+        if isinstance(event, Delivered) and event.source.role == "server" and self.server is not None:
+            epoch = self.server.view.epoch
+            if getattr(event.message, "sent_epoch", epoch) < epoch:
+                return []
         effects = original(self, event)
         for effect in effects:
-            if isinstance(effect, Send) and effect.target.role == "server" and self.view is not None:
-                object.__setattr__(effect.message, "sent_epoch", self.view.epoch)
+            if isinstance(effect, Send) and effect.target.role == "server" and self.server is not None:
+                object.__setattr__(effect.message, "sent_epoch", self.server.view.epoch)
         return effects
 
     return receive
@@ -92,9 +99,9 @@ def _one_applied(original: Any) -> Any:
 def _piecewise_push(original: Any) -> Any:
     def apply_queue(self: Any, worker: int) -> Any:
         queue = self._pushes.get(worker, deque())
-        if queue and self.rebuild is not None:
+        if queue and not self.ways.is_whole:
             source, push = queue[0]
-            part = self._unapplied(push, worker, push.seq)
+            part = self.take_unapplied((push.counts, push.slots, push.grads), worker, push.seq)
             missing_counts, missing = self.store.prepare(part[0], part[1])
             if missing.size:
                 tables = np.repeat(np.arange(part[0].size), part[0])
@@ -103,8 +110,8 @@ def _piecewise_push(original: Any) -> Any:
                     for t, slot in zip(np.repeat(np.arange(part[0].size), missing_counts), missing, strict=True)
                 }
                 here = np.array([(int(t), int(s)) not in absent for t, s in zip(tables, part[1], strict=True)], bool)
-                self.store.update(*self._selected(here, tables, part[1], part[2]), push.seq)
-                counts, slots, grads = self._selected(~here, tables, part[1], part[2])
+                self.store.update(*self.requests.select(here, tables, part[1], part[2]), push.seq)
+                counts, slots, grads = self.requests.select(~here, tables, part[1], part[2])
                 queue[0] = source, Push(seq=push.seq, counts=counts, slots=slots, grads=grads)
         return original(self, worker)
 
@@ -198,8 +205,8 @@ def _restart_from_applied(original: Any) -> Any:
     def dispatch(self: Any, source: Any, message: Any) -> Any:
         effects = original(self, source, message)
         for index, effect in enumerate(effects):
-            if isinstance(effect, Send) and isinstance(effect.message, Opened) and not self.is_sync:
-                opened = dataclasses.replace(effect.message, durable=self._span(source.id)[0])
+            if isinstance(effect, Send) and isinstance(effect.message, Opened):
+                opened = dataclasses.replace(effect.message, durable=self.span(source.id)[0])
                 effects[index] = dataclasses.replace(effect, message=opened)
         return effects
 
@@ -209,7 +216,7 @@ def _restart_from_applied(original: Any) -> Any:
 def _pulls_not_resent(original: Any) -> Any:
     def on_joined(self: Any, peer: Any) -> Any:
         pulls = self._pulls
-        if self._started:
+        if self.life.state is SessionState.WORKING:
             self._pulls = {}
         try:
             return original(self, peer)
@@ -225,14 +232,14 @@ def _silent_without_rows(original: Any) -> Any:
         if self.view.job.mode != "sync":
             return effects
         push = self._redo[wanted.seq]
-        told = []
+        sent = []
         for effect in effects:
             if isinstance(effect, Send) and isinstance(effect.message, Push) and not effect.message.slots.size:
                 push.received[effect.target.id] = True
                 push.waiting -= 1
             else:
-                told.append(effect)
-        return told
+                sent.append(effect)
+        return sent
 
     return on_push_wanted
 
@@ -264,8 +271,8 @@ def _frames_not_resent(original: Any) -> Any:
 
 
 def _one_epoch(original: Any) -> Any:
-    def init(self: Any, *, servers: int, job: Any = None, term: int = 0) -> None:
-        original(self, servers=servers, job=job)
+    def init(self: Any, *, term: int = 0, **values: Any) -> None:
+        original(self, **values)
 
     return init
 
@@ -282,10 +289,10 @@ def _drain(store: Any) -> None:
 
 def _dirty_lost(original: Any) -> Any:
     def give_up(self: Any) -> Any:
-        if not self._capturing:
+        if self.life.state is not CutState.CAPTURED:
             return original(self)
         _drain(self._store)
-        self._capturing = False
+        self.life.move("over")
         return [*original(self), Unsave(number=self.number)]
 
     return give_up
@@ -296,30 +303,31 @@ def _forgets_when_saved(original: Any) -> Any:
         effects = original(self, target, saved)
         if effects and not saved.error:
             self._store.end_capture(True)
-            self._capturing = False
+            self.life.move("over")
         return effects
 
     return on_saved
 
 
 def _captures_late(original: Any) -> Any:
-    def reached(self: Any, applied: Any) -> Any:
-        if self._at is None or any(marks[0] <= self._at[1].marks[0] for marks in applied):
+    def check_marks(self: Any, applied: Any) -> Any:
+        if self.life.state is not CutState.AWAITING or any(marks[0] <= self._at.marks[0] for marks in applied):
             return []
-        return original(self, [self._at[1].marks])
+        return original(self, [self._at.marks])
 
-    return reached
+    return check_marks
 
 
 def _held_push_first(original: Any) -> Any:
     def check_cut(self: Any) -> Any:
-        at = self.cut._at
-        if at is None or any(tuple(marks) != at[1].marks for marks in self.flusher.applied):
+        cut, at = self.cut, self.cut._at
+        reached = cut.life.state is CutState.AWAITING and all(tuple(m) == at.marks for m in self.flusher.applied)
+        if not reached:
             return original(self)
-        self.cut._at = None
+        cut.life.state = CutState.IDLE
         released = self.release()
-        self.cut._at = at
-        return [*released, *self.cut.reached([at[1].marks])]
+        cut.life.state = CutState.AWAITING
+        return [*released, *cut.check_marks([at.marks])]
 
     return check_cut
 
@@ -352,7 +360,7 @@ def _replacement_clean(original: Any) -> Any:
 
 
 def _held_for_ever(original: Any) -> Any:
-    return lambda self: original(self) if self.is_sync else []
+    return lambda self: []
 
 
 def _first_is_delta(original: Any) -> Any:
@@ -373,54 +381,137 @@ def _wish_forgotten(original: Any) -> Any:
 
 
 def _loads_uncommitted(original: Any) -> Any:
-    def loaded(self: Any, marks: Any) -> None:
+    def set_marks(self: Any, marks: Any, groups: Any) -> None:
         committed = self._committed
-        original(self, marks)
+        original(self, marks, groups)
         self._committed = committed
 
-    return loaded
+    return set_marks
+
+
+# --- Forbidden moves: one for each table of core/states.py ---
+
+
+def _broken_link_is_over(original: Any) -> Any:
+    return lambda self: self.life.move("fenced")
+
+
+def _cut_twice(original: Any) -> Any:
+    def check_marks(self: Any, applied: Any) -> Any:
+        effects = original(self, applied)
+        if effects:
+            self.life.move("marks reached")
+        return effects
+
+    return check_marks
+
+
+def _stored_before_captured(original: Any) -> Any:
+    def on_begun(self: Any, server: int, message: Any) -> Any:
+        if self._attempt is not None and not message.late:
+            self._attempt.life.move("all have stored")
+        return original(self, server, message)
+
+    return on_begun
+
+
+def _back_before_it_knows(original: Any) -> Any:
+    def on_restored(self: Any, restored: Any) -> Any:
+        original(self, restored)
+        if self.life.state is WayState.LEARNING:
+            self.life.move("last row is back")
+
+    return on_restored
+
+
+def _dead_twice(original: Any) -> Any:
+    def die(self: Any, reason: str) -> None:
+        original(self, reason)
+        self.life.move("died")
+
+    return die
+
+
+def _opened_again(original: Any) -> Any:
+    def on_view(self: Any, view: Any) -> Any:
+        effects = original(self, view)
+        if self.life.state is SessionState.WORKING:
+            self.life.move("all have answered")
+        return effects
+
+    return on_view
 
 
 CUTTING = ("cuts", "cuts-sync", "cuts-2pc")
+MOVES = ("moves",)
 ASYNC = ("async", "mixed-k", "r2")
 SYNC = ("sync", "sync-r2")
 
 BUGS: dict[str, Bug] = {
     "epoch-fencing": Bug(
-        "messages sent in an older view are thrown away", ServerDoor, "receive", _epoch_fencing, ASYNC
+        "messages sent in an older view are thrown away",
+        ServerDoor,
+        "receive",
+        _epoch_fencing,
+        ASYNC,
+        ("refusal", "I8"),
     ),
     "stream-without-marks": Bug(
-        "a rebuilt parity holder has no watermarks", Holder, "on_stream_end", _stream_end_without_marks, ASYNC
+        "a rebuilt parity holder has no watermarks",
+        Holder,
+        "on_stream_end",
+        _stream_end_without_marks,
+        ASYNC,
+        ("I2", "I1"),
     ),
-    "one-applied": Bug("one watermark for all groups of a replacement", Flusher, "activate", _one_applied, ASYNC),
+    "one-applied": Bug(
+        "one watermark for all groups of a replacement", Flusher, "activate", _one_applied, ASYNC, ("I5", "I1")
+    ),
     "piecewise-push": Bug(
         "a push is applied to the rows that are there, before the others",
-        Serving,
+        AsyncServing,
         "_apply_queue",
         _piecewise_push,
         ASYNC,
+        ("I1",),
     ),
     "flush-before-snapshot": Bug(
         "pending rows are flushed before a snapshot is answered",
-        ServerDoor,
+        Server,
         "_on_snap_ask",
         _flush_before_snapshot,
         ASYNC,
+        ("I1",),
     ),
     "deltas-before-answers": Bug(
-        "deltas of members that have not answered are accumulated", Decoder, "adjust", _deltas_before_answers, ASYNC
+        "deltas of members that have not answered are accumulated",
+        Decoder,
+        "adjust",
+        _deltas_before_answers,
+        ASYNC,
+        ("I5",),
     ),
     "late-faults": Bug(
-        "a fault is decoded whether the row is lost or not", Decoder, "on_fault", _late_faults, ("r2", "sync-r2")
+        "a fault is decoded whether the row is lost or not",
+        Decoder,
+        "on_fault",
+        _late_faults,
+        ("r2", "sync-r2"),
+        ("refusal", "I8"),
     ),
-    "piecewise-flush": Bug("a flush is applied in two pieces", Holder, "on_flush", _piecewise_flush, ASYNC),
-    "marks-only-with-rows": Bug("watermarks travel only with deltas", Flusher, "flush", _marks_only_with_rows, ASYNC),
+    "piecewise-flush": Bug(
+        "a flush is applied in two pieces", Holder, "on_flush", _piecewise_flush, ASYNC, ("I5", "I1")
+    ),
+    "marks-only-with-rows": Bug(
+        "watermarks travel only with deltas", Flusher, "flush", _marks_only_with_rows, ASYNC, ("I8",)
+    ),
     "durable-waits-for-streams": Bug(
         "durability waits for a holder that is being rebuilt",
         Flusher,
-        "_reached",
+        "_find_mark",
         _durable_waits_for_streams,
         ("async", "r2", "mixed-k"),
+        ("I8",),
     ),
     "restart-from-applied": Bug(
         "a worker restarts from what was applied, not from what is durable",
@@ -428,9 +519,15 @@ BUGS: dict[str, Bug] = {
         "_dispatch",
         _restart_from_applied,
         ASYNC,
+        ("I2",),
     ),
     "pulls-not-resent": Bug(
-        "a pull that was waiting is not sent to the replacement", Session, "_on_joined", _pulls_not_resent, ASYNC
+        "a pull that was waiting is not sent to the replacement",
+        Session,
+        "_on_joined",
+        _pulls_not_resent,
+        ASYNC,
+        ("I8",),
     ),
     "silent-without-rows": Bug(
         "a worker without rows for a server says nothing to it (sync)",
@@ -438,21 +535,47 @@ BUGS: dict[str, Bug] = {
         "_on_push_wanted",
         _silent_without_rows,
         SYNC,
+        ("I8",),
     ),
     "no-undo": Bug(
-        "a step that is computed again is computed from its own result (sync)", Serving, "_undo", _no_undo, SYNC
+        "a step that is computed again is computed from its own result (sync)",
+        SyncServing,
+        "_undo",
+        _no_undo,
+        SYNC,
+        ("I7",),
     ),
     "touched-bits-lost": Bug(
-        "a replacement takes touched rows for initial ones", Rebuild, "_know_touched", _touched_bits_lost, ASYNC
+        "a replacement takes touched rows for initial ones",
+        Rebuild,
+        "_know_touched",
+        _touched_bits_lost,
+        ASYNC,
+        ("I5", "I1", "I3"),
     ),
     "frames-not-resent": Bug(
-        "what was on its way when a connection broke is lost", Link, "resume", _frames_not_resent, ASYNC
+        "what was on its way when a connection broke is lost",
+        Link,
+        "resume",
+        _frames_not_resent,
+        ASYNC,
+        ("refusal", "I8"),
     ),
     "one-epoch": Bug(
-        "a new coordinator counts its epochs from the beginning", Coordinator, "__init__", _one_epoch, ("coordinator",)
+        "a new coordinator counts its epochs from the beginning",
+        Coordinator,
+        "__init__",
+        _one_epoch,
+        ("coordinator",),
+        ("I8",),
     ),
     "dirty-lost": Bug(
-        "what a failed cut had captured does not count as changed any more", CutSide, "give_up", _dirty_lost, CUTTING
+        "what a failed cut had captured does not count as changed any more",
+        CutSide,
+        "give_up",
+        _dirty_lost,
+        CUTTING,
+        ("I11",),
     ),
     "forgets-when-saved": Bug(
         "a server forgets what changed when it has stored it, before the checkpoint exists",
@@ -460,34 +583,45 @@ BUGS: dict[str, Bug] = {
         "on_saved",
         _forgets_when_saved,
         CUTTING,
+        ("I11",),
     ),
     "captures-late": Bug(
-        "rows are captured one step too late (sync)", CutSide, "reached", _captures_late, ("cuts-sync",)
+        "rows are captured one step too late (sync)",
+        CutSide,
+        "check_marks",
+        _captures_late,
+        ("cuts-sync",),
+        ("I11", "I8"),
     ),
     "held-push-first": Bug(
         "pushes that were held back are applied before the rows are captured",
-        Serving,
+        AsyncServing,
         "_check_cut",
         _held_push_first,
         ("cuts", "cuts-2pc"),
+        ("I11",),
     ),
-    "late-reply": Bug("an answer about an older cut counts for the newest", Cuts, "_of", _late_reply, CUTTING),
+    "late-reply": Bug(
+        "an answer about an older cut counts for the newest", Cuts, "_of", _late_reply, CUTTING, ("I8", "I11", "moves")
+    ),
     "head-given-up": Bug(
-        "the next delta starts from a cut that was given up", Cuts, "_abandon", _head_given_up, CUTTING
+        "the next delta starts from a cut that was given up", Cuts, "_abandon", _head_given_up, CUTTING, ("I11",)
     ),
     "replacement-clean": Bug(
         "rows that came back to a replacement do not count as changed",
-        ServerDoor,
+        Server,
         "_check_recovered",
         _replacement_clean,
         CUTTING,
+        ("I11",),
     ),
     "held-for-ever": Bug(
         "pushes that a cut held back are not applied when it is over",
-        Serving,
+        AsyncServing,
         "release",
         _held_for_ever,
         ("cuts", "cuts-2pc"),
+        ("refusal", "I8"),
     ),
     "wish-forgotten": Bug(
         "a wish for a last cut is forgotten when the one under way comes too late (sync)",
@@ -495,13 +629,15 @@ BUGS: dict[str, Bug] = {
         "_abandon",
         _wish_forgotten,
         ("cuts-sync",),
+        ("I8",),
     ),
     "loads-uncommitted": Bug(
         "what is loaded waits for a commit of pushes that were made long ago (two-phase commit)",
         Flusher,
-        "loaded",
+        "set_marks",
         _loads_uncommitted,
         ("cuts-2pc",),
+        ("I8",),
     ),
     "first-is-delta": Bug(
         "a new coordinator begins with what changed since a cut that it does not know",
@@ -509,5 +645,32 @@ BUGS: dict[str, Bug] = {
         "__init__",
         _first_is_delta,
         CUTTING,
+        ("I11",),
+    ),
+    "broken-link-is-over": Bug(
+        "a link whose connection broke is taken for over", Link, "lose_connection", _broken_link_is_over, ASYNC, MOVES
+    ),
+    "cut-twice": Bug(
+        "a server captures a cut that it has captured", CutSide, "check_marks", _cut_twice, CUTTING, MOVES
+    ),
+    "stored-before-captured": Bug(
+        "the coordinator takes a cut for stored when it is captured",
+        Cuts,
+        "on_begun",
+        _stored_before_captured,
+        CUTTING,
+        MOVES,
+    ),
+    "back-before-it-knows": Bug(
+        "a replacement takes its rows for back before it knows where they stand",
+        Rebuild,
+        "_on_restored",
+        _back_before_it_knows,
+        ("r2", "mixed-k", "async"),
+        MOVES,
+    ),
+    "dead-twice": Bug("a server dies twice in its place", Place, "die", _dead_twice, ASYNC, MOVES),
+    "opened-again": Bug(
+        "a session that works is opened again by a view", Session, "_on_view", _opened_again, ASYNC, MOVES
     ),
 }
