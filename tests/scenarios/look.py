@@ -46,6 +46,11 @@ def cuts_named_ahead(steps: int) -> contextlib.AbstractContextManager[None]:
     return machines.small_batches(1, steps_ahead=steps)
 
 
+def view(machine: Any) -> Any:
+    """The newest view that a coordinator has made, or that a server knows; None: there is none yet."""
+    return machine.view
+
+
 # --- A server ---
 
 
@@ -77,7 +82,9 @@ def row(server: Any, slot: int) -> Any:
 
 def sources(server: Any) -> list[tuple[tuple[int, ...], int, tuple[int, ...], dict[int, int], list[int]]]:
     """By group: marks applied, number of the last flush, its marks, what each holder has of it, who is streamed to."""
-    found = []
+    found: list[Any] = []
+    if server.view is None:
+        return found
     for applied, group in zip(server.flusher.applied, server.flusher.groups, strict=True):
         found.append((tuple(applied), group.number, tuple(group.flushed), dict(group.acked), list(group.streams)))
     return found
@@ -85,6 +92,8 @@ def sources(server: Any) -> list[tuple[tuple[int, ...], int, tuple[int, ...], di
 
 def held(server: Any) -> list[tuple[int, int, int, tuple[int, ...], bool]]:
     """(source, group, flush, marks, whole) of every group whose parity is here."""
+    if server.view is None:
+        return []
     return [(source, g, h.number, tuple(h.marks), h.ended) for (source, g), h in sorted(server.holder.held.items())]
 
 

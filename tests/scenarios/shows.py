@@ -150,7 +150,7 @@ class Shows:
 
     def _show_view(self) -> list[str]:
         node = self._world.nodes[self._world.newest["coordinator", 0]]
-        view = node.machine.view
+        view = look.view(node.machine)
         return [f"view {epoch(view.epoch)}: {members(view.servers)}" if view is not None else "no view"]
 
     def _show_wires(self, *which: str) -> list[str]:
@@ -171,7 +171,7 @@ class Shows:
         """Every parity: what it stands for by its marks, and whether its bytes agree."""
         lines = []
         for node in self._servers():
-            if node.machine.view is None:
+            if look.view(node.machine) is None:
                 continue
             held = {(source, g): (have, ended) for source, g, _, have, ended in look.held(node.machine)}
             for q in range(self._world.job.tables[0].r):
