@@ -19,7 +19,8 @@ from scenarios.shows import CHATTER, Node, Shows, World, fits
 from scenarios.wires import Pair
 from scenarios.words import COLUMNS, contents, gradient, marks, name
 
-from regrow.core.cut import CutNow, ManifestWritten, Save, Saved, Unsave, WriteManifest
+from regrow.core.cut import Save, Saved, Unsave
+from regrow.core.cuts import CutNow, ManifestWritten, WriteManifest
 from regrow.core.effects import (
     Delivered,
     Dial,
@@ -35,9 +36,10 @@ from regrow.core.effects import (
     Stop,
     Tick,
 )
-from regrow.core.job import FlushSpec, JobSpec
-from regrow.core.link import Identity
+from regrow.core.identity import Identity
+from regrow.core.job import JobSpec
 from regrow.core.messages import Beat, Declare
+from regrow.core.protection import FlushSpec
 from regrow.core.session import (
     Connect,
     Failed,
@@ -139,7 +141,7 @@ class Cluster:
         if role == "coordinator":
             machine: Any = look.make_coordinator(identity, self._world.job, cuts=self._cuts)
         elif role == "server":
-            machine = look.make_server(identity, self._on_captured if self._cuts else None)
+            machine = look.make_server(identity, self._on_capture if self._cuts else None)
         else:
             machine = look.make_session()
         self._world.nodes[identity] = Node(identity=identity, machine=machine)
@@ -187,7 +189,7 @@ class Cluster:
             self._dials[me, effect.peer] = None
         elif isinstance(effect, Connect):
             for member in effect.view.servers:
-                self._dials[me, Identity(role="server", id=member.id, incarnation=member.incarnation)] = None
+                self._dials[me, member.identity] = None
         elif isinstance(effect, Forget):
             self._dials.pop((me, effect.peer), None)
             self._world.wires.forget(me, effect.peer)
@@ -406,7 +408,7 @@ class Cluster:
         self._hand(coordinator, CutNow(full="full" in how, still="still" in how))
         self._do_tick(str(TICK_SECONDS), name(coordinator))
 
-    def _on_captured(self, identity: Identity, full: bool) -> None:
+    def _on_capture(self, identity: Identity, full: bool) -> None:
         machine = self._world.nodes[identity].machine
         mine = {row: slot for row, (server, slot) in self._world.words.place.items() if server == identity.id}
         told = [f"{row} {contents(look.row(machine, slot))}" for row, slot in mine.items()]

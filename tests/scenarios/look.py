@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 
 from regrow.core.coordinator import Coordinator
-from regrow.core.cut import CutPlan
+from regrow.core.cuts import CutPlan
+from regrow.core.door import ServerDoor
+from regrow.core.identity import Identity
 from regrow.core.job import JobSpec
-from regrow.core.link import Identity
-from regrow.core.server import ShardServer
 from regrow.core.session import Session
 from regrow.sim import machines
 
@@ -27,9 +27,9 @@ def make_coordinator(identity: Identity, job: JobSpec, *, cuts: bool) -> Coordin
     return machines.make_coordinator(identity, job, CutPlan() if cuts else None)
 
 
-def make_server(identity: Identity, captured: Callable[[Identity, bool], None] | None) -> ShardServer:
-    """`captured` hears of every cut, at its instant; None: there are no cuts."""
-    return machines.make_server(identity, captured=captured)
+def make_server(identity: Identity, on_capture: Callable[[Identity, bool], None] | None) -> ServerDoor:
+    """`on_capture` hears of every cut, at its instant; None: there are no cuts."""
+    return machines.make_server(identity, on_capture=on_capture)
 
 
 def make_session() -> Session:
@@ -46,32 +46,32 @@ def cuts_named_ahead(steps: int) -> contextlib.AbstractContextManager[None]:
     return machines.small_batches(1, steps_ahead=steps)
 
 
-def view(machine: Any) -> Any:
-    """The newest view that a coordinator has made, or that a server knows; None: there is none yet."""
-    return machine.view
+# --- A server, which is behind its door as soon as it knows a view ---
 
 
-# --- A server ---
+def knows_view(door: ServerDoor) -> bool:
+    return door.server is not None
 
 
-def status(server: Any) -> str:
+def status(door: ServerDoor) -> str:
     """How far a server is on its way back."""
-    if server.view is None:
+    server = door.server
+    if server is None:
         return "waits for its view"
-    if server.rebuild is None or server.rebuild.reported:
+    if server.recovered:
         return "whole"
-    if not server.rebuild.active:
+    if not server.ways.serves:
         return "waits to hear where its groups stand"
-    missing = server.store.missing_rows()
     streams = sum(not state.ended for state in server.holder.held.values())
-    return f"active, rows missing: {missing}, parities missing: {streams}"
+    return f"active, rows missing: {server.store.missing_rows()}, parities missing: {streams}"
 
 
-def row(server: Any, slot: int) -> Any:
+def row(door: ServerDoor, slot: int) -> Any:
     """The weights of a row of the one table; None if it is not there."""
-    if server.view is None or (server.rebuild is not None and not server.rebuild.active):
+    server = door.server
+    if server is None or not server.ways.serves:
         return None
-    if server.rebuild is not None:
+    if not server.ways.is_whole:
         _, missing = server.store.prepare(np.array([1], np.int32), np.array([slot], np.uint32))
         if missing.size:
             return None
@@ -80,55 +80,63 @@ def row(server: Any, slot: int) -> Any:
     return record
 
 
-def sources(server: Any) -> list[tuple[tuple[int, ...], int, tuple[int, ...], dict[int, int], list[int]]]:
+def sources(door: ServerDoor) -> list[tuple[tuple[int, ...], int, tuple[int, ...], dict[int, int], list[int]]]:
     """By group: marks applied, number of the last flush, its marks, what each holder has of it, who is streamed to."""
-    found: list[Any] = []
-    if server.view is None:
-        return found
-    for applied, group in zip(server.flusher.applied, server.flusher.groups, strict=True):
-        found.append((tuple(applied), group.number, tuple(group.flushed), dict(group.acked), list(group.streams)))
-    return found
-
-
-def held(server: Any) -> list[tuple[int, int, int, tuple[int, ...], bool]]:
-    """(source, group, flush, marks, whole) of every group whose parity is here."""
-    if server.view is None:
+    if door.server is None:
         return []
-    return [(source, g, h.number, tuple(h.marks), h.ended) for (source, g), h in sorted(server.holder.held.items())]
+    flusher = door.server.flusher
+    return [
+        (tuple(applied), group.number, tuple(group.flushed), dict(group.acked), list(group.streams))
+        for applied, group in zip(flusher.applied, flusher.groups, strict=True)
+    ]
 
 
-def parity(server: Any, q: int, blocks: int) -> Any:
+def held(door: ServerDoor) -> list[tuple[int, int, int, tuple[int, ...], bool]]:
+    """(source, group, flush, marks, whole) of every group whose parity is here."""
+    if door.server is None:
+        return []
+    found = sorted(door.server.holder.held.items())
+    return [(source, g, state.number, tuple(state.marks), state.ended) for (source, g), state in found]
+
+
+def parity(door: ServerDoor, q: int, blocks: int) -> Any:
     """All parities q of the one table at this server, as bytes by block."""
-    return machines.parity(server, 0, q, blocks)
+    return machines.parity(door.server, 0, q, blocks)
 
 
 def blocks(job: JobSpec) -> int:
     return machines.blocks(job, 0)
 
 
-def take_captured(server: Any) -> int:
-    """Takes all that a cut has captured, as a saver would."""
-    while server.store.capture_left():
-        server.store.capture_chunk(1 << 20)
-    return machines.cut_number(server)
+def take_captured(door: Any) -> int:
+    """Takes all that a cut has captured, as a saver would; the number of the cut."""
+    store = door.server.store
+    while store.capture_left():
+        store.capture_chunk(1 << 20)
+    return machines.cut_number(door.server)
 
 
-def unsettled_reason(server: Any) -> str:
-    return machines.unsettled_reason(server)
+def unsettled_reason(door: ServerDoor) -> str:
+    return machines.unsettled_reason(door)
 
 
 # --- The others ---
 
 
-def unsettled_view_reason(coordinator: Any) -> str:
+def view(coordinator: Coordinator) -> Any:
+    """The newest view it has made; None: there is none yet."""
+    return coordinator.view
+
+
+def unsettled_view_reason(coordinator: Coordinator) -> str:
     return machines.unsettled_view_reason(coordinator)
 
 
-def known_durable(session: Any) -> list[int]:
+def known_durable(session: Session) -> list[int]:
     """What a worker knows to be durable, by server."""
     return list(session._durable)
 
 
-def kept_pushes(session: Any) -> list[int]:
+def kept_pushes(session: Session) -> list[int]:
     """What a worker keeps for a redo."""
     return list(session._redo)

@@ -17,8 +17,8 @@ from scenarios.words import COLUMNS, Words, contents, epoch, gradient, marks, me
 
 from regrow.core.coding import coefficient, product_bytes
 from regrow.core.groups import Groups
+from regrow.core.identity import Identity
 from regrow.core.job import JobSpec
-from regrow.core.link import Identity
 from regrow.core.messages import Beat, Declare, Ready, RestoredAck, StreamAck
 
 CHATTER = (Beat, Ready, Declare, StreamAck, RestoredAck)  # delivered, not shown
@@ -171,7 +171,7 @@ class Shows:
         """Every parity: what it stands for by its marks, and whether its bytes agree."""
         lines = []
         for node in self._servers():
-            if look.view(node.machine) is None:
+            if not look.knows_view(node.machine):
                 continue
             held = {(source, g): (have, ended) for source, g, _, have, ended in look.held(node.machine)}
             for q in range(self._world.job.tables[0].r):

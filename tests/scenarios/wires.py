@@ -11,7 +11,8 @@ import itertools
 from collections import deque
 
 from regrow.core.framing import Stamp
-from regrow.core.link import Identity, Link
+from regrow.core.identity import Identity
+from regrow.core.link import Link
 from regrow.core.messages import Message
 
 Pair = tuple[Identity, Identity]
@@ -65,19 +66,28 @@ class Wires:
 
     def close(self, one: Identity, other: Identity) -> None:
         """The connection breaks, and with it what was on its way."""
-        self._open -= {(one, other), (other, one)}
-        self.queues.pop((one, other), None)
-        self.queues.pop((other, one), None)
+        for pair in ((one, other), (other, one)):
+            self.queues.pop(pair, None)
+            self._lose(pair)
+
+    def _lose(self, pair: Pair) -> None:
+        """For one end a connection is gone."""
+        if pair in self._open:
+            self._open.discard(pair)
+            self._links[pair].lose_connection()
 
     def forget(self, who: Identity, whom: Identity) -> None:
         """Never again."""
         self.close(who, whom)
         self._forgotten.add((who, whom))
-        self._links.pop((who, whom), None)
+        if (link := self._links.pop((who, whom), None)) is not None:
+            link.end()
 
     def end(self, node: Identity) -> None:
         """A process is gone. What it had sent may still arrive."""
-        self._open = {pair for pair in self._open if node not in pair}
+        for pair in [pair for pair in self._links if pair[1] == node]:
+            self._lose(pair)
+        self._open = {pair for pair in self._open if pair[0] != node}
         self._links = {pair: link for pair, link in self._links.items() if pair[0] != node}
         self.queues = {pair: queue for pair, queue in self.queues.items() if pair[1] != node}
 

@@ -13,9 +13,8 @@ import numpy as np
 
 from regrow.core import messages as m
 from regrow.core.groups import Groups
+from regrow.core.identity import Identity
 from regrow.core.job import JobSpec
-from regrow.core.layout import Layout
-from regrow.core.link import Identity
 from regrow.core.twins import initial_rows
 
 COLUMNS = 4  # floats of a row, one for each worker
@@ -55,8 +54,7 @@ def epoch(value: int) -> str:
 
 
 def members(servers: Any) -> str:
-    names = [name(Identity(role="server", id=s.id, incarnation=s.incarnation)) + "*" * s.recovering for s in servers]
-    return " ".join(names)
+    return " ".join(name(member.identity) + "*" * member.recovering for member in servers)
 
 
 class Words:
@@ -65,8 +63,7 @@ class Words:
     def __init__(self, job: JobSpec) -> None:
         spec = job.tables[0]
         self._groups = Groups(job)
-        layout = Layout(servers=job.servers, k=spec.k, r=spec.r, rings=job.rings)
-        servers, slots = layout.place(np.arange(spec.rows), table=0)
+        servers, slots = job.layout(0).place(np.arange(spec.rows), table=0)
         places = zip(servers.tolist(), slots.tolist(), strict=True)
         self.place = dict(enumerate(places))  # row -> (server, slot)
         self.row_at = {place: row for row, place in self.place.items()}
