@@ -135,7 +135,7 @@ class Cluster:
         role, index = _parse(who)
         before = self._world.newest.get((role, index))
         if before in self._world.nodes:
-            raise ScenarioError(f"{name(before)} runs")  # type: ignore[arg-type]
+            raise ScenarioError(f"{name(before)} runs")
         incarnation = 0 if before is None else before.incarnation + 1
         identity = self._world.newest[role, index] = Identity(role=role, id=index, incarnation=incarnation)
         if role == "coordinator":
@@ -283,7 +283,8 @@ class Cluster:
         if wire == "all":
             self._holds.clear()
             return
-        self._holds.remove((*wire.split("->"), kind))  # type: ignore[arg-type]
+        source, target = wire.split("->")
+        self._holds.remove((source, target, kind))
 
     def _do_deliver(self, wire: str = "*->*", count: str = "") -> None:
         """One message of one wire, or so many, or all of it, held or not. With a `*`: all wires that match and are not

@@ -81,6 +81,8 @@ class Shows:
                 reasons.append(f"{name(identity)} {reason}")
             elif role == "coordinator" and (reason := look.unsettled_view_reason(node.machine)):
                 reasons.append(f"C {reason}")
+            elif node.failed:
+                reasons.append(f"{name(identity)} has failed: {node.failed}")
             elif role == "worker" and (kept := look.kept_pushes(node.machine)):
                 reasons.append(f"{name(identity)} keeps pushes {' '.join(map(str, kept))}")
             elif role == "worker" and node.buffers:
