@@ -148,7 +148,7 @@ class HandPlan:
 def plan_of(of: JobSpec, rows: Sequence[Iterable[int]]) -> HandPlan:
     """The plan of these rows of each table, as a worker's router would lay it out."""
     places: list[list[tuple[int, int, int]]] = []
-    for index, (spec, wanted) in enumerate(zip(of.tables, rows, strict=True)):
+    for index, wanted in enumerate(rows):
         wanted = list(wanted)
         servers, slots = of.layout(index).place(np.array(wanted, np.int64), table=index)
         places.append(list(zip(wanted, servers.tolist(), slots.tolist(), strict=True)))

@@ -25,6 +25,7 @@ LINES_MAX = 600
 
 # What core may use besides itself: values in, values out. No clock, file, socket, thread, chance, torch.
 CORE_MAY_IMPORT = {
+    "abc",
     "__future__",
     "collections",
     "dataclasses",

@@ -21,8 +21,9 @@ from regrow.core.effects import Send
 from regrow.core.flusher import FLUSHES_UNACKED_MAX, IDLE_SECONDS, STREAMS_UNDERWAY_MAX, Budget, Flusher
 from regrow.core.groups import Groups
 from regrow.core.holder import Holder
-from regrow.core.job import FlushSpec, JobSpec
+from regrow.core.job import JobSpec
 from regrow.core.messages import Flush, FlushAck, FlushCommit, Message, Stream, StreamEnd
+from regrow.core.protection import FlushSpec
 from regrow.store.memory import MemoryStore
 
 NEVER = FlushSpec(pushes=1 << 20, bytes=1 << 40, seconds=3600.0)

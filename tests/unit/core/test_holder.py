@@ -25,7 +25,7 @@ from regrow.core.flusher import Budget
 from regrow.core.groups import Groups
 from regrow.core.holder import Holder
 from regrow.core.identity import Identity
-from regrow.core.job import FlushSpec, JobSpec
+from regrow.core.job import JobSpec
 from regrow.core.messages import (
     Fault,
     Flush,
@@ -44,6 +44,7 @@ from regrow.core.messages import (
     Tail,
     View,
 )
+from regrow.core.protection import FlushSpec
 from regrow.store.memory import MemoryStore
 
 UNLIMITED = Budget(0)
@@ -476,12 +477,12 @@ class Ring:
     def change(self) -> None:
         """Some rows of every server that was never lost, and a flush of some."""
         for index, machine in enumerate(self.machines):
-            if machine.store is None or machine.identity.incarnation:
+            if machine.server.store is None or machine.identity.incarnation:
                 continue
             slots = self.rng.permutation(self.store(index).slots(0))[:3].tolist()
             update(self.store(index), slots, float(self.rng.standard_normal()))
             if self.rng.random() < 0.5:
-                self.take(machine, machine.flusher.flush_all())
+                self.take(machine, machine.server.flusher.flush_all())
 
     def check_parities(self) -> None:
         """Every parity is that of the rows as they are."""

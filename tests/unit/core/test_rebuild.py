@@ -17,7 +17,7 @@ from helpers import COORDINATOR, arrays, job, plain, server, table, told, worker
 from regrow.core.door import ServerDoor
 from regrow.core.effects import Delivered, Refuse, Send, Tick
 from regrow.core.identity import Identity
-from regrow.core.job import FlushSpec, JobSpec
+from regrow.core.job import JobSpec
 from regrow.core.messages import (
     Assign,
     Fault,
@@ -42,6 +42,7 @@ from regrow.core.messages import (
     View,
     WriteRecords,
 )
+from regrow.core.protection import FlushSpec
 from regrow.store.memory import MemoryStore
 
 W0 = worker(0)
@@ -124,7 +125,7 @@ def fault(*slots: int) -> Fault:
 
 def weights(machine: ServerDoor) -> dict[int, float]:
     """slot -> its weight, of rows that are there and not zero."""
-    store = machine.store
+    store = machine.server.store
     assert isinstance(store, MemoryStore)
     _, missing = store.prepare(**arrays(counts=[2 * BLOCKS], slots=range(2 * BLOCKS)))
     out = np.zeros((2 * BLOCKS, 4), np.float32)
@@ -136,12 +137,12 @@ def weights(machine: ServerDoor) -> dict[int, float]:
 
 def test_the_slots_and_groups_are_as_this_file_assumes() -> None:
     machine = replacement()
-    assert machine.store is not None
-    assert (machine.store.slots(0), machine.store.record_floats(0)) == (2 * BLOCKS, 4)
-    groups = machine.flusher.geometry
+    assert machine.server.store is not None
+    assert (machine.server.store.slots(0), machine.server.store.record_floats(0)) == (2 * BLOCKS, 4)
+    groups = machine.server.flusher.geometry
     assert [groups.holders(0, g) for g in (ODD, EVEN)] == [(1,), (2,)]
     assert [groups.member(0, g) for g in (ODD, EVEN)] == [1, 0]
-    assert machine.store.missing_rows() == 2 * BLOCKS
+    assert machine.server.store.missing_rows() == 2 * BLOCKS
 
 
 # --- Before the groups know where they stand ---
@@ -193,7 +194,7 @@ def test_only_its_holders_have_a_say_and_only_once() -> None:
     assert tell(machine, S1, have(ODD, [1])) == [("refuse", "S1", "Have: S1 has no say about group 0")]
     tell(machine, S2, have(EVEN, []))
     assert machine.rebuild is not None and machine.rebuild.active
-    assert machine.store is not None and machine.store.missing_rows() == 0
+    assert machine.server.store is not None and machine.server.store.missing_rows() == 0
 
 
 def test_rows_that_come_before_the_last_group_is_active_count() -> None:
@@ -268,7 +269,7 @@ def test_malformed_rows_are_refused(wrong: Restored) -> None:
     machine = active(1)
     ((what, who, reason),) = tell(machine, S1, wrong)
     assert (what, who, reason.split(":")[0]) == ("refuse", "S1", "Restored")
-    assert machine.store is not None and machine.store.missing_rows() == 1
+    assert machine.server.store is not None and machine.server.store.missing_rows() == 1
 
 
 # --- Pushes that some groups have ---
@@ -280,12 +281,12 @@ def test_a_push_is_applied_to_the_groups_that_lack_it_and_to_no_other() -> None:
         machine = active(1, 4, odd=odd, even=even)
         tell(machine, S1, restored({1: -odd}))
         tell(machine, S2, restored({4: -even}))
-        assert machine.serving.durable(0) == min(odd, even)
+        assert machine.server.serving.durable(0) == min(odd, even)
         for seq in range(min(odd, even) + 1, 4):
             ((_, who, (name, fields)),) = tell(machine, W0, push(seq, 1, 4))
             assert (who, name, fields["seq"]) == ("W0", "Pushed", seq)
         assert weights(machine) == {1: -3, 4: -3}, (odd, even)
-        assert machine.flusher.applied == [[3], [3]]
+        assert machine.server.flusher.applied == [[3], [3]]
         # What everybody has is answered, and skipped.
         tell(machine, W0, push(1, 1, 4))
         assert weights(machine) == {1: -3, 4: -3}
@@ -305,7 +306,7 @@ def test_what_comes_back_goes_on_with_the_flush_after_the_last() -> None:
     tell(machine, S2, have(EVEN, [], mark=4, number=7))
     tell(machine, S1, restored({1: 1}))
     tell(machine, W0, push(5, 1, 0))
-    flushes = [send.message for send in machine.flusher.flush_all() if isinstance(send.message, Flush)]
+    flushes = [send.message for send in machine.server.flusher.flush_all() if isinstance(send.message, Flush)]
     assert [(flush.group, flush.number, flush.marks, flush.slots.tolist()) for flush in flushes] == [
         (EVEN, 8, (5,), [0])
     ], "the odd rows have not changed since"

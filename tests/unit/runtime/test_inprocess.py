@@ -167,7 +167,7 @@ def test_synchronous_steps_of_two_workers() -> None:
     for client, commit in zip(clients, commits, strict=True):
         commit.wait(0)
         client.drain(timeout_seconds=0)
-    assert [shard.serving.committed for shard in cluster.servers] == [3, 3, 3]
+    assert [shard.server.serving.committed for shard in cluster.servers] == [3, 3, 3]
     assert weights_of(clients[0])[5].tolist() == [-9, -9]
 
 

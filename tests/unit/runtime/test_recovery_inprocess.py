@@ -19,7 +19,8 @@ from helpers import HandPlan, job, plan_of, table
 
 from regrow.core import decode, flusher
 from regrow.core.flusher import STREAM_BYTES, Budget
-from regrow.core.job import FlushSpec, JobSpec, OptimizerKind
+from regrow.core.job import JobSpec, OptimizerKind
+from regrow.core.protection import FlushSpec
 from regrow.errors import ConnectionLost, DataLoss
 from regrow.runtime.client import Client, Ticket
 from regrow.runtime.inprocess import InProcessCluster

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from helpers import COORDINATOR, arrays, job, plain, server, shard_server, table, told, view, worker
 
-from regrow.core.door import ServerDoor
+from regrow.core.door import EARLY_OPENS_MAX, ServerDoor
 from regrow.core.effects import Delivered, Lost
 from regrow.core.identity import Identity
 from regrow.core.job import JobSpec
@@ -70,7 +70,7 @@ def pushed(seq: int, *, durable: int, clock: int) -> Pushed:
 
 def weights(machine: ServerDoor) -> list[list[float]]:
     """All rows of table 0, state included."""
-    store = machine.store
+    store = machine.server.store
     assert store is not None
     out = np.zeros(store.slots(0) * store.record_floats(0), np.float32)
     store.read_records(0, 0, store.slots(0), out)
@@ -94,7 +94,11 @@ def test_a_push_is_applied_when_it_comes_and_a_pull_sees_it() -> None:
     assert tell(machine, W1, push(1, [4], [10, 20])) == [sent(W1, pushed(1, durable=1, clock=2))]
     assert tell(machine, W1, pull([7, 4], step=2)) == [sent(W1, rows([-3, -4, -11, -22], durable=1, clock=2))]
     assert tell(machine, W0, Open()) == [sent(W0, Opened(durable=1, committed=0))]
-    assert (machine.flusher.applied, machine.clock, machine.pulls) == ([[1, 1]], 2, 2)
+    assert (machine.server.flusher.applied, machine.server.serving.clock, machine.server.serving.pulls) == (
+        [[1, 1]],
+        2,
+        2,
+    )
 
 
 def test_a_duplicate_is_answered_but_not_applied() -> None:
@@ -149,7 +153,7 @@ def test_a_bad_push_is_refused_whole(mode: Any, reason: str, message: Push) -> N
     assert (verb, target) == ("refuse", "W0")
     assert why.startswith("Push: ")
     assert reason in why
-    assert (changed(machine), machine.clock, set(machine.flusher.applied[0])) == ({}, 0, {0})
+    assert (changed(machine), machine.server.serving.clock, set(machine.server.flusher.applied[0])) == ({}, 0, {0})
     # It has not used up its number either, and in sync mode nothing of it is staged.
     assert len(tell(machine, W0, push(1, [0], [1, 1], counts=[1, 0]))) == 1
     if mode == "sync":
@@ -170,7 +174,7 @@ def test_a_bad_pull_is_refused(mode: Any, step: int) -> None:
     ]:
         ((verb, _, why),) = tell(machine, W0, pull(slots, step=step, counts=counts))
         assert (verb, reason in why) == ("refuse", True), why
-    assert machine.pulls == 0
+    assert machine.server.serving.pulls == 0
     assert len(tell(machine, W0, pull([1] * 100, step=step))) == 1
 
 
@@ -209,7 +213,7 @@ def test_opens_that_come_before_the_first_view_wait_for_it() -> None:
     assert tell(machine, W0, Open()) == []
     assert tell(machine, W1, Open()) == []
     effects = tell(machine, COORDINATOR, view(job(workers=1)))
-    ready = Ready(rows=10, memory_bytes=machine.store.memory_bytes)  # type: ignore[union-attr]
+    ready = Ready(rows=10, memory_bytes=machine.server.store.memory_bytes)  # type: ignore[union-attr]
     assert effects == [
         ("log", "view 1: 1 servers"),
         sent(COORDINATOR, ready),
@@ -233,7 +237,7 @@ def test_views_that_are_not_followed() -> None:
     assert tell(machine, COORDINATOR, view(job(servers=0))) == refused(
         COORDINATOR, "view 1: servers must be between 1 and 4096, not 0"
     )
-    assert machine.view is None
+    assert machine.server is None
     far = shard_server(index=3)
     assert tell(far, COORDINATOR, view(job(servers=2))) == refused(COORDINATOR, "view 1 has no place for S3")
     tell(machine, COORDINATOR, view(job(), epoch=3))
@@ -253,7 +257,7 @@ def test_a_server_that_gets_no_memory_has_no_view() -> None:
     machine = ServerDoor(identity=server(0), build_store=no_room, reply_bytes_max=100)
     with pytest.raises(MemoryError):
         tell(machine, COORDINATOR, view(job()))
-    assert machine.view is None, "or it would answer workers without rows"
+    assert machine.server is None, "or it would answer workers without rows"
 
 
 # --- Initial weights, whole records ---
@@ -340,7 +344,7 @@ def test_a_step_is_applied_when_all_staged_it_and_all_pulled_the_next() -> None:
         pulls = [index for index in order if index >= 2]
         replies = [sent(acts[index][0], rows([-3, -3], durable=1, clock=2, request=8 + index)) for index in pulls]
         assert answers[3] == replies
-        assert (machine.serving.committed, machine.clock) == (1, 2)
+        assert (machine.server.serving.committed, machine.server.serving.clock) == (1, 2)
         tried += 1
     assert tried == 6
 
@@ -383,7 +387,7 @@ def test_reading_takes_part_in_nothing() -> None:
     for index in range(2):
         tell(machine, worker(index), push(1, [0], [1, 1]))
         assert tell(machine, worker(index), pull([0], step=0)) == [sent(worker(index), rows([0, 0]))]
-    assert machine.serving.committed == 0
+    assert machine.server.serving.committed == 0
 
 
 def test_steps_out_of_reach_are_refused() -> None:
@@ -420,7 +424,7 @@ def test_a_bad_request_hits_its_sender_and_nobody_else() -> None:
     machine = sync_server(2)
     ((verb, target, why),) = tell(machine, W0, pull([10], step=2))
     assert (verb, target, "out of range" in why) == ("refuse", "W0", True)
-    assert machine.serving.committed == 0
+    assert machine.server.serving.committed == 0
     for index in range(2):
         tell(machine, worker(index), push(1, [0], [1, 1]))
     assert tell(machine, W1, pull([0], step=2)) == [], "the bad pull was no commit"

@@ -1,0 +1,188 @@
+"""Goal: everybody computes the same answer to what is lost when servers are down together, and asks the protection
+rather than the tables. No place outside core/protection.py knows which kinds of it there are, but those that make one.
+
+Method: all small rings and every set of servers that are down, counted stripe by stripe from the plain definition
+(rings.py). Who names a kind is read from the sources.
+"""
+
+from __future__ import annotations
+
+import ast
+import itertools
+from collections.abc import Collection, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from helpers import job, table
+from rings import JOBS, MIXED, SHAPES, stripe_homes, uniform
+
+import regrow
+from regrow.core import protection
+from regrow.core.job import JobSpec
+from regrow.core.protection import Coded, Unprotected, Verdict, count_lost_rows
+
+SOURCE = Path(regrow.__file__).parent
+KINDS = {"Unprotected", "Coded"}
+# Who may name a kind, and how often: the job has a default, a user's wish becomes one, the simulator makes jobs.
+MAKERS = {"core/job.py": 2, "nn/coded.py": 4, "sim/profiles.py": 4}
+
+
+def count_lost(of: JobSpec, down: Collection[int]) -> list[tuple[str, int]]:
+    return count_lost_rows(down, tables=of.tables, servers=of.servers, rings=of.rings)
+
+
+def lost_stupid(of: JobSpec, down: set[int], *, stripes_too: bool) -> dict[str, int]:
+    """Counted stripe by stripe. `stripes_too`: also a table that has no row in the stripes that are lost."""
+    lost: dict[str, int] = {}
+    for index, spec in enumerate(of.tables):
+        ring = of.servers // of.rings
+        stripes = max(-(-spec.rows // spec.k), of.rings * ring if stripes_too else 0)
+        for stripe in range(stripes):
+            home = stripe_homes(of, index, stripe)
+            if len(down.intersection(home)) > spec.r:
+                rows = [stripe * spec.k + j for j in range(spec.k) if home[j] in down]
+                count = sum(row < spec.rows for row in rows)
+                if rows:
+                    lost[spec.name] = lost.get(spec.name, 0) + count
+    return lost
+
+
+def subsets(servers: int) -> Iterator[set[int]]:
+    for size in range(servers + 1):
+        yield from map(set, itertools.combinations(range(servers), size))
+
+
+def test_lost_rows_are_counted_exactly_where_blocks_are_full() -> None:
+    codes = [(s, g, [(k, r)] * 2) for s, g, k, r in SHAPES if s <= 5 or g > 1] + MIXED
+    for servers, rings, table_codes in codes:
+        blocks = 2 * servers  # of every ring, twice round
+        tables = [table(f"t{t}", rows=blocks * k, k=k, r=r) for t, (k, r) in enumerate(table_codes)]
+        of = job(*tables, servers=servers, rings=rings)
+        for down in subsets(servers):
+            assert dict(count_lost(of, down)) == lost_stupid(of, down, stripes_too=False), (of, down)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 5, 13])
+def test_tables_with_holes_are_named_and_counted_to_within_a_block(rows: int) -> None:
+    """Never too few. Also a table whose lost stripes are all empty: nobody could say that they were."""
+    for servers, rings, k, r in SHAPES:
+        if servers > 5:
+            continue
+        of = uniform(servers, rings, k, r, rows=rows)
+        for down in subsets(servers):
+            lost = dict(count_lost(of, down))
+            expected = lost_stupid(of, down, stripes_too=True)
+            assert lost.keys() == expected.keys(), (of, down)
+            for name, count in lost.items():
+                assert 0 <= count - expected[name] < k * max(1, len(down))
+
+
+def test_tolerance_is_that_no_stripe_loses_more_than_its_parities() -> None:
+    for of in JOBS:
+        if of.servers > 5 and of.rings == 1:
+            continue
+        ring = of.servers // of.rings
+        for down in subsets(of.servers):
+            worst = all(
+                len(down.intersection(stripe_homes(of, index, stripe))) <= spec.r
+                or not down.intersection(stripe_homes(of, index, stripe)[: spec.k])
+                for index, spec in enumerate(of.tables)
+                for stripe in range(ring * of.rings)
+            )
+            assert of.verdict(sorted(down)).survivable == worst
+
+
+def test_any_r_servers_may_be_lost() -> None:
+    for of in JOBS:
+        least = min(spec.r for spec in of.tables)
+        for down in itertools.combinations(range(of.servers), least):
+            assert of.verdict(down).survivable
+
+
+# --- The answers ---
+
+
+def test_nothing_is_survived_without_protection() -> None:
+    of = job(table(rows=10), servers=3)
+    assert isinstance(of.protection, Unprotected)
+    assert of.verdict([]) == Verdict(True, "no server is down")
+    assert of.verdict([2, 0]) == Verdict(False, "S0, S2: nothing protects the rows of these servers")
+    assert not of.protection.has_parities and not of.protection.replaces_servers
+    assert (of.protection.lost_together_max, of.protection.begins_together, of.rings) == (0, False, 1)
+
+
+def test_a_verdict_names_what_is_lost() -> None:
+    of = job(table("a", rows=12, k=2, r=1), table("b", rows=6, k=1, r=1), servers=3)
+    assert of.verdict([1]) == Verdict(True, "no stripe has lost more members than it has parities, without S1")
+    assert of.verdict([1, 2]) == Verdict(False, "S1, S2 are down together: up to 10 rows are lost, in a (8), b (2)")
+    many = job(*(table(f"t{t}", rows=3, k=1, r=1) for t in range(10)), servers=3)
+    assert many.verdict([0, 1]).reason.endswith("t7 (1) and 2 more tables")
+
+
+def test_spares_and_recoveries_follow_from_the_parities() -> None:
+    one, two = (job(table(k=1, r=r), servers=3).protection for r in (1, 2))
+    assert (one.lost_together_max, one.begins_together) == (1, False)
+    assert (two.lost_together_max, two.begins_together) == (2, True)
+
+
+def test_a_table_without_parities_beside_others_is_lost_with_any_server() -> None:
+    """Dense parameters with copies, and tables that nobody can pay parities for."""
+    of = job(table("rows", rows=9, k=1, r=0), table("dense", rows=3, k=1, r=1), servers=3)
+    assert of.invalid_reason() is None
+    assert of.protection.has_parities and of.protection.replaces_servers
+    assert of.verdict([1]) == Verdict(False, "S1 are down together: up to 3 rows are lost, in rows (3)")
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"protection": Unprotected()}, "table 't0' has parities (r = 1), but the job is not coded"),
+        ({"protection": Coded(k=2, r=1, rings=2)}, "rings must divide servers: 3 servers, 2 rings"),
+        ({"protection": Coded(k=2, r=0)}, "a code has at least one row and one parity, not k=2, r=0"),
+        ({"tables": (table(k=1, r=2),)}, "table 't0' has 2 parities, the code of the job 1"),
+        ({"tables": (table(k=1, r=0),)}, "no table has a parity (r >= 1), but the job is coded"),
+    ],
+)
+def test_what_does_not_fit(changes: dict[str, object], reason: str) -> None:
+    of = job(table(k=2, r=1), servers=3)
+    assert of.invalid_reason() is None
+    assert msgspec.structs.replace(of, **changes).invalid_reason() == reason
+
+
+def test_a_protection_survives_the_wire() -> None:
+    for of in (job(table(), servers=3), job(table(k=2, r=1), servers=3)):
+        assert msgspec.msgpack.decode(msgspec.msgpack.encode(of), type=JobSpec) == of
+
+
+# --- Who knows the kinds ---
+
+
+def test_the_union_has_the_kinds_that_this_file_knows() -> None:
+    assert {kind.__name__ for kind in protection.Protection.__args__} == KINDS  # type: ignore[attr-defined]
+
+
+def test_nobody_else_knows_which_kinds_there_are() -> None:
+    found: dict[str, int] = {}
+    for path in sorted(SOURCE.rglob("*.py")):
+        name = str(path.relative_to(SOURCE))
+        if name == "core/protection.py":
+            continue
+        tree = ast.parse(path.read_text())
+        named = sum(isinstance(node, ast.Name) and node.id in KINDS for node in ast.walk(tree))
+        named += sum(
+            alias.name in KINDS for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) for alias in node.names
+        )
+        if named:
+            found[name] = named
+    assert found == MAKERS
+
+
+@pytest.mark.parametrize(
+    "name", ["coordinator", "session", "door", "server", "serving", "serving_async", "serving_sync"]
+)
+def test_machines_do_not_look_at_the_parities_of_tables(name: str) -> None:
+    """They ask the protection. (Reading parities for a client needs to know how many there are: once.)"""
+    tree = ast.parse((SOURCE / "core" / f"{name}.py").read_text())
+    looks = [node.lineno for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr == "r"]
+    assert len(looks) == (1 if name == "serving" else 0)
