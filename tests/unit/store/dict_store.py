@@ -318,7 +318,7 @@ class DictStore:
 
     def _initial_record(self, cell: Cell) -> Float32Array:
         if cell not in self._initial:
-            table, slot = cell
+            table = cell[0]
             spec, row = self._table(table), self._row(cell)
             record = np.zeros(self.record_floats(table), np.float32)
             if row < spec.rows:  # or it is a hole
