@@ -217,7 +217,7 @@ def _observe_rows(store: Store, job: JobSpec, table: int) -> list[Any]:
             (store.published, (*call_of(len(job.tables), (table, slot)), one)),
         ):
             try:
-                read(*arguments)  # type: ignore[operator]
+                read(*arguments)
                 seen.append(one.tobytes())
             except ValueError:
                 seen.append("absent")
