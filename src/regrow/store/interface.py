@@ -11,7 +11,8 @@ written like rows, begin as zeros and are left out of captures. A *record* is [w
 a multiple of four floats], and its bits are what is stored, coded and compared. A row is *touched* once it was changed;
 until then its value is its initial value, which follows from the seed. A *relative* value is value ^ initial value, bit
 by bit, so that a row never touched is zero. A *coding group* is a number: rows whose parities are at the same servers,
-seen from their own; the list of groups is that of `regrow.core.groups`, the same on every server.
+seen from their own; the list of groups is that of `regrow.core.groups`, the same on every server. Rows of tables
+without parities are in no group that a store knows.
 
 **Rows of a call** are named by (counts, slots): counts[t] of the slots belong to table t, tables follow each other, and
 so do the floats of the rows: `dim` of each where it says weights or gradients, `record_floats` where it says records.
@@ -154,7 +155,7 @@ class FlushedRows(Sizes, Protocol):
 
     A value is *published* once parities are to stand for it: what the row was when its group was last flushed. Of a row
     that changed since, which is *pending*, the store keeps the published record beside the present one until it is
-    flushed. Rows of tables without parities are in no group and never pending.
+    flushed. Rows of tables without parities are never pending.
     """
 
     def pending_rows(self, group: int) -> int:

@@ -16,7 +16,6 @@ import numpy as np
 from regrow.core import twins
 from regrow.core.coding import coefficient
 from regrow.core.job import JobSpec, TableSpec
-from regrow.core.layout import Layout
 from regrow.store.interface import TENANTS_MAX, Float32Array, Int32Array, Part, TableRows, UInt32Array, UInt64Array
 
 Cell = tuple[int, int]  # table, slot
@@ -38,7 +37,7 @@ class DictStore:
 
     def __init__(self, job: JobSpec, server: int, recovering: bool = False) -> None:
         self._job, self._server, self._ring = job, server, job.servers // job.rings
-        self._layouts = [Layout(servers=job.servers, k=t.k, r=t.r, rings=job.rings) for t in job.tables]
+        self._layouts = [job.layout(table) for table in range(len(job.tables))]
         self._groups = sorted({(t.k - j, t.r) for t in job.tables if t.r for j in range(t.k)})
         self._records: dict[Cell, Float32Array] = {}
         self._initial: dict[Cell, Float32Array] = {}  # of rows that somebody asked for

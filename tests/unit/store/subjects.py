@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 from dict_store import DictStore
-from helpers import counts_of
+from helpers import counts_of, job
 
 from regrow.core.job import JobSpec, OptimizerSpec, TableSpec
-from regrow.core.layout import Layout
 from regrow.store.interface import Store, StoreBuilder
 from regrow.store.memory import MemoryStore
 
@@ -22,25 +21,20 @@ every_store = pytest.mark.parametrize("build", list(SUBJECTS.values()), ids=list
 
 
 def job_of(*tables: tuple[Any, int, int, int, int], servers: int = 5, rings: int = 1) -> JobSpec:
-    """Tables are (optimizer, rows, dim, k, r). What a job may be is not a store's business: it is not asked."""
-    return JobSpec(
-        servers=servers,
-        rings=rings,
-        workers=1,
-        seed=11,
-        tables=tuple(
-            TableSpec(
-                name=f"t{index}",
-                rows=rows,
-                dim=dim,
-                k=k,
-                r=r,
-                init_bound=0.25,
-                optimizer=OptimizerSpec(kind=kind, learning_rate=0.1, weight_decay=0.125 * (index % 2)),
-            )
-            for index, (kind, rows, dim, k, r) in enumerate(tables)
-        ),
-    )
+    """Tables are (optimizer, rows, dim, k, r)."""
+    specs = [
+        TableSpec(
+            name=f"t{index}",
+            rows=rows,
+            dim=dim,
+            k=k,
+            r=r,
+            init_bound=0.25,
+            optimizer=OptimizerSpec(kind=kind, learning_rate=0.1, weight_decay=0.125 * (index % 2)),
+        )
+        for index, (kind, rows, dim, k, r) in enumerate(tables)
+    ]
+    return job(*specs, servers=servers, rings=rings, seed=11)
 
 
 # Every optimizer, several k, tables with one parity, with two and with none; slots within a word of bits and over
@@ -88,9 +82,7 @@ def holders(job: JobSpec, source: int, group: int) -> list[int]:
 
 
 def rows_of_slots(job: JobSpec, server: int, table: int, slots: Any) -> np.ndarray:
-    spec = job.tables[table]
-    layout = Layout(servers=job.servers, k=spec.k, r=spec.r, rings=job.rings)
-    return layout.row_of(np.full(len(slots), server), slots, table=table)
+    return job.layout(table).row_of(np.full(len(slots), server), slots, table=table)
 
 
 # ---- calls

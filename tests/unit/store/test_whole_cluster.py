@@ -12,7 +12,8 @@ import pytest
 from helpers import job, plan_of, table
 from subjects import SUBJECTS, records_of
 
-from regrow.core.job import FlushSpec, JobSpec, OptimizerKind
+from regrow.core.job import JobSpec, OptimizerKind
+from regrow.core.protection import FlushSpec
 from regrow.runtime.inprocess import InProcessCluster
 from regrow.store.interface import StoreBuilder
 from regrow.store.memory import MemoryStore
