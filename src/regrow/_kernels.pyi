@@ -3,7 +3,7 @@
 Arrays are anything that offers DLPack or the buffer protocol (NumPy, torch on the CPU), C-contiguous and of
 exactly the dtype named here: nothing is converted or copied. A wrong dtype, shape or value raises ValueError,
 an id, slot or table that does not exist IndexError, both before anything has been changed. Every function has
-a slow twin in `regrow.core.twins`; that of captures is in tests/unit/test_capture.py.
+a slow twin in `regrow.core.twins`; that of captures is in tests/unit/store/test_capture.py.
 """
 
 from collections.abc import Sequence

@@ -39,20 +39,26 @@ CORE_MAY_IMPORT = {
     "numpy",
     "regrow._kernels",
     "regrow.errors",
+    "regrow.store.interface",
     "struct",
     "typing",
 }
 
-# Two modules belong elsewhere than their package: `presets` is a table of numbers, and the main of a child process
-# stands above whatever role it starts.
+# Some modules belong elsewhere than their package: `presets` is a table of numbers, what a store has to be is said
+# below core, which uses stores, and the main of a child process stands above whatever role it starts.
 UNITS = {
     "regrow.nn.presets": "presets",
+    "regrow.store.interface": "interface",
     "regrow.launch.child": "mains",
 }
 
-# Who may import whom. Everybody may import errors and the extension.
+# Names of types, for type checking only: nothing is loaded, and a test below sees to it.
+TYPES_ONLY = {"regrow.store.interface": {"regrow.core.job"}}
+
+# Who may import whom. Everybody may import errors, the extension, and what a store has to be.
 MAY_IMPORT = {
     "errors": set[str](),
+    "interface": set(),
     "presets": set(),
     "protection": set(),
     "config": {"presets", "protection"},
@@ -110,12 +116,12 @@ def test_the_table_has_no_circle() -> None:
 @pytest.mark.parametrize("module", MODULES)
 def test_imports_point_one_way(module: str) -> None:
     own = unit(module)
-    allowed = {own, "errors", "_kernels", *MAY_IMPORT[own]}
-    if own == "errors":
+    allowed = {own, "errors", "_kernels", "interface", *MAY_IMPORT[own]}
+    if own in ("errors", "interface"):
         allowed = {own}
     wrong = [
         name
-        for name in imported(MODULES[module])
+        for name in set(imported(MODULES[module])) - TYPES_ONLY.get(module, set())
         if name.split(".")[0] == "regrow" and unit(name) not in allowed and name != "regrow"
     ]
     assert wrong == []
@@ -161,3 +167,10 @@ def test_servers_run_without_torch() -> None:
     code = "import sys, regrow.runtime.serve, regrow.launch.child; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False"]
+
+
+def test_whoever_reads_the_interface_of_stores_loads_nothing_else() -> None:
+    """So core can use it, and stays without what stores are made of."""
+    code = "import sys, regrow.store.interface; print(*(name for name in sys.modules if name.startswith('regrow')))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["regrow", "regrow.store", "regrow.store.interface"]

@@ -26,7 +26,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Protocol
 
 import numpy as np
 
@@ -34,6 +33,7 @@ from regrow.core.effects import Send
 from regrow.core.identity import Identity
 from regrow.core.messages import CutAsk, CutAt, CutBegun, CutEnd, CutMarks, CutSaved
 from regrow.core.states import CUT, CutState, Life
+from regrow.store.interface import CapturedRows
 
 CUT_SECONDS_MAX = 2.0  # Asynchronous: pushes are held back for so long at most, say because a worker died.
 HOLD_SECONDS_MAX = 2 * CUT_SECONDS_MAX  # The same at a server, which may hear nothing more of it.
@@ -66,17 +66,10 @@ class Saved:
     error: str = ""
 
 
-class CaptureStore(Protocol):
-    """What a cut needs of the store."""
-
-    def begin_capture(self, tenant: int, full: bool) -> None: ...
-    def end_capture(self, durable: bool) -> None: ...
-
-
 class CutSide:
     """One server's part: at most one cut at a time. Its life is `states.CUT`."""
 
-    def __init__(self, *, store: CaptureStore, holds_pushes: bool) -> None:
+    def __init__(self, *, store: CapturedRows, holds_pushes: bool) -> None:
         """`holds_pushes`: asynchronously a cut needs that; synchronously it names a step that all will pass."""
         self.life = Life(CUT)
         self.number = 0  # of the newest cut heard of

@@ -35,23 +35,14 @@ from regrow.core.messages import (
     Syndrome,
     SyndromeAsk,
     UInt32Array,
-    UInt64Array,
 )
+from regrow.store.interface import HeldParities
 
 SWEEP_BYTES = 1 << 20  # decoded at a time in the background; too large: whoever faults waits behind it
 SWEEPS_UNDERWAY_MAX = 2
 PLACES_AHEAD = 1 << 16  # looked through at a time for the next rows
 
 Places = np.ndarray[Any, np.dtype[np.int64]]
-
-
-class DecoderStore(Protocol):
-    """What a decoder needs of the parities."""
-
-    def parity_members(self, table: int, q: int, member: int) -> UInt64Array: ...
-    def parity_read(self, q: int, counts: Int32Array, blocks: UInt32Array, out: Float32Array) -> None: ...
-    def blocks(self, table: int) -> int: ...
-    def record_floats(self, table: int) -> int: ...
 
 
 class Standing(Protocol):
@@ -113,7 +104,7 @@ class Decoder:
     """The stripes of one server that lost members. Every method returns what to send."""
 
     def __init__(
-        self, *, server: int, groups: Groups, store: DecoderStore, held: Mapping[tuple[int, int], Standing]
+        self, *, server: int, groups: Groups, store: HeldParities, held: Mapping[tuple[int, int], Standing]
     ) -> None:
         self.server = server
         self.rows_decoded = 0

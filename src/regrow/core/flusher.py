@@ -34,7 +34,7 @@ from __future__ import annotations
 import dataclasses
 from collections import deque
 from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -53,6 +53,7 @@ from regrow.core.messages import (
     UInt32Array,
 )
 from regrow.core.protection import FlushSpec
+from regrow.store.interface import FlushedRows
 
 Part = tuple[Int32Array, UInt32Array, Float32Array]  # counts, slots, records
 
@@ -62,18 +63,6 @@ STREAM_BYTES = 512 << 10  # Too small: messages cost more than rows. Too large: 
 IDLE_SECONDS = 0.3
 FLUSHES_UNACKED_MAX = 64  # per group. Too few: flushes wait for the slowest holder. Too many: memory for its sake.
 STREAMS_UNDERWAY_MAX = 2  # per holder and group; one is on the way while the other is applied
-
-
-class SourceStore(Protocol):
-    """What a flusher needs of the rows."""
-
-    def pending_rows(self, group: int) -> int: ...
-    def pending_bytes(self) -> int: ...
-    def take_flush(self, group: int, keep: bool = False) -> Part: ...
-    def published(self, counts: Int32Array, slots: UInt32Array, out: Float32Array) -> None: ...
-    def next_touched(self, table: int, group: int, block_first: int, rows_max: int) -> tuple[UInt32Array, int]: ...
-    def blocks(self, table: int) -> int: ...
-    def record_floats(self, table: int) -> int: ...
 
 
 class Budget:
@@ -127,7 +116,7 @@ class Flusher:
     """The source side of one server's parities."""
 
     def __init__(
-        self, *, server: int, groups: Groups, store: SourceStore, marks: int, spec: FlushSpec, keeps_undo: bool
+        self, *, server: int, groups: Groups, store: FlushedRows, marks: int, spec: FlushSpec, keeps_undo: bool
     ) -> None:
         self.server = server
         self.groups = [FlushGroup(marks) for _ in range(groups.total)]

@@ -10,22 +10,19 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from typing import Protocol
 
 import numpy as np
 
-from regrow.core.decode import Decoder, DecoderStore
+from regrow.core.decode import Decoder
 from regrow.core.effects import Send
 from regrow.core.flusher import Part
 from regrow.core.groups import Groups
 from regrow.core.identity import Identity
 from regrow.core.messages import (
-    Float32Array,
     Flush,
     FlushAck,
     FlushCommit,
     Have,
-    Int32Array,
     Message,
     Stream,
     StreamAck,
@@ -33,19 +30,11 @@ from regrow.core.messages import (
     SyndromeAsk,
     Tail,
     TailEnd,
-    UInt32Array,
-    UInt64Array,
     Undo,
 )
+from regrow.store.interface import HeldParities
 
 TAIL_FLUSHES_MAX = 1 << 16  # A source that leaves so many unstable is not being acknowledged at all.
-
-
-class HolderStore(DecoderStore, Protocol):
-    """What a holder needs of the store."""
-
-    def parity_apply(self, source: int, counts: Int32Array, slots: UInt32Array, deltas: Float32Array) -> None: ...
-    def parity_touched(self, source: int, group: int, table: int) -> UInt64Array: ...
 
 
 class Held:
@@ -66,7 +55,7 @@ class Holder:
     """The holder side of one server. Every method returns what to send."""
 
     def __init__(
-        self, *, server: int, groups: Groups, store: HolderStore, marks: int, ended: bool, keeps_last: bool
+        self, *, server: int, groups: Groups, store: HeldParities, marks: int, ended: bool, keeps_last: bool
     ) -> None:
         self.server = server
         self.held: dict[tuple[int, int], Held] = {}

@@ -9,7 +9,7 @@ rows never run ahead of their marks, so a row counts only after its group is act
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -17,30 +17,19 @@ from regrow.core.effects import Log, Send
 from regrow.core.flusher import Flusher, Part
 from regrow.core.groups import Groups
 from regrow.core.identity import Identity
-from regrow.core.messages import Fault, Float32Array, Have, Int32Array, Restored, UInt32Array, UInt64Array, Undo
+from regrow.core.messages import Fault, Have, Int32Array, Restored, UInt32Array, Undo
 from regrow.core.states import WAY, Life, WayState
 from regrow.core.wayback import Brought, Effect
+from regrow.store.interface import ReturningRows
 
 FILL_ROWS = 16384  # blank rows filled in per tick; too many: whoever pulls waits behind them
-
-
-class RebuildStore(Protocol):
-    """What a replacement needs of the store."""
-
-    def know_touched(self, group: int, table: int, words: UInt64Array) -> None: ...
-    def prepare(self, counts: Int32Array, slots: UInt32Array) -> tuple[Int32Array, UInt32Array]: ...
-    def put(self, counts: Int32Array, slots: UInt32Array, relatives: Float32Array) -> int: ...
-    def missing_rows(self) -> int: ...
-    def fill(self, rows_max: int) -> int: ...
-    def blocks(self, table: int) -> int: ...
-    def slots(self, table: int) -> int: ...
 
 
 class Rebuild:
     """The coded groups of one replacement until all of them are back. Its life is `states.WAY`."""
 
     def __init__(
-        self, *, server: int, groups: Groups, store: RebuildStore, flusher: Flusher, recovering: Collection[int]
+        self, *, server: int, groups: Groups, store: ReturningRows, flusher: Flusher, recovering: Collection[int]
     ) -> None:
         """`recovering` are the servers that nobody can ask now: this one, and others that are not back."""
         self.life = Life(WAY)

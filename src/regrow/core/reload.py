@@ -7,28 +7,21 @@ them, because from then on a loss of this server must find them there.
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from regrow.core.effects import Log, Notice, Send
 from regrow.core.flusher import Flusher
 from regrow.core.groups import Groups
 from regrow.core.identity import Identity
-from regrow.core.messages import Float32Array, Int32Array, UInt32Array
+from regrow.core.messages import Int32Array, UInt32Array
 from regrow.core.states import WAY, Life, WayState
 from regrow.core.wayback import Brought, Effect, Load, LoadedAll, LoadedRows
-
-
-class ReloadStore(Protocol):
-    """What loading needs of the store."""
-
-    def load_rows(self, table: int, ids: UInt32Array, parts: list[Float32Array]) -> int: ...
+from regrow.store.interface import WholeRecords
 
 
 class Reload:
     """Some groups of one server on their way back from a cut. Its life is `states.WAY`."""
 
     def __init__(
-        self, *, groups: Groups, mine: tuple[int, ...], store: ReloadStore, flusher: Flusher, cut: str
+        self, *, groups: Groups, mine: tuple[int, ...], store: WholeRecords, flusher: Flusher, cut: str
     ) -> None:
         self.life = Life(WAY)
         self.rows_total = self.rows_back = self.bytes_back = self.faults = 0

@@ -12,15 +12,13 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from regrow.core.cut import CaptureStore, CutSide, Save, Unsave
+from regrow.core.cut import CutSide, Save, Unsave
 from regrow.core.effects import Refuse, Send
-from regrow.core.flusher import Flusher, Part, SourceStore
-from regrow.core.holder import HolderStore
+from regrow.core.flusher import Flusher, Part
 from regrow.core.identity import Identity
 from regrow.core.job import JobSpec
 from regrow.core.messages import (
@@ -43,30 +41,14 @@ from regrow.core.messages import (
     UInt32Array,
     WriteRecords,
 )
-from regrow.core.rebuild import RebuildStore
 from regrow.core.wayback import Ways
 from regrow.errors import Refusal
+from regrow.store.interface import Store
 
 Effect = Send | Refuse | Save | Unsave
 Waiting = tuple[Identity, Message]
 
 WAITING_MAX = 1 << 16  # Requests of all workers that wait for a replacement; a worker's own window is far smaller.
-
-
-class Store(SourceStore, HolderStore, RebuildStore, CaptureStore, Protocol):
-    """What holds the rows of a shard. Methods check all bounds first and raise ValueError or IndexError."""
-
-    memory_bytes: int
-    redundancy_bytes: int
-
-    def gather(self, counts: Int32Array, slots: UInt32Array, out: Float32Array) -> None: ...
-    def update(self, counts: Int32Array, slots: UInt32Array, grads: Float32Array, step: int) -> None: ...
-    def assign_untouched(self, counts: Int32Array, slots: UInt32Array, weights: Float32Array) -> None: ...
-    def read_records(self, table: int, slot_first: int, slot_count: int, out: Float32Array) -> None: ...
-    def write_records(self, table: int, slot_first: int, slot_count: int, source: Float32Array) -> None: ...
-    def load_rows(self, table: int, ids: UInt32Array, parts: Sequence[Float32Array]) -> int: ...
-    def slots(self, table: int) -> int: ...
-    def sum_pushes(self, parts: list[tuple[Any, Any, Any]]) -> Part: ...
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,11 +25,9 @@ from regrow.core.effects import Log, Notice, Send
 from regrow.core.groups import Groups
 from regrow.core.identity import Identity
 from regrow.core.job import JobSpec
-from regrow.core.messages import Float32Array, Have, Int32Array, Restored, UInt32Array, Undo
+from regrow.core.messages import Have, Int32Array, Restored, UInt32Array, Undo
 from regrow.core.states import Life, WayState
-
-# Rows of a table as a checkpoint has them: its index, their numbers, weights and each part of the optimizer's state.
-TableRows = tuple[int, UInt32Array, list[Float32Array]]
+from regrow.store.interface import TableRows
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

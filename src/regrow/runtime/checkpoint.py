@@ -30,9 +30,9 @@ from regrow.checkpoint.storage import Storage
 from regrow.core.cut import Save, Saved
 from regrow.core.cuts import ManifestWritten, WriteManifest
 from regrow.core.job import JobSpec
-from regrow.core.wayback import LoadedAll, LoadedRows, TableRows
+from regrow.core.wayback import LoadedAll, LoadedRows
 from regrow.errors import CheckpointError, RegrowError
-from regrow.store.memory import MemoryStore
+from regrow.store.interface import CapturedRows, TableRows
 
 log = logging.getLogger("regrow.checkpoint")
 
@@ -113,7 +113,7 @@ class Saver:
     def stored_bytes(self) -> int:
         return 0 if self._stager is None else self._stager.progress.stored_bytes
 
-    def begin(self, save: Save, job: JobSpec, store: MemoryStore) -> None:
+    def begin(self, save: Save, job: JobSpec, store: CapturedRows) -> None:
         self._number, self._piece = save.number, save.piece
         before = self._task
         self._task = asyncio.get_running_loop().create_task(self._save(save, job, store, before))
@@ -125,7 +125,7 @@ class Saver:
             if self._stager is not None and self._piece:  # what waits for a slow storage is not wanted any more
                 asyncio.get_running_loop().run_in_executor(None, self._stager.abort, self._piece)
 
-    async def _save(self, save: Save, job: JobSpec, store: MemoryStore, before: asyncio.Task[None] | None) -> None:
+    async def _save(self, save: Save, job: JobSpec, store: CapturedRows, before: asyncio.Task[None] | None) -> None:
         if before is not None:
             await before  # of a cut that was given up
         try:
@@ -141,7 +141,7 @@ class Saver:
         if self._number == save.number:
             self._tell(saved)
 
-    async def _store(self, save: Save, job: JobSpec, store: MemoryStore) -> str:
+    async def _store(self, save: Save, job: JobSpec, store: CapturedRows) -> str:
         if self._stager is None:
             self._stager = await asyncio.to_thread(
                 lambda: Stager(Storage.open(self._url), bytes_per_second=self._bytes_per_second)

@@ -1,5 +1,6 @@
 """Goal: a capture gives each tenant exactly the rows that changed since its last durable one, with the values of the
-instant it began at, whatever is updated, flushed or captured by others meanwhile.
+instant it began at, whatever is updated, flushed or captured by others meanwhile: what is particular to the kernels
+(every mode, threads, pieces of a table, the words of errors); the rest is in test_conformance_captures.py.
 
 Method: a shard with parities and its twin receive the same random calls, in every mode; the twin copies all records
 when a capture begins. Every row taken, every count and every flush is compared; bounds and wrong calls are listed.
@@ -14,10 +15,9 @@ import pytest
 from kernel_modes import MODES, Mode, running
 
 from regrow import _kernels
-from regrow.core.job import JobSpec, OptimizerSpec, TableSpec
+from regrow.core.job import OptimizerSpec
 from regrow.core.layout import Layout
 from regrow.core.twins import OPTIMIZERS, CodedShardTwin, Rule
-from regrow.store.memory import MemoryStore
 
 Cell = tuple[int, int]  # table, slot
 CODING = [(1, 1), (1, 2), (2, 2)]
@@ -260,26 +260,6 @@ def test_captures_agree_with_the_twin(mode: Mode, seed: int) -> None:
             both.flush()
 
 
-def test_two_tenants_get_their_own_rows() -> None:
-    """One captures after every update, the other after every third: the second's rows are the first's, together."""
-    both = Both(4)
-    both.add_tenant()
-    both.add_tenant()
-    seen: set[Cell] = set()
-    for step in range(1, 10):
-        both.update(step, share=0.02)
-        both.begin(0, full=False)
-        seen |= both.capture.captured
-        both.end(durable=True)
-        both.check()
-        if step % 3 == 0:
-            both.begin(1, full=False)
-            assert both.capture.captured == seen
-            both.end(durable=True)
-            both.check()
-            seen = set()
-
-
 # ---- a table large enough that several threads work on it
 
 
@@ -380,7 +360,7 @@ def test_part_of_what_is_aside() -> None:
     assert taken(shard, ROW_BYTES, aside_first=True)[0].tolist() == [int(np.setdiff1d(np.arange(100_000), changed)[0])]
 
 
-# ---- tables and tenants that come late, recovery
+# ---- tables that come late
 
 
 def test_a_table_added_later() -> None:
@@ -400,71 +380,16 @@ def test_a_table_added_later() -> None:
     assert (counts.tolist(), words[:1].tolist()) == ([0, 1], [69])
 
 
-def test_rows_that_come_back_are_dirty() -> None:
-    """A replacement: rows are dirty once they are put, to tenants from before and after; a capture has to wait."""
-    both = Both(8, recovering=True)
-    shard, twin = both.shard, both.twin
-    both.add_tenant()
-    for t, table in enumerate(TABLES):
-        for group in range(len(CODING)):
-            if table["r"] and twin._member(t, group) is not None:
-                touched = both.rng.random(shard.blocks(t)) < 0.3
-                words = np.zeros(-(-len(touched) // 64), np.uint64)
-                words.view(np.uint8)[: -(-len(touched) // 8)] = np.packbits(touched, bitorder="little")
-                shard.know_touched(group, t, words)
-                twin.know_touched(group, t, touched)
-    both.check()
-    counts, slots, _ = both.some_rows(0.5)
-    missing = shard.prepare(counts, slots)
-    relatives = both.rng.standard_normal(int(missing[0] @ [shard.record_floats(t) for t in range(len(TABLES))]))
-    shard.put(*missing, relatives.astype(np.float32))
-    twin.prepare(counts, slots)
-    before = [coded.present.copy() for coded in twin.coded]
-    assert twin.put(*missing, relatives.astype(np.float32)) > 0
-    for t, coded in enumerate(twin.coded):
-        both.capture.changed({(t, int(slot)) for slot in np.flatnonzero(coded.present & ~before[t])})
-    both.add_tenant()
-    both.check()
-    assert shard.dirty_rows(0) == shard.dirty_rows(1) > 0
-    with pytest.raises(ValueError, match=f"{shard.missing_rows()} rows were not recovered yet"):
-        shard.begin_capture(0, False)
-    assert shard.dirty_rows(0) == shard.dirty_rows(1)
+# ---- what is refused
 
 
-def test_blank_rows_do_not_delay_a_capture() -> None:
-    """They were never touched, so they are in none."""
+def test_a_capture_waits_for_missing_rows() -> None:
     shard = _kernels.Shard(3, 0, 1, [(1, 1)], True)
     shard.add_table(rows=300, dim=4, k=1, r=1, optimizer="sgd", learning_rate=0.1, seed=1, init_bound=0.1, table=0)
-    tenant = shard.add_tenant()
-    shard.know_touched(0, 0, np.array([0b101, 0], np.uint64))
-    counts, slots = np.array([2], np.int32), np.array([0, 2], np.uint32)
-    assert shard.dirty_rows(tenant) == 0
-    assert shard.put(counts, slots, np.ones(8, np.float32)) == 2
-    assert shard.blank_rows() == 98
-    shard.begin_capture(tenant, True)
-    counts, words = shard.capture_chunk(1 << 20)
-    first = [Layout(servers=3, k=1, r=1, rings=1).row_of(0, [slot], table=0)[0] for slot in (0, 2)]
-    assert (counts.tolist(), words[:2].tolist()) == ([2], first)
-    assert shard.fill(1000) == 98
-    shard.end_capture(True)
-
-
-def test_the_store_passes_it_on() -> None:
-    optimizer = OptimizerSpec(kind="sgd", learning_rate=0.1)
-    table = TableSpec(name="t", rows=10, dim=4, k=1, r=0, init_bound=0.1, optimizer=optimizer)
-    store = MemoryStore(JobSpec(servers=1, workers=1, seed=3, tables=(table,)), 0)
-    tenant = store.add_tenant()
-    store.update(np.array([1], np.int32), np.array([4], np.uint32), np.ones(4, np.float32), 1)
-    assert store.dirty_rows(tenant) == 1
-    store.begin_capture(tenant, False)
-    assert (store.capture_left(), store.capture_side_bytes()) == (1, 0)
-    ((index, ids, (weights,)),) = store.capture_chunk(1)
-    assert (index, ids.tolist(), weights.shape) == (0, [4], (1, 4))
-    store.end_capture(False)
-    assert store.dirty_rows(tenant) == 1
-
-
-# ---- what is refused
+    with pytest.raises(
+        ValueError, match="100 rows were not recovered yet; a capture has to wait until none is missing"
+    ):
+        shard.begin_capture(shard.add_tenant(), False)
 
 
 def test_tenants_are_bounded() -> None:

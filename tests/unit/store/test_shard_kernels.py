@@ -1,4 +1,5 @@
-"""Goal: a shard holds exactly the rows the layout gives it, does what it is told to those, and nothing else.
+"""Goal: a shard holds exactly the rows the layout gives it, does what it is told to those, and nothing else: what is
+particular to the kernels (every mode, threads, memory, the words of errors); the rest is in test_conformance.py.
 
 Method: the C++ shard and its twin receive the same calls, in every mode, and are compared whole; wrong calls
 are listed, and none may change a byte.
@@ -186,26 +187,6 @@ def test_bound_zero_gives_zeros() -> None:
 # ---- records
 
 
-def test_records_are_read_and_written_in_pieces() -> None:
-    shard, _ = both(5, 2, TABLES)
-    before = whole(shard)
-    rng = np.random.default_rng(4)
-    for table in range(shard.table_count):
-        floats = shard.record_floats(table)
-        expected = records_of(shard, table)
-        for first, count in [(0, 0), (0, 1), (shard.slots(table) - 1, 1), (1, shard.slots(table) - 1)]:
-            piece = rng.standard_normal((count, floats)).astype(np.float32)
-            shard.write_records(table, first, count, piece)
-            expected[first : first + count] = piece
-            out = np.empty((count, floats), np.float32)
-            shard.read_records(table, first, count, out)
-            assert (out == piece).all()
-            assert (records_of(shard, table) == expected).all()
-        bits = np.unpackbits(shard.touched(table).view(np.uint8), bitorder="little")
-        assert bits.sum() == shard.slots(table)  # every slot was written, and none beyond the last
-    assert whole(shard) != before
-
-
 def test_a_large_table_is_copied_by_several_threads() -> None:
     shard = _kernels.Shard(1, 0)
     shard.add_table(rows=30_000, dim=24, optimizer="sgd", learning_rate=0.1, seed=1, init_bound=1.0, table=0)
@@ -290,30 +271,6 @@ def test_wrong_arrays_are_named() -> None:
         with pytest.raises(error, match=message):
             call()
     assert whole(shard) == before
-
-
-@pytest.mark.parametrize(
-    ("table", "first", "count", "floats", "error"),
-    [
-        (4, 0, 1, 20, IndexError),
-        (0, -1, 1, 20, IndexError),
-        (0, 0, -1, 0, IndexError),
-        (0, 26, 1, 20, IndexError),
-        (0, 25, 2, 40, IndexError),
-        (0, 2**62, 2**62, 20, IndexError),
-        (0, 0, 2, 20, ValueError),
-    ],
-)
-def test_wrong_ranges_are_refused(table: int, first: int, count: int, floats: int, error: type[Exception]) -> None:
-    shard, _ = both(5, 0, TABLES)
-    before = whole(shard)
-    array = np.ones(floats, np.float32)
-    with pytest.raises(error):
-        shard.read_records(table, first, count, array)
-    with pytest.raises(error):
-        shard.write_records(table, first, count, array)
-    assert whole(shard) == before
-    assert (array == 1).all()
 
 
 @pytest.mark.parametrize(
