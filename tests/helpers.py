@@ -123,7 +123,7 @@ def job(
     r = max(each.r for each in tables)
     k = max(each.k for each in tables)
     protection: Protection = Unprotected()
-    if r or rings != 1 or flush is not None:
+    if r > 0:
         protection = Coded(k=k, r=r, rings=rings, flush=flush or FlushSpec())
     return JobSpec(tables=tables, servers=servers, workers=workers, **{"protection": protection} | options)
 

@@ -50,7 +50,7 @@ class Side:
             on_message=lambda source, message: self.heard.append((source, message)),
             on_lost=lambda peer, reason: self.lost.append((peer, reason)),
             on_resumed=self.resumed.append,
-            on_fenced=lambda peer, reason: self.fenced.append((peer, reason)),
+            on_fenced=lambda peer, refusal, reason: self.fenced.append((peer, reason)),
             **options,
         )
 

@@ -216,7 +216,7 @@ class Cuts:
 
     def on_saved(self, server: int, message: CutSaved) -> list[Effect]:
         attempt = self._of(server, message.number)
-        if attempt is None or attempt.life.state is AttemptState.WRITING:
+        if attempt is None or server not in attempt.begun or attempt.life.state is AttemptState.WRITING:
             return []
         if message.error:
             return self._abandon(f"S{server}: {message.error}", self._peers)

@@ -114,10 +114,10 @@ def test_sync_at_once_where_it_is(sync: Side) -> None:
 def test_sync_a_pause_holds_everything_until_the_end(sync: Side) -> None:
     sync.ask()
     sync.at(5, pause=True)
-    assert sync.cut.pausing
+    assert sync.cut.is_pausing
     assert sync.cut.holds(0, 1)
     sync.end(True)
-    assert not sync.cut.pausing
+    assert not sync.cut.is_pausing
 
 
 def test_async_pushes_are_held_until_the_marks_are_reached(two: Side) -> None:
@@ -132,7 +132,7 @@ def test_async_pushes_are_held_until_the_marks_are_reached(two: Side) -> None:
     two.applied[:] = [[6, 8], [6, 8]]
     assert two.reached() == [begun(), SAVE]
     assert not two.cut.holds(0, 7)
-    assert not two.cut.pausing
+    assert not two.cut.is_pausing
 
 
 def test_async_a_pause_holds_on(two: Side) -> None:

@@ -61,6 +61,11 @@ class Chief:
     def begun(self, index: int, *, late: bool = False) -> list[Any]:
         return self.sorted(self.cuts.on_begun(index, CutBegun(number=self.number, late=late)))
 
+    def all_begun(self) -> None:
+        """Both servers have captured their rows."""
+        self.begun(0)
+        self.begun(1)
+
     def saved(self, index: int, text: str = "[]", error: str = "") -> list[Any]:
         chunks = np.frombuffer(text.encode(), np.uint8)
         return self.sorted(self.cuts.on_saved(index, CutSaved(number=self.number, error=error, chunks=chunks)))
@@ -190,6 +195,7 @@ def test_seconds() -> None:
     chief.begin(15.0)
     assert chief.at((3,), (4,))["marks"] == (4 + STEPS_AHEAD,)
     chief.tick(20.0)
+    chief.all_begun()
     chief.saved(0)
     chief.saved(1)
     chief.published()
@@ -282,6 +288,7 @@ def test_a_storage_that_fails(where: str) -> None:
     chief.cuts.on_step(19)
     chief.begin()
     chief.at((19,), (19,))
+    chief.all_begun()
     if where == "saving":
         assert chief.saved(1, error="no space") == [ended(2), *failed("S1: no space")]
         assert chief.saved(0) == [], "of an attempt that is over"
@@ -307,6 +314,7 @@ def test_what_was_given_up_is_removed_with_the_next() -> None:
         chief.cuts.on_step(step)
         chief.begin()
         given_up.append(chief.at((step,), (step,))["piece"])
+        chief.begun(0)
         chief.saved(0)
         chief.cuts.know(None)
     chief.cuts.know({0: server(0), 1: server(1)})
@@ -314,6 +322,7 @@ def test_what_was_given_up_is_removed_with_the_next() -> None:
         chief.cuts.want(CutNow())
         chief.begin()
         chief.at((40,), (40,))
+        chief.all_begun()
         chief.saved(0)
         (publish,) = chief.saved(1)
         assert publish.discard == discard
@@ -326,10 +335,12 @@ def test_what_is_to_be_removed_is_bounded() -> None:
         chief.cuts.want(CutNow())
         chief.begin()
         last = chief.at((step,), (step,))["piece"]
+        chief.all_begun()
         chief.saved(0, error="no")
     chief.cuts.want(CutNow())
     chief.begin()
     chief.at((1000,), (1000,))
+    chief.all_begun()
     chief.saved(0)
     (publish,) = chief.saved(1)
     assert (len(publish.discard), publish.discard[-1]) == (GIVEN_UP_MAX, last)
@@ -420,6 +431,7 @@ def test_still_that_fails_says_so() -> None:
     chief.cuts.want(CutNow(still=True))
     chief.begin()
     chief.at((5,), (5,))
+    chief.all_begun()
     assert chief.saved(0, error="no") == [ended(1), *failed("S0: no", still=True)]
 
 

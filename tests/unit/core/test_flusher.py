@@ -50,7 +50,7 @@ class Source:
         self.touch(slots, seq=seq, slots_small=slots_small)
         for marks in self.flusher.applied:
             marks[worker] = seq
-        return self.flusher.applied_push()
+        return self.flusher.count_push()
 
     def touch(self, slots: Iterable[int], *, seq: int = 1, slots_small: Iterable[int] = ()) -> None:
         first, second = list(slots), list(slots_small)
@@ -542,9 +542,9 @@ def test_a_staged_flush_counts_only_when_it_was_committed() -> None:
     sends = source.push(1, [0, 1])
     assert [(flush.number, flush.staged) for flush in of_type(sends, Flush)] == [(1, True), (1, True)]
     source.ack(1, 0, 1, staged=True)
-    assert source.flusher.prepared(0) == 0
+    assert source.flusher.find_prepared(0) == 0
     source.ack(2, 1, 1, staged=True)
-    assert (source.flusher.prepared(0), source.durable) == (1, 0)
+    assert (source.flusher.find_prepared(0), source.durable) == (1, 0)
     # Holders do not have it in their parity, so it is not in what they are told of a row.
     part = arrays(counts=[1, 0], slots=[1])
     assert not source.flusher.snapshot(1, part["counts"], part["slots"]).any()

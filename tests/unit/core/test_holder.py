@@ -470,14 +470,14 @@ class Ring:
         return self.members[peer.id].incarnation > peer.incarnation
 
     def store(self, index: int) -> MemoryStore:
-        store = self.machines[index].store
+        store = self.machines[index].server.store
         assert isinstance(store, MemoryStore)
         return store
 
     def change(self) -> None:
         """Some rows of every server that was never lost, and a flush of some."""
         for index, machine in enumerate(self.machines):
-            if machine.server.store is None or machine.identity.incarnation:
+            if machine.server is None or machine.identity.incarnation:
                 continue
             slots = self.rng.permutation(self.store(index).slots(0))[:3].tolist()
             update(self.store(index), slots, float(self.rng.standard_normal()))
@@ -541,7 +541,7 @@ def test_holders_agree_before_they_decode(seed: int) -> None:
     history = {0: records(ring.store(0)).tobytes()}
     for number in range(1, 5):
         update(ring.store(0), [0, 1, 2, 3, int(ring.rng.integers(4, 8))], number)
-        ring.take(ring.machines[0], ring.machines[0].flusher.flush_all())
+        ring.take(ring.machines[0], ring.machines[0].server.flusher.flush_all())
         history[number] = records(ring.store(0)).tobytes()
     ring.run(events=int(ring.rng.integers(2, 9)))
     ring.lose(0)

@@ -18,12 +18,13 @@ from regrow import _kernels
 from regrow.core import twins
 from regrow.core.job import JobSpec, OptimizerSpec, TableSpec
 from regrow.core.messages import KINDS, Message, Pull, encode_meta
+from regrow.core.protection import Coded
 
 WIRE = {
     1: "Challenge(protocol, nonce)",
     2: "Hello(protocol, role, id, incarnation, nonce, proof, received)",
     3: "Welcome(role, id, incarnation, proof, received)",
-    4: "Refused(reason)",
+    4: "Refused(reason, kind)",
     5: "Ack()",
     10: "Register(address, known)",
     11: "Declare(job)",
@@ -108,7 +109,7 @@ def test_messages_are_frozen_and_name_their_fields() -> None:
 
 
 def test_a_good_job_has_nothing_wrong_with_it() -> None:
-    assert job(table("a"), table("b", k=4, kind="adam"), servers=10, rings=2).invalid_reason() is None
+    assert job(table("a"), table("b", k=4, r=1, kind="adam"), servers=10, rings=2).invalid_reason() is None
     largest = job(table("a", rows=2**32 - 1, dim=1 << 16), servers=4096, workers=65536, seed=2**63 - 1)
     assert largest.invalid_reason() is None
 
@@ -119,8 +120,8 @@ def test_a_good_job_has_nothing_wrong_with_it() -> None:
         ({"servers": 0}, "servers must be between 1 and 4096, not 0"),
         ({"servers": 4097}, "servers must be between 1 and 4096, not 4097"),
         ({"workers": 0}, "workers must be between 1 and 65536, not 0"),
-        ({"rings": 0}, "rings must divide servers: 4 servers, 0 rings"),
-        ({"rings": 3}, "rings must divide servers: 4 servers, 3 rings"),
+        ({"protection": Coded(k=1, r=1, rings=0)}, "rings must divide servers: 4 servers, 0 rings"),
+        ({"protection": Coded(k=1, r=1, rings=3)}, "rings must divide servers: 4 servers, 3 rings"),
         ({"tables": ()}, "a job has between 1 and 4096 tables, not 0"),
         ({"tables": (table("a"), table("b"), table("a"))}, "two tables are named 'a'"),
         ({"seed": -1}, "seed must be between 0 and 9223372036854775807, not -1"),

@@ -193,18 +193,18 @@ def test_only_its_holders_have_a_say_and_only_once() -> None:
     tell(machine, S1, have(ODD, []))
     assert tell(machine, S1, have(ODD, [1])) == [("refuse", "S1", "Have: S1 has no say about group 0")]
     tell(machine, S2, have(EVEN, []))
-    assert machine.rebuild is not None and machine.rebuild.active
-    assert machine.server.store is not None and machine.server.store.missing_rows() == 0
+    assert machine.server.ways.serves
+    assert machine.server.store.missing_rows() == 0
 
 
 def test_rows_that_come_before_the_last_group_is_active_count() -> None:
     machine = replacement()
     tell(machine, S1, have(ODD, [1, 3]))
     assert tell(machine, S1, restored({1: 5, 3: 7}, request=4)) == [sent(S1, RestoredAck(request=4))]
-    assert machine.rebuild is not None and machine.rebuild.rows_back == 0
+    assert machine.server.ways.count("rows_back") == 0
     tell(machine, W0, pull(1, 3))
     assert tell(machine, S2, have(EVEN, [])) == [sent(W0, rows(5, 7))]
-    assert machine.rebuild.rows_back == 2
+    assert machine.server.ways.count("rows_back") == 2
 
 
 # --- Rows that are missing ---
@@ -281,7 +281,7 @@ def test_a_push_is_applied_to_the_groups_that_lack_it_and_to_no_other() -> None:
         machine = active(1, 4, odd=odd, even=even)
         tell(machine, S1, restored({1: -odd}))
         tell(machine, S2, restored({4: -even}))
-        assert machine.server.serving.durable(0) == min(odd, even)
+        assert machine.server.serving.find_durable(0) == min(odd, even)
         for seq in range(min(odd, even) + 1, 4):
             ((_, who, (name, fields)),) = tell(machine, W0, push(seq, 1, 4))
             assert (who, name, fields["seq"]) == ("W0", "Pushed", seq)
@@ -398,10 +398,10 @@ def test_untouched_rows_are_filled_in_and_then_it_is_a_server_like_any_other() -
     machine = active(1)
     for source, message in [(S1, restored({1: 1})), (S2, end(ODD)), (S1, end(EVEN))]:
         tell(machine, source, message)
-    assert machine.rebuild is not None and machine.rebuild.rows_total == 1
+    assert machine.server.ways.count("rows_total") == 1
     for now in (1.0, 2.0):
         machine.receive(Tick(now=now))
-    assert machine.rebuild is None
+    assert machine.server.ways.is_whole
     # What still comes is answered, and changes nothing.
     assert tell(machine, S1, restored({1: 9, 3: 9}, request=7)) == [sent(S1, RestoredAck(request=7))]
     assert tell(machine, S1, have(ODD, [1])) == []

@@ -235,7 +235,7 @@ def test_what_waits_is_small_and_bounded() -> None:
 def test_views_that_are_not_followed() -> None:
     machine = shard_server()
     assert tell(machine, COORDINATOR, view(job(servers=0))) == refused(
-        COORDINATOR, "view 1: servers must be between 1 and 4096, not 0"
+        COORDINATOR, "view 1 is of a job that cannot be: servers must be between 1 and 4096, not 0"
     )
     assert machine.server is None
     far = shard_server(index=3)

@@ -13,7 +13,7 @@ import regrow
 from regrow.config import TrainConfig
 from regrow.data.catalog import open_dataset
 from regrow.errors import ConfigError, RegrowError
-from regrow.nn.coded import flush_spec
+from regrow.nn.coded import make_protection
 from regrow.nn.embedding import KeyedTensor
 from regrow.nn.trainer import EXPECTED_TOGETHER, Trainer
 
@@ -222,9 +222,9 @@ def test_synchronous_workers_in_one_process():
 
 def test_a_recovery_has_no_limit_unless_one_is_asked_for() -> None:
     """Slow ones lose more training in all, and leave the model unprotected for longer (docs/benchmarks.md)."""
-    assert flush_spec(regrow.ErasureCode()).sweep_bytes_per_s == 0
-    assert flush_spec(TrainConfig(protection="ec").code).sweep_bytes_per_s == 0
-    assert flush_spec(regrow.ErasureCode(sweep_bytes_per_s=5)).sweep_bytes_per_s == 5
+    assert make_protection(regrow.ErasureCode()).flush.sweep_bytes_per_s == 0
+    assert make_protection(TrainConfig(protection="ec").code).flush.sweep_bytes_per_s == 0
+    assert make_protection(regrow.ErasureCode(sweep_bytes_per_s=5)).flush.sweep_bytes_per_s == 5
 
 
 def test_protection_reaches_the_job():
@@ -232,9 +232,14 @@ def test_protection_reaches_the_job():
     tables = [regrow.EmbeddingBagConfig(num_embeddings=50, embedding_dim=8, name="t", feature_names=["f"])]
     cluster = regrow.InProcessCluster(servers=3)
     job = regrow.EmbeddingCollection(tables=tables, cluster=cluster, protection=code).job
-    assert job.protected
+    assert job.protection.replaces_servers
     assert [(table.k, table.r) for table in job.tables] == [(2, 1)]
-    assert (job.flush.pushes, job.flush.bytes, job.flush.commit, job.flush.sweep_bytes_per_s) == (3, 1 << 20, "none", 7)
+    assert (
+        job.protection.flush.pushes,
+        job.protection.flush.bytes,
+        job.protection.flush.commit,
+        job.protection.flush.sweep_bytes_per_s,
+    ) == (3, 1 << 20, "none", 7)
     with pytest.raises(ConfigError, match=r"k \+ r = 5 members need as many servers in a ring; 3 servers in 1 ring"):
         regrow.EmbeddingCollection(tables=tables, cluster=cluster, protection=regrow.ErasureCode())
 

@@ -32,11 +32,10 @@ from regrow.runtime.checkpoint import (
     Saver,
     check_fits,
     chunk_of,
-    layout_of,
     loaded_rows,
-    publish,
     shard_of,
     table_infos,
+    write_manifest,
 )
 from regrow.store.memory import MemoryStore
 
@@ -74,7 +73,7 @@ def chunks_of(of: JobSpec, server: int, records: list[np.ndarray[Any, Any]]) -> 
     """All that a server has; holes have something in them too."""
     store = MemoryStore(of, server)
     for index, (spec, stride) in enumerate(zip(of.tables, strides_of(of), strict=True)):
-        owners, places = layout_of(of, index).place(np.arange(spec.rows), table=index)
+        owners, places = of.layout(index).place(np.arange(spec.rows), table=index)
         mine = np.flatnonzero(owners == server)
         held = np.full((store.slots(index), stride), 99.0, np.float32)
         held[places[mine], : spec.record_floats] = records[index][mine]
@@ -104,7 +103,7 @@ def test_rows_find_their_place(wrote: dict[str, int], reads: dict[str, int]) -> 
             for table, ids, parts in loaded_rows(after, chunk).rows
         ]
         for index, spec in enumerate(after.tables):
-            owners, places = layout_of(after, index).place(np.arange(spec.rows), table=index)
+            owners, places = after.layout(index).place(np.arange(spec.rows), table=index)
             mine = np.flatnonzero(owners == server)
             assert sum(count for table, count in counts if table == index) == mine.size
             expected = untouched[index]
@@ -225,7 +224,7 @@ def store_of(of: JobSpec, server: int, records: list[np.ndarray[Any, Any]] | Non
     store.add_tenant()
     if records is not None:
         for index, spec in enumerate(of.tables):
-            owners, _ = layout_of(of, index).place(np.arange(spec.rows), table=index)
+            owners, _ = of.layout(index).place(np.arange(spec.rows), table=index)
             mine = np.flatnonzero(owners == server)
             widths = [spec.dim, *(width for _, width in spec.optimizer.state_parts(spec.dim))]
             parts = np.split(records[index][mine], np.cumsum(widths)[:-1], axis=1)
@@ -252,7 +251,7 @@ def save(url: str, of: JobSpec, stores: list[MemoryStore], *, piece: str) -> lis
 def publish_piece(url: str, of: JobSpec, saved: list[Saved]) -> Any:
     chunks = tuple(each.chunks for each in saved)
     cut = WriteManifest(number=1, source=None, target="0000000007-abcdef", marks=(7,), chunks=chunks, discard=())
-    return publish(url, of, cut, extra={"x": 1}, encoding="raw", bits=32, made_by="a test")
+    return write_manifest(url, of, cut, extra={"x": 1}, encoding="raw", bits=32, made_by="a test")
 
 
 def take(store: MemoryStore, ends: list[LoadedAll], event: LoadedRows | LoadedAll) -> None:
