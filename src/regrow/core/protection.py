@@ -80,7 +80,7 @@ class Unprotected(msgspec.Struct, frozen=True, kw_only=True, tag="unprotected"):
 
     def invalid_reason(self, *, tables: Sequence[TableSpec], servers: int, mode: str) -> str | None:
         for table in tables:
-            if table.r:
+            if table.r > 0:
                 return f"table {table.name!r} has parities (r = {table.r}), but the job is not coded"
         return None
 

@@ -549,7 +549,7 @@ def test_holders_agree_before_they_decode(seed: int) -> None:
     assert ring.refused == []
     for g in range(len(Groups(of))):
         holders = Groups(of).holders(0, g)
-        numbers = {ring.machines[h].holder.held[0, g].number for h in holders}
+        numbers = {ring.machines[h].server.holder.held[0, g].number for h in holders}
         assert len(numbers) == 1
         (number,) = numbers
         ring.store(0).fill(1 << 20)

@@ -234,12 +234,8 @@ def test_protection_reaches_the_job():
     job = regrow.EmbeddingCollection(tables=tables, cluster=cluster, protection=code).job
     assert job.protection.replaces_servers
     assert [(table.k, table.r) for table in job.tables] == [(2, 1)]
-    assert (
-        job.protection.flush.pushes,
-        job.protection.flush.bytes,
-        job.protection.flush.commit,
-        job.protection.flush.sweep_bytes_per_s,
-    ) == (3, 1 << 20, "none", 7)
+    flush = job.protection.flush
+    assert (flush.pushes, flush.bytes, flush.commit, flush.sweep_bytes_per_s) == (3, 1 << 20, "none", 7)
     with pytest.raises(ConfigError, match=r"k \+ r = 5 members need as many servers in a ring; 3 servers in 1 ring"):
         regrow.EmbeddingCollection(tables=tables, cluster=cluster, protection=regrow.ErasureCode())
 

@@ -366,9 +366,8 @@ def test_a_limit_is_kept(slowly: FlushSpec) -> None:
     while run.clients[0].recovering:
         run.cluster.tick()
         ticks += 1
-        assert server.ways.count("bytes_back") <= 400 * ticks + 2 * (16 + 32), (
-            "what time has brought, and overdrafts of two helpers"
-        )
+        allowed = 400 * ticks + 2 * (16 + 32)  # what time has brought, and overdrafts of two helpers
+        assert server.ways.count("bytes_back") <= allowed
     assert ticks > 1
 
 
