@@ -5,7 +5,7 @@ is left open: defaults that depend on another option or on the machine are fille
 repeats the run it came from. Nothing here imports torch or reads an environment variable.
 
 To add a knob: a field with a comment that says what too small and too large do, a line in `_check`, and a
-line in the option table of `cli.py` (a test compares the two).
+line in the option table of `cli/train.py` (a test compares the two).
 """
 
 from __future__ import annotations
@@ -29,10 +29,7 @@ from regrow.protection import (
     COMMITS,
     DERIVED,
     FLUSH_BYTES_DEFAULT,
-    GIB,
     K_DEFAULT,
-    KIB,
-    MIB,
     R_DEFAULT,
     SERVERS_MAX,
     ErasureCode,
@@ -43,6 +40,7 @@ from regrow.protection import (
     nearest,
     parse_sabotage,
 )
+from regrow.units import GIB, KIB, MIB, Interval, parse_interval
 
 if TYPE_CHECKING:
     from regrow.nn.presets import ModelConfig
@@ -161,8 +159,10 @@ class TrainConfig:
 
     # -- what is survived --------------------------------------------------------------------------------
 
-    # What keeps rows when a process dies. "none": losing one ends the run. "ec": erasure coding; servers,
-    # workers and the coordinator are replaced and training goes on.
+    # What keeps rows when a process dies. "none": nothing, and losing one ends the run. "ec": parities in the memory of
+    # other servers; servers, workers and the coordinator are replaced and training goes on. "full" and "delta": copies
+    # on storage (`ckpt`) every now and then, whole or only the rows that changed; who dies takes everybody back to the
+    # newest. "ec+delta": both, so that more losses than r, or of the whole machine, cost what came since the last copy.
     protection: str = "none"
     # Rows that share r parities. Too small: parities take 1/k of the memory of the rows, and as much traffic.
     # Too large: a lost row is computed from more servers, and k + r of them are needed in a group.
@@ -322,9 +322,9 @@ class TrainConfig:
         return self.protection in ("full", "delta", "ec+delta")
 
     @property
-    def interval(self) -> tuple[float | None, int | None]:
-        """(seconds, steps) between checkpoints: one of them."""
-        return parse_interval(self.every)
+    def interval(self) -> Interval:
+        """Between checkpoints."""
+        return _parse_every(self.every)
 
     @property
     def sabotage(self) -> tuple[Sabotage, ...]:
@@ -462,18 +462,16 @@ def _check(config: TrainConfig) -> None:
         raise ConfigError("prefetch", config.prefetch, 'mode "sync" cannot pull ahead', hint=hint)
 
 
-def parse_interval(text: str) -> tuple[float | None, int | None]:
-    """ "60s", "2.5m", "1h" or "500steps"."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(s|m|h|steps?)\s*", text)
-    if match is None or float(match[1]) <= 0 or (match[2].startswith("step") and "." in match[1]):
-        raise ConfigError("every", text, 'is not an interval; "60s", "5m" and "500steps" are')
-    if match[2].startswith("step"):
-        return None, int(match[1])
-    return float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]], None
+def _parse_every(text: str) -> Interval:
+    try:
+        return parse_interval(text)
+    except ValueError as error:
+        # The error names the option and its value already.
+        raise ConfigError("every", text, str(error).removeprefix(f"{text!r} ")) from None
 
 
 def _check_checkpoints(config: TrainConfig) -> None:
-    parse_interval(config.every)
+    _parse_every(config.every)
     check_range(config, "full_every", 1, 1 << 20)
     check_range(config, "ckpt_bytes_per_s", 1, 1 << 40)
     check_range(config, "ckpt_keep_last", 1, 1 << 20)

@@ -27,9 +27,10 @@ import pytest
 from regrow.checkpoint import storage
 from regrow.checkpoint.chunks import Chunk, Rows, read_chunk, write_chunk
 from regrow.checkpoint.load import verify
-from regrow.checkpoint.manifest import MANIFEST, Cut, Manifest, TableInfo, chunk_name, cut_id, piece_name
+from regrow.checkpoint.manifest import MANIFEST, Cut, Manifest, TableInfo, chunk_name
 from regrow.checkpoint.staging import Stager
 from regrow.checkpoint.storage import Known, Storage
+from regrow.core.names import cut_id, piece_name
 from regrow.errors import StorageError
 
 moto_server = pytest.importorskip("moto.server")

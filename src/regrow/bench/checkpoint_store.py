@@ -24,11 +24,11 @@ from regrow.bench import common, recovery
 from regrow.checkpoint import policy
 from regrow.checkpoint.lineage import Graph
 from regrow.checkpoint.load import LoadReport
-from regrow.checkpoint.manifest import cut_id, piece_name
 from regrow.checkpoint.storage import Storage
 from regrow.core.cut import TENANT, Save, Saved
 from regrow.core.cuts import WriteManifest
 from regrow.core.job import JobSpec, OptimizerSpec, TableSpec
+from regrow.core.names import cut_id, piece_name
 from regrow.core.wayback import LoadedAll, LoadedRows
 from regrow.data.synthetic import CARDINALITIES, SyntheticDataset
 from regrow.errors import RegrowError

@@ -31,11 +31,13 @@ import numpy.typing as npt
 from regrow import _kernels
 from regrow.checkpoint.chunks import CHUNK_BYTES, Chunk, Parts, Rows, read_chunk, write_chunk
 from regrow.checkpoint.direct import Bytes, Memory
-from regrow.checkpoint.lineage import Graph, size_text
+from regrow.checkpoint.lineage import Graph
 from regrow.checkpoint.load import ALL_SHARDS, rows_bytes
-from regrow.checkpoint.manifest import ChunkInfo, Encoding, Manifest, TableInfo, apart, chunk_name, piece_name
+from regrow.checkpoint.manifest import ChunkInfo, Encoding, Manifest, TableInfo, apart, chunk_name
 from regrow.checkpoint.storage import Storage
+from regrow.core.names import piece_name
 from regrow.errors import CheckpointError, StorageError
+from regrow.units import size_text
 
 # Too small: long paths are folded in several rounds, and what they write is written twice. Too large: a merger beside
 # a training job takes memory that the rows need.

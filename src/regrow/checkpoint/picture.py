@@ -12,8 +12,9 @@ import dataclasses
 import math
 from html import escape
 
-from regrow.checkpoint.lineage import Graph, age_text, kind, size_text
+from regrow.checkpoint.lineage import Graph, kind
 from regrow.checkpoint.manifest import Manifest
+from regrow.units import age_text, size_text
 
 COLUMN, LANE, MARGIN = 104, 118, 56  # pixels
 RADIUS = 9

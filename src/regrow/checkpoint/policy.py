@@ -44,13 +44,15 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from regrow.checkpoint.lineage import Graph, size_text
+from regrow.checkpoint.lineage import Graph
 from regrow.checkpoint.load import verify_pieces
-from regrow.checkpoint.manifest import MANIFEST, Manifest, parse_piece_name, piece_name
+from regrow.checkpoint.manifest import MANIFEST, Manifest
 from regrow.checkpoint.merge import MEMORY_BYTES_MAX, PieceBroken, different, fold, leftovers
 from regrow.checkpoint.retention import UNFINISHED_SECONDS, Rules, prune_plan, unfinished_plan
 from regrow.checkpoint.storage import Known, Storage
+from regrow.core.names import parse_piece_name, piece_name
 from regrow.errors import CheckpointError, StorageError
+from regrow.units import size_text
 
 S_MAX = 16
 N_CHOICES = (4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)

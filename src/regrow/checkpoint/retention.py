@@ -2,8 +2,8 @@
 
 Two wishes: to go on training (the newest `keep_last` cuts, each by its cheapest path) and to go back behind bad data
 (fulls at wide intervals, thinner with age). A piece stays if one of the kept cuts needs it, so only cuts that are not
-kept can become unreachable. When to delete what is not needed is not decided here: merge.py waits until readers that
-began before are done.
+kept can become unreachable. When to delete what is not needed is not decided here: the merger in policy.py
+waits until readers that began before are done.
 
 A third wish, that storage does not grow: what a process that died left unfinished goes. Nobody can tell a dead writer
 on another machine from a slow one, but by its silence; so the rule is an age.
@@ -15,10 +15,12 @@ import dataclasses
 import math
 from collections.abc import Collection, Iterable
 
-from regrow.checkpoint.lineage import Graph, age_text
-from regrow.checkpoint.manifest import Manifest, parse_piece_name
+from regrow.checkpoint.lineage import Graph
+from regrow.checkpoint.manifest import Manifest
 from regrow.checkpoint.storage import Unfinished
+from regrow.core.names import parse_piece_name
 from regrow.errors import ConfigError
+from regrow.units import age_text, seconds_text, span_text
 
 FULLS_BEFORE_THINNING = 8
 # A writer that lives writes a file every few minutes at least: each call to storage is given up after one. Too small:
@@ -104,7 +106,7 @@ def unfinished_plan(
         elif not reachable:
             why[piece.name] = "kept: no cut can be restored just now, so nothing is deleted"
         else:
-            why[piece.name] = f"deleted: unfinished, nobody wrote to it for {age_text(silent).removesuffix(' ago')}"
+            why[piece.name] = f"deleted: unfinished, nobody wrote to it for {seconds_text(silent)}"
         if why[piece.name].startswith("deleted"):
             doomed.append(piece.name)
     return doomed, why
@@ -131,7 +133,7 @@ def kept_fulls(graph: Graph, rules: Rules, *, now: float) -> list[tuple[Manifest
         seconds = rules.keep_full_every_seconds * 2**thinning
         oldest.setdefault((thinning, math.floor(piece.target.created / seconds)), piece)
     return [
-        (piece, f"the full to go back to for {_span_text(rules.keep_full_every_seconds * 2**thinning)}")
+        (piece, f"the full to go back to for {span_text(rules.keep_full_every_seconds * 2**thinning)}")
         for (thinning, _), piece in oldest.items()
     ]
 
@@ -145,10 +147,3 @@ def _may_be_completed(graph: Graph, doomed: set[str]) -> set[str]:
 
 def _oldest_first(pieces: Iterable[Manifest]) -> list[Manifest]:
     return sorted(pieces, key=lambda piece: (piece.target.created, piece.target.id))
-
-
-def _span_text(seconds: float) -> str:
-    for unit, name in ((86400.0, "d"), (3600.0, "h"), (60.0, "min")):
-        if seconds >= unit:
-            return f"{seconds / unit:g} {name}"
-    return f"{seconds:g} s"

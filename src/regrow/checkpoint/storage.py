@@ -35,7 +35,8 @@ from typing import Any, Protocol, TypeVar
 import fsspec
 
 from regrow.checkpoint import direct, failpoints
-from regrow.checkpoint.manifest import MANIFEST, Manifest, decode, encode, is_piece_name, parse_piece_name
+from regrow.checkpoint.manifest import MANIFEST, Manifest, decode, encode
+from regrow.core.names import is_piece_name, parse_piece_name
 from regrow.errors import CheckpointError, StorageError, UserError
 
 TIMEOUT_SECONDS = 60.0  # Too small: a slow upload counts as hung. Too large: a dead endpoint is noticed late.

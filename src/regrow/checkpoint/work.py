@@ -15,25 +15,18 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, TypeVar, cast
 
+from regrow.checkpoint.address import LATEST, local_path
 from regrow.checkpoint.chunks import decode_chunk
 from regrow.checkpoint.direct import Bytes
-from regrow.checkpoint.lineage import LATEST, Graph, Plan
+from regrow.checkpoint.lineage import Graph, Plan
 from regrow.checkpoint.load import Problem, verify_pieces
-from regrow.checkpoint.manifest import (
-    MANIFEST,
-    ChunkInfo,
-    Cut,
-    Manifest,
-    is_piece_name,
-    parse_piece_name,
-    piece_name,
-)
+from regrow.checkpoint.manifest import MANIFEST, ChunkInfo, Cut, Manifest
 from regrow.checkpoint.merge import PieceBroken, fold
 from regrow.checkpoint.retention import UNFINISHED_SECONDS, Rules, prune_plan, unfinished_plan
 from regrow.checkpoint.storage import Data, Storage, Unfinished
+from regrow.core.names import cut_step, is_piece_name, parse_piece_name, piece_name
 from regrow.errors import CheckpointError, Interrupted, StorageError, UserError
 
 NEAR_MAX = 3  # cuts that are named when one is not found
@@ -77,28 +70,10 @@ class Store:
             raise UserError(f"{self.url} has no cut {text!r}; near it: {near}", hint=hint) from None
 
 
-def split_cut(text: str) -> tuple[str, str | None]:
-    """(URL, cut) of URL@cut. An @ in front of a slash belongs to the URL, as in sftp://me@host/run."""
-    url, at, cut = text.rpartition("@")
-    if not at or "/" in cut or ("://" not in text and Path(text).is_dir()):
-        return text, None
-    if not cut:
-        raise UserError(f"{text}: a cut has to follow the @", hint=f"its id, its step or {LATEST}: {url}@{LATEST}")
-    return url, cut
-
-
-def whole_url(text: str, command: str) -> str:
-    """For commands that are about all cuts."""
-    url, cut = split_cut(text)
-    if cut is not None:
-        raise UserError(f"`{command}` is about all cuts and takes a URL without @{cut}", hint=f"{command} {url}")
-    return url
-
-
 def opened(url: str, *, may_be_empty: bool = False) -> Store:
     storage = Storage.open(url)
     if storage.local:
-        path = Path(re.sub(r"\A(file|local)://", "", url)).expanduser()
+        path = local_path(url)
         if not path.is_dir():
             what = "is not a directory" if path.exists() else "is not there"
             raise UserError(f"{url} {what}", hint="give the directory or URL that holds the checkpoints")
@@ -115,7 +90,7 @@ def opened(url: str, *, may_be_empty: bool = False) -> Store:
 
 
 def _meant(text: str, cut: str) -> bool:
-    return cut.startswith(text) or (text.isdecimal() and int(text) == int(cut[:10]))
+    return cut.startswith(text) or (text.isdecimal() and int(text) == cut_step(cut))
 
 
 def _near(text: str, cuts: Sequence[Cut]) -> list[str]:

@@ -6,7 +6,6 @@ checkpoint/diff.py, what is shown in ckpt_views.py; they load numpy and rich, an
 
 from __future__ import annotations
 
-import re
 import sys
 import time
 from pathlib import Path
@@ -14,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from regrow.checkpoint import address
+from regrow.cli.options import SECONDS
 from regrow.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE, UserError
 
 if TYPE_CHECKING:
@@ -27,24 +28,6 @@ GRACE = "15m"
 UNFINISHED = "1d"
 KEEP_LAST = 3
 KEEP_FULL_EVERY = "1d"
-
-
-class Duration(click.ParamType):  # type: ignore[type-arg]
-    """Seconds, as 90, 90s, 5m, 12h or 7d."""
-
-    name = "duration"
-    UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}  # noqa: RUF012
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        if isinstance(value, int | float):
-            return float(value)
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", str(value).strip().lower())
-        if match is None or match[2] not in self.UNITS:
-            self.fail(f"{value!r} is not a time, such as 90s, 5m, 12h or 7d", param, ctx)
-        return float(match[1]) * self.UNITS[match[2]]
-
-
-DURATION = Duration()
 
 
 @click.group(short_help="Look at checkpoints, check, copy, merge and prune them.", invoke_without_command=True)
@@ -77,7 +60,7 @@ def list_cuts(url: str, as_json: bool) -> None:
     from regrow.checkpoint.policy import wanted_full
     from regrow.cli import ckpt_views as views
 
-    store = work.opened(work.whole_url(url, "regrow ckpt ls"), may_be_empty=True)
+    store = work.opened(address.whole_url(url, "regrow ckpt ls"), may_be_empty=True)
     wanted, unfinished = wanted_full(store.storage), store.storage.unfinished_pieces()
     why = None if wanted is None else wanted.why
     if as_json:
@@ -96,7 +79,7 @@ def show(where: str, chunks: bool, picture: str | None, as_json: bool) -> None:
     from regrow.checkpoint import work
     from regrow.cli import ckpt_views as views
 
-    url, wish = work.split_cut(where)
+    url, wish = address.split_cut(where)
     store = work.opened(url)
     cut = store.cut(wish)
     if as_json:
@@ -120,7 +103,7 @@ def verify(url: str, quick: bool, as_json: bool) -> int:
     from regrow.checkpoint import load, work
     from regrow.cli import ckpt_views as views
 
-    store = work.opened(work.whole_url(url, "regrow ckpt verify"), may_be_empty=True)
+    store = work.opened(address.whole_url(url, "regrow ckpt verify"), may_be_empty=True)
     with views.Bar("verifying") as bar:
         problems = load.verify(store.storage, deep=not quick, progress=bar)
     if not store.graph.pieces and not problems:
@@ -145,12 +128,13 @@ def restore(where: str, target: str, approximate: bool) -> None:
     A copy that is there already is not touched. If a piece is damaged, another way to the same cut is taken.
     """
     from regrow.checkpoint import work
-    from regrow.checkpoint.lineage import size_text
-    from regrow.checkpoint.manifest import MANIFEST, piece_name
+    from regrow.checkpoint.manifest import MANIFEST
     from regrow.checkpoint.storage import Storage
     from regrow.cli import ckpt_views as views
+    from regrow.core.names import piece_name
+    from regrow.units import size_text
 
-    url, wish = work.split_cut(where)
+    url, wish = address.split_cut(where)
     store = work.opened(url)
     cut = store.cut(wish)
     there = Storage.open(target)
@@ -188,10 +172,10 @@ def fold_now(url: str, source: str | None, target: str | None, approximate: bool
     regrow ckpt merge URL --from 400 --to 480      one piece instead of those between
     """
     from regrow.checkpoint import work
-    from regrow.checkpoint.lineage import size_text
     from regrow.cli import ckpt_views as views
+    from regrow.units import size_text
 
-    store = work.opened(work.whole_url(url, "regrow ckpt merge"))
+    store = work.opened(address.whole_url(url, "regrow ckpt merge"))
     if source is None and target is None:
         if approximate:
             raise UserError("--approximate needs --from or --to", hint="the policy never mixes exact and quantised")
@@ -211,7 +195,7 @@ def retention_options(function: Any) -> Any:
         ("--unfinished", UNFINISHED, "What is unfinished and was not written to for so long goes."),
         ("--keep-full-every", KEEP_FULL_EVERY, every),
     ):
-        option = click.option(name, type=DURATION, default=default, metavar="TIME", help=f"{text}  [{default}]")
+        option = click.option(name, type=SECONDS, default=default, metavar="TIME", help=f"{text}  [{default}]")
         function = option(function)
     return click.option(
         "--keep-last", type=int, default=KEEP_LAST, metavar="N", help=f"The newest cuts stay restorable.  [{KEEP_LAST}]"
@@ -239,10 +223,10 @@ def prune(
     waits before it deletes.
     """
     from regrow.checkpoint import work
-    from regrow.checkpoint.lineage import size_text
     from regrow.cli import ckpt_views as views
+    from regrow.units import size_text
 
-    store = work.opened(work.whole_url(url, "regrow ckpt prune"))
+    store = work.opened(address.whole_url(url, "regrow ckpt prune"))
     pinned = frozenset(store.cut(wish).id for wish in keep)
     rules = _rules(keep_last, keep_full_every, pinned)
     plan = work.plan_prune(store, rules, now=time.time(), unfinished_seconds=unfinished)
@@ -278,10 +262,10 @@ def export(where: str, target: str, format_: Any, prefix: str) -> None:
 
     from regrow.checkpoint import work
     from regrow.checkpoint.export import export as written
-    from regrow.checkpoint.lineage import size_text
     from regrow.cli import ckpt_views as views
+    from regrow.units import size_text
 
-    url, wish = work.split_cut(where)
+    url, wish = address.split_cut(where)
     store = work.opened(url)
     cut = store.cut(wish)
     try:
@@ -332,12 +316,12 @@ def _two_cuts(cuts: tuple[str, ...]) -> tuple[Side, Side]:
     from regrow.checkpoint import work
 
     if len(cuts) == 3:
-        url = work.whole_url(cuts[0], "regrow ckpt diff URL A B")
+        url = address.whole_url(cuts[0], "regrow ckpt diff URL A B")
         cuts = f"{url}@{cuts[1].removeprefix('@')}", f"{url}@{cuts[2].removeprefix('@')}"
     if len(cuts) != 2:
         raise UserError("two cuts are compared", hint="URL@A URL@B, or URL A B")
-    first, wish = work.split_cut(cuts[0])
-    second, other_wish = work.split_cut(cuts[1])
+    first, wish = address.split_cut(cuts[0])
+    second, other_wish = address.split_cut(cuts[1])
     one = work.opened(first)
     other = one if second in ("", first) else work.opened(second)
     sides = [
@@ -354,11 +338,11 @@ def _two_cuts(cuts: tuple[str, ...]) -> tuple[Side, Side]:
 @click.argument("url")
 @click.option("--watch", is_flag=True, help="Go on until Ctrl-C.")
 @click.option("--once", is_flag=True, help="One round, for cron.  [without --watch]")
-@click.option("--interval", type=DURATION, default=INTERVAL, metavar="TIME", help=f"Between rounds.  [{INTERVAL}]")
+@click.option("--interval", type=SECONDS, default=INTERVAL, metavar="TIME", help=f"Between rounds.  [{INTERVAL}]")
 @retention_options
 @click.option(
     "--grace",
-    type=DURATION,
+    type=SECONDS,
     default=GRACE,
     metavar="TIME",
     help=f"A piece was unneeded for so long: delete it.  [{GRACE}]",
@@ -383,9 +367,9 @@ def merge(
     regrow merge --once s3://bucket/run            a round now and then
     """
     from regrow.checkpoint import work
-    from regrow.checkpoint.lineage import age_text
+    from regrow.units import seconds_text
 
-    url = work.whole_url(url, "regrow merge")
+    url = address.whole_url(url, "regrow merge")
     options: dict[str, Any] = {
         "rules": _rules(keep_last, keep_full_every),
         "grace_seconds": grace,
@@ -394,9 +378,7 @@ def merge(
     if once or not watch:
         work.opened(url)
         return _one_round(url, **options)
-    print(
-        f"watching {url} every {age_text(interval).removesuffix(' ago')}; Ctrl-C ends it", file=sys.stderr, flush=True
-    )
+    print(f"watching {url} every {seconds_text(interval)}; Ctrl-C ends it", file=sys.stderr, flush=True)
     _watch(url, once=False, interval_seconds=interval, **options)
     return EXIT_OK
 

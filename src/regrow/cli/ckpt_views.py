@@ -21,11 +21,13 @@ from rich.table import Table
 from rich.text import Text
 
 from regrow.checkpoint.diff import TableDiff
-from regrow.checkpoint.lineage import Graph, age_text, kind, size_text
+from regrow.checkpoint.lineage import Graph, kind
 from regrow.checkpoint.load import Problem
 from regrow.checkpoint.manifest import ChunkInfo, Cut, Manifest, TableInfo
 from regrow.checkpoint.storage import Unfinished
 from regrow.checkpoint.work import PrunePlan, Store, why_not
+from regrow.core.names import cut_step
+from regrow.units import age_text, size_text
 
 BAR_AFTER_SECONDS = 2.0
 WIDTH_PLAIN = 220  # of lines that go to a file
@@ -186,7 +188,7 @@ def _drawn(graph: Graph, now: float) -> Iterator[tuple[str, str]]:
 
 def _origin_text(piece: Manifest) -> str:
     bits = "" if piece.exact else f", {piece.bits} bits"
-    return f"{kind(piece)}{'' if piece.source is None else f' from {int(piece.source[:10]):,}'}{bits}"
+    return f"{kind(piece)}{'' if piece.source is None else f' from {cut_step(piece.source):,}'}{bits}"
 
 
 def list_json(store: Store, *, unfinished: Sequence[Unfinished], wanted: str | None) -> dict[str, Any]:

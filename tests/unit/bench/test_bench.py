@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 import torch
 
-from regrow.bench import accuracy, common, kernels, load, overhead, peer, plots, recovery, soak, train
+from regrow.bench import accuracy, balance, common, kernels, overhead, peer, plots, recovery, soak, train
 from regrow.errors import RegrowError, UserError
 from regrow.launch.failures import Failure
 from regrow.nn.check import check_parity
@@ -126,7 +126,7 @@ def test_bandwidth_is_measured_per_thread_count() -> None:
     assert min(one.copy, one.random_rows, two.copy, two.random_rows) > 0
 
 
-@pytest.mark.parametrize("module", [kernels, train, accuracy, overhead, recovery, load, soak])
+@pytest.mark.parametrize("module", [kernels, train, accuracy, overhead, recovery, balance, soak])
 def test_benches_have_the_same_door(module: Any) -> None:
     assert module.SUMMARY.endswith(".")
     parameters = inspect.signature(module.run).parameters
@@ -471,18 +471,18 @@ def test_codes_are_compared_within_a_round() -> None:
     assert recovery.slower_to_faster(runs) == [1.25, 1.5]
 
 
-# -- load ----------------------------------------------------------------------------------------------------
+# -- balance -------------------------------------------------------------------------------------------------
 
 
 def test_load_is_own_rows_and_parities_of_others() -> None:
     servers = [{"rows_updated": 10, "parity_rows_applied": 5}, {"rows_updated": 5, "parity_rows_applied": 7}]
-    found = load.loads(servers)
+    found = balance.loads(servers)
     assert found["load"] == [15, 12]
     assert (found["imbalance_own"], found["imbalance"]) == (2.0, 1.25)
     rows = [{"stream": "a, skew 1.5", "k": k, "imbalance": value} for k, value in ((None, 2.0), (4, 1.6))]
-    ratios = load.compare([*rows, {"stream": "b", "k": 4, "imbalance": 9.0}], "a, skew 1.5")
+    ratios = balance.compare([*rows, {"stream": "b", "k": 4, "imbalance": 9.0}], "a, skew 1.5")
     met = {name: (ratio.value, ratio.target, ratio.met) for name, ratio in ratios.items()}
-    assert met == {"load_a_1.5_none": (2.0, 2.28, True), "load_a_1.5_k4": (1.6, 1.58, False)}
+    assert met == {"balance_a_1.5_none": (2.0, 2.28, True), "balance_a_1.5_k4": (1.6, 1.58, False)}
 
 
 # -- soak ----------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ import pytest
 from helpers import job, table
 from test_bench import _overhead_runs, _plant_wrong_parity, _trace
 
-from regrow.bench import common, load, overhead, plots, recovery, soak
+from regrow.bench import balance, common, overhead, plots, recovery, soak
 from regrow.config import TrainConfig
 from regrow.errors import RegrowError, UserError
 from regrow.launch.failures import Failure
@@ -110,11 +110,11 @@ def test_recovery_runs_grow_until_the_recovery_is_over(
 
 def test_load_needs_counters_and_files() -> None:
     with pytest.raises(RegrowError, match="did not count rows_updated"):
-        load.loads([{"parity_rows_applied": 1}])
+        balance.loads([{"parity_rows_applied": 1}])
     with pytest.raises(RegrowError, match="without any load"):
-        load.imbalance([3, 0])
+        balance.imbalance([3, 0])
     with pytest.raises(UserError, match="there is no file"):
-        load.run(quick=True, json_path=None, data="/nowhere/clicks.tsv")
+        balance.run(quick=True, json_path=None, data="/nowhere/clicks.tsv")
 
 
 def test_resident_bytes_by_role(tmp_path: Path) -> None:
@@ -193,4 +193,4 @@ def test_pictures_are_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     drawn += plots.save(report.to_dict(), json_path=str(tmp_path / "o.json"), docs=None)
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in drawn)
     with pytest.raises(UserError, match="has no picture"):
-        plots.draw({"bench": "load"}, tmp_path / "l.png")
+        plots.draw({"bench": "balance"}, tmp_path / "l.png")

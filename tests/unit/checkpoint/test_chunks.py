@@ -19,7 +19,8 @@ import safetensors.numpy
 
 from regrow.checkpoint import chunks
 from regrow.checkpoint.chunks import Chunk, Rows, decode_chunk, dequantize, describe, encode_chunk, quantize, split
-from regrow.checkpoint.manifest import SUFFIXES, ChunkInfo, Cut, Encoding, Manifest, TableInfo, cut_id
+from regrow.checkpoint.manifest import SUFFIXES, ChunkInfo, Cut, Encoding, Manifest, TableInfo
+from regrow.core.names import cut_id
 from regrow.errors import CheckpointError, UserError
 
 SHAPES = {

@@ -21,10 +21,11 @@ from torch_models import Model
 from regrow.checkpoint.chunks import Rows, write_chunk
 from regrow.checkpoint.export import Format, export
 from regrow.checkpoint.lineage import Graph
-from regrow.checkpoint.manifest import Cut, Manifest, TableInfo, cut_id
+from regrow.checkpoint.manifest import Cut, Manifest, TableInfo
 from regrow.checkpoint.storage import Storage
 from regrow.checkpoint.torch.checkpointer import DeltaCheckpointer
 from regrow.core.job import JobSpec, OptimizerSpec, TableSpec
+from regrow.core.names import cut_id
 from regrow.core.twins import initial_rows
 from regrow.errors import CheckpointError, UserError
 from regrow.store.memory import MemoryStore

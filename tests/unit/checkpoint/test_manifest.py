@@ -13,19 +13,8 @@ import msgspec
 import pytest
 
 from regrow import _kernels
-from regrow.checkpoint.manifest import (
-    ChunkInfo,
-    Cut,
-    Manifest,
-    TableInfo,
-    chunk_name,
-    cut_id,
-    decode,
-    encode,
-    is_piece_name,
-    parse_piece_name,
-    piece_name,
-)
+from regrow.checkpoint.manifest import ChunkInfo, Cut, Manifest, TableInfo, chunk_name, decode, encode
+from regrow.core.names import cut_id, is_piece_name, parse_piece_name, piece_name
 from regrow.errors import CheckpointError
 
 OLD, NEW = cut_id(100, "a"), cut_id(200, "a")

@@ -22,11 +22,12 @@ import pytest
 from regrow.checkpoint.chunks import Chunk, Rows, split, write_chunk
 from regrow.checkpoint.lineage import Graph
 from regrow.checkpoint.load import LoadReport, restore
-from regrow.checkpoint.manifest import Cut, Manifest, TableInfo, chunk_name, cut_id, piece_name, shard_name
+from regrow.checkpoint.manifest import Cut, Manifest, TableInfo, chunk_name, shard_name
 from regrow.checkpoint.merge import PieceBroken, fold
 from regrow.checkpoint.policy import Choice, Event, Merger
 from regrow.checkpoint.retention import Rules, prune_plan
 from regrow.checkpoint.storage import Storage
+from regrow.core.names import cut_id, piece_name
 from regrow.errors import CheckpointError
 
 TABLES = (

@@ -21,9 +21,10 @@ from helpers import wait_until
 
 from regrow.checkpoint import failpoints, staging
 from regrow.checkpoint.chunks import Chunk, Rows, decode_chunk, describe, encode_chunk
-from regrow.checkpoint.manifest import ChunkInfo, TableInfo, chunk_name, cut_id, piece_name
+from regrow.checkpoint.manifest import ChunkInfo, TableInfo, chunk_name
 from regrow.checkpoint.staging import Pace, Progress, Stager
 from regrow.checkpoint.storage import RemoteFiles, Storage
+from regrow.core.names import cut_id, piece_name
 from regrow.errors import CheckpointError, StorageError
 
 TABLES = [TableInfo(name="t", rows=10**6, dim=8, states=(), init_bound=0.1, index=0)]
@@ -341,7 +342,7 @@ def test_waiting_for_the_pace_can_be_aborted(tmp_path: Path, local: bool) -> Non
 
 def crash(path: Path, point: str) -> None:
     """Runs the end of this file in a process that dies there."""
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), failpoints.VARIABLE: point}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, sys.path)), failpoints.VARIABLE: point}
     done = subprocess.run([sys.executable, __file__, str(path)], timeout=60, env=environment)
     assert done.returncode == failpoints.EXIT_CODE
 

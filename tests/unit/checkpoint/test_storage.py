@@ -27,8 +27,9 @@ import pytest
 
 from regrow.checkpoint import failpoints, storage
 from regrow.checkpoint.chunks import Chunk, Rows, read_chunk, write_chunk
-from regrow.checkpoint.manifest import MANIFEST, Cut, Manifest, TableInfo, chunk_name, cut_id, piece_name
+from regrow.checkpoint.manifest import MANIFEST, Cut, Manifest, TableInfo, chunk_name
 from regrow.checkpoint.storage import TEMPORARY, Known, LocalFiles, RemoteFiles, Storage
+from regrow.core.names import cut_id, piece_name
 from regrow.errors import CheckpointError, StorageError, UserError
 
 TABLE = TableInfo(name="t", rows=100, dim=4, states=(("momentum1", 1),), init_bound=0.1, index=0)

@@ -20,10 +20,10 @@ import pytest
 from ckpt_run import NOW, Run, empty, run
 from test_property import World
 
-from regrow.checkpoint.manifest import cut_id, piece_name
 from regrow.checkpoint.policy import Event, Merger
 from regrow.checkpoint.retention import UNFINISHED_SECONDS, unfinished_plan
 from regrow.checkpoint.storage import TEMPORARY, Storage, Unfinished, _changed
+from regrow.core.names import cut_id, piece_name
 
 DAY = 86400.0
 CUTS = [cut_id(step, "unfinished") for step in range(5)]

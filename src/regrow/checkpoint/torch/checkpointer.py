@@ -20,7 +20,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import queue
-import re
 import secrets
 import tempfile
 import threading
@@ -36,34 +35,25 @@ from torch import nn
 from regrow.checkpoint import load
 from regrow.checkpoint.chunks import Chunk, split
 from regrow.checkpoint.lineage import Graph
-from regrow.checkpoint.manifest import (
-    ChunkInfo,
-    Cut,
-    Encoding,
-    Manifest,
-    TableInfo,
-    chunk_name,
-    cut_id,
-    encode,
-    piece_name,
-)
+from regrow.checkpoint.manifest import ChunkInfo, Cut, Encoding, Manifest, TableInfo, chunk_name, encode
 from regrow.checkpoint.staging import Stager
 from regrow.checkpoint.storage import Storage
 from regrow.checkpoint.torch import dense
 from regrow.checkpoint.torch.model_state import ModelState, Writer
 from regrow.checkpoint.torch.ranks import Ranks
 from regrow.checkpoint.torch.tracker import Handover, Tracker
+from regrow.core.names import cut_id, piece_name
 from regrow.errors import CheckpointError, ConfigError, RegrowError
+from regrow.units import Interval, parse_interval
 
 COPY_BYTES_MAX = 1 << 30
 MADE_BY = "regrow.DeltaCheckpointer"
 
 _now = time.monotonic
-_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Restored:
+class RestoredModel:
     """What a model was restored to. Give it to the next `DeltaCheckpointer` as `resume`."""
 
     cut: str
@@ -103,13 +93,13 @@ class DeltaCheckpointer:
         optimizers: Sequence[Any] = (),
         every: int | str | None = 500,
         full_every: int = 20,
-        resume: Restored | None = None,
+        resume: RestoredModel | None = None,
         encoding: Encoding = "raw",
         copy_bytes_max: int = COPY_BYTES_MAX,
         staging_directory: str | None = None,
         row_local: Sequence[type[torch.optim.Optimizer]] = (),
     ) -> None:
-        self._every_steps, self._every_seconds = _parsed(every)
+        self._every_seconds, self._every_steps = _parse_every(every)
         if full_every < 1:
             raise ConfigError("full_every", full_every, "must be at least 1")
         self._full_every, self._copy_bytes_max, self._encoding = full_every, copy_bytes_max, encoding
@@ -199,7 +189,7 @@ class DeltaCheckpointer:
                 raise  # else the first error says more
 
     @staticmethod
-    def restore(model: nn.Module, url: str, *, at: str | None = None, optimizers: Sequence[Any] = ()) -> Restored:
+    def restore(model: nn.Module, url: str, *, at: str | None = None, optimizers: Sequence[Any] = ()) -> RestoredModel:
         """Writes a cut into a model and its optimizers. `at` is a cut's id or a step; None: the newest.
 
         Without optimizers, only the model is restored. A cut that does not fit changes nothing. To go on from it with
@@ -213,7 +203,7 @@ class DeltaCheckpointer:
         writer = Writer(state, plan.pieces[-1], with_optimizers=bool(state.dense.optimizers))
         report = load.restore(storage, plan, writer.apply)
         writer.finish()
-        return Restored(
+        return RestoredModel(
             cut=plan.target.id,
             step=plan.target.step,
             extra=plan.target.extra,
@@ -225,7 +215,7 @@ class DeltaCheckpointer:
 
     # --- a cut
 
-    def _resume(self, resume: Restored) -> None:
+    def _resume(self, resume: RestoredModel) -> None:
         now = self._state.versions()
         if changed := [name for name, version in now.items() if resume.versions.get(name) != version]:
             raise CheckpointError(
@@ -398,13 +388,14 @@ def _staging_directory() -> str:
     return os.path.join(tempfile.gettempdir(), "regrow-staging")
 
 
-def _parsed(every: int | str | None) -> tuple[int | None, float | None]:
-    """(steps, seconds), one of them at most."""
+def _parse_every(every: int | str | None) -> Interval:
+    """A number is one of steps."""
     if every is None:
-        return None, None
+        return Interval()
     if isinstance(every, int) and not isinstance(every, bool) and every >= 1:
-        return every, None
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh])", every) if isinstance(every, str) else None
-    if match is None or float(match[1]) <= 0:
-        raise ConfigError("every", every, 'must be a number of steps, or a time such as "60s", "5m" or "1h"')
-    return None, float(match[1]) * _UNITS[match[2]]
+        return Interval(steps=every)
+    try:
+        return parse_interval(every if isinstance(every, str) else repr(every))
+    except ValueError:
+        problem = 'must be a number of steps, or a time such as "60s", "5m" or "1h"'
+        raise ConfigError("every", every, problem) from None
