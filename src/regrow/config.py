@@ -73,6 +73,10 @@ STEPS_DEFAULT = 300  # of a synthetic run, which has no end of its own
 THREADS_PER_WORKER_DEFAULT_MAX = 8  # past this the small matrices of a DLRM do not get faster
 
 
+# What options were called before. Checkpoints keep the configuration they were made with, for ever.
+RENAMED = {"groups": "rings"}
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
     """One training run. See the comments for what each knob does at its ends."""
@@ -246,8 +250,14 @@ class TrainConfig:
         known = [field.name for field in dataclasses.fields(cls)]
         for name in options:
             if name not in known:
-                raise UserError(f"unknown option {name!r}", hint=nearest(name, known))
+                hint = f"it is called {RENAMED[name]!r} now" if name in RENAMED else nearest(name, known)
+                raise UserError(f"unknown option {name!r}", hint=hint)
         return cls(**options)
+
+    @classmethod
+    def from_stored(cls, options: Mapping[str, Any]) -> TrainConfig:
+        """What a checkpoint was made with. It may be old, so names that were given up are known here."""
+        return cls.from_dict(read_stored(options))
 
     @classmethod
     def from_toml(cls, path: str | Path, overrides: Mapping[str, Any] | None = None) -> TrainConfig:
@@ -338,6 +348,15 @@ class TrainConfig:
         from regrow.nn import presets  # late: `regrow.nn` is for model authors, who import this module
 
         return presets.load(self.model, rows_max=self.rows_max)
+
+
+def read_stored(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options in a checkpoint by the names they have today. One that said "as you think best" says what that is now:
+    it is about how fast a recovery goes, not about what the rows are."""
+    known = {RENAMED.get(name, name): value for name, value in options.items()}
+    if "sweep_bytes_per_s" in known and known["sweep_bytes_per_s"] is None:
+        known["sweep_bytes_per_s"] = TrainConfig.sweep_bytes_per_s
+    return known
 
 
 def model_names() -> list[str]:

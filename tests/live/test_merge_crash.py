@@ -22,7 +22,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "checkpoint"))
 
-from test_property import World, digest
+from worlds import World, digest
 
 from regrow.checkpoint import failpoints
 from regrow.checkpoint.lineage import Graph

@@ -24,6 +24,7 @@ from regrow.cli import ckpt
 from regrow.cli.bench import bench
 from regrow.cli.demo import demo
 from regrow.cli.train import name_flags, train
+from regrow.config import RENAMED
 from regrow.errors import EXIT_FAILED, EXIT_OK, EXIT_SIGNAL_BASE, EXIT_USAGE, Interrupted, RegrowError
 
 
@@ -128,6 +129,8 @@ def say_error(message: str, hint: str | None = None) -> None:
 
 
 def usage_hint(error: click.UsageError) -> str | None:
+    if isinstance(error, click.NoSuchOption) and (name := error.option_name.lstrip("-").replace("-", "_")) in RENAMED:
+        return f"it is called --{RENAMED[name].replace('_', '-')} now"
     command = error.ctx.command_path if error.ctx is not None else "regrow"
     return f"`{command} --help` lists what there is"
 

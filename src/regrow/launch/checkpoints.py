@@ -10,7 +10,7 @@ from typing import Any
 from regrow.checkpoint.address import split_cut
 from regrow.checkpoint.lineage import Graph
 from regrow.checkpoint.storage import Storage
-from regrow.config import TrainConfig
+from regrow.config import TrainConfig, read_stored
 from regrow.core.names import parse_piece_name
 from regrow.errors import UserError
 from regrow.launch.version import version
@@ -43,7 +43,7 @@ def find(config: TrainConfig) -> Start:
         raise UserError(f"{url}: there is no checkpoint{text}")
     plan, _ = Graph(manifests).restore_plan(wish)
     target = plan.target
-    before = target.extra.get("config", {})
+    before = read_stored(target.extra.get("config", {}))
     for name in DATA_OPTIONS:  # a step is a batch of certain samples, for every worker
         if name in before and before[name] != getattr(config, name):
             raise UserError(

@@ -19,12 +19,12 @@ import helpers
 import numpy as np
 import pytest
 import torch
+from bench_runs import overhead_runs, plant_wrong_parity, trace_of
 
 from regrow.bench import accuracy, balance, common, kernels, overhead, peer, plots, recovery, soak, train
 from regrow.errors import RegrowError, UserError
 from regrow.launch.failures import Failure
 from regrow.nn.check import check_parity
-from regrow.runtime.client import Client
 from regrow.runtime.inprocess import InProcessCluster
 
 needs_fbgemm = pytest.mark.skipif(peer.missing_reason() is not None, reason="FBGEMM is not installed")
@@ -346,32 +346,10 @@ def test_overhead_rounds_rotate_and_explain_once() -> None:
     assert [variant.name for variant in overhead.order(0, explained=False)] == ["none", "k4", "k2"]
 
 
-def _overhead_runs() -> list[dict[str, Any]]:
-    rates = {"none": (100.0, 200.0), "k4": (98.0, 190.0), "k2": (90.0, 200.0), "k4_flush1": (50.0, None)}
-    flushed = {"none": 0.0, "k4": 1000.0, "k2": 900.0, "k4_flush1": 4000.0}
-    return [
-        {
-            "kind": "run",
-            "model": "kaggle",
-            "variant": name,
-            "round": turn,
-            "samples_per_second": rate,
-            "cpu_seconds_per_1000_samples": 2.0 if name == "none" else 2.1,
-            "table_bytes": 100 if name == "none" else 126,
-            "memory_overhead": 0.0 if name == "none" else 0.26,
-            "flush_bytes_per_push": flushed[name],
-            "redo_bytes_peak": 7,
-        }
-        for name, both in rates.items()
-        for turn, rate in enumerate(both)
-        if rate is not None
-    ]
-
-
 def test_overhead_is_compared_round_by_round(capsys: pytest.CaptureFixture[str]) -> None:
     report = common.Report.start("overhead")
-    report.rows += _overhead_runs()
-    overhead.compare(report, "kaggle", _overhead_runs())
+    report.rows += overhead_runs()
+    overhead.compare(report, "kaggle", overhead_runs())
     found = report.ratios["overhead_kaggle_k4"]
     assert (found.low, found.high) == (pytest.approx(100 / 98 - 1), pytest.approx(200 / 190 - 1))
     assert found.met
@@ -399,14 +377,6 @@ def test_samples_come_evenly_between_reports() -> None:
     assert recovery.samples_between(seen, 0.5, 1.0) == pytest.approx(50.0)
     assert recovery.samples_between(seen, 1.0, 2.0) == 0.0
     assert recovery.samples_between(seen, 0.5, 3.0) == pytest.approx(150.0)
-
-
-def _trace(*workers: list[tuple[float, int]]) -> recovery.Trace:
-    trace = recovery.Trace()
-    for index, seen in enumerate(workers):
-        # The last report comes after the last push is durable and is left out.
-        trace.reports[index] = [*seen, (seen[-1][0] + 100.0, seen[-1][1])]
-    return trace
 
 
 def test_trace_keeps_every_report_and_measures_where_all_workers_train() -> None:
@@ -441,7 +411,7 @@ def test_figures_of_a_failure_by_hand() -> None:
     failure = Failure(role="server", id=2, incarnation=0, step=1, reason="", at=20.0, detected_at=20.1)
     failure.resumed_at, failure.recovered_at = 20.5, 24.5
     summary = {**failure.to_dict(), "rows": 1000, "bytes": 44_000, "faults": 3}
-    found = recovery.figures(_trace(points), failure, summary, server={"bytes": 125, "redundancy_bytes": 25})
+    found = recovery.figures(trace_of(points), failure, summary, server={"bytes": 125, "redundancy_bytes": 25})
     assert found["stall_after_detection_s"] == pytest.approx(0.4)
     assert found["resumed_after_detection_s"] == pytest.approx(0.4)
     assert found["silence_s"] == pytest.approx(0.4)
@@ -459,7 +429,7 @@ def test_figures_of_a_failure_by_hand() -> None:
     points = [(0.0, 0), (20.2, 10), (20.5, 20), *((21.0 + 0.4 * i, 30 + i) for i in range(12))]
     points += [(31.0, 110), (32.0, 120), (33.0, 130)]
     failure.resumed_at, failure.recovered_at = 21.0, 31.5
-    again = recovery.figures(_trace(points), failure, summary, server={"bytes": 125, "redundancy_bytes": 25})
+    again = recovery.figures(trace_of(points), failure, summary, server={"bytes": 125, "redundancy_bytes": 25})
     assert again["stall_after_detection_s"] == pytest.approx(0.5)
     assert again["resumed_after_detection_s"] == pytest.approx(0.9)
     assert again["silence_s"] == pytest.approx(5.6)
@@ -565,26 +535,11 @@ def test_parities_are_checked_and_a_planted_wrong_one_is_found(
     cluster.settle()
     assert check_parity(client) == (stripes, 0)
     for index in range(len(tables)):
-        _plant_wrong_parity(client, index, monkeypatch)
+        plant_wrong_parity(client, index, monkeypatch)
         assert check_parity(client) == (stripes, 1)
         monkeypatch.undo()
     monkeypatch.setattr("regrow.nn.check.PART_BYTES", 1 << 20)
     assert check_parity(client) == (stripes, 0)
-
-
-def _plant_wrong_parity(client: Client, table: int, monkeypatch: pytest.MonkeyPatch, times: int = 1 << 30) -> None:
-    """One bit of one parity of the table is read wrong, so often."""
-    parities = client.parities
-    left = [times]
-
-    def read(index: int, server: int, slot_first: int, slot_count: int) -> Any:
-        found = parities(index, server, slot_first, slot_count).copy()
-        if (index, server, slot_first) == (table, 2, 0) and left[0] > 0:
-            left[0] -= 1
-            found.view(np.uint8).reshape(-1)[0] ^= 4
-        return found
-
-    monkeypatch.setattr(client, "parities", read)
 
 
 # -- pictures ------------------------------------------------------------------------------------------------

@@ -11,8 +11,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from bench_runs import overhead_runs, plant_wrong_parity, trace_of
 from helpers import job, table
-from test_bench import _overhead_runs, _plant_wrong_parity, _trace
 
 from regrow.bench import balance, common, overhead, plots, recovery, soak
 from regrow.config import TrainConfig
@@ -57,7 +57,7 @@ def test_trace_of_a_short_run_says_so() -> None:
 
 
 def test_steady_state_leaves_the_warm_up_out() -> None:
-    trace = _trace([(0.0, 0), (1.0, 1), (2.0, 2), (3.0, 102), (4.0, 202)])
+    trace = trace_of([(0.0, 0), (1.0, 1), (2.0, 2), (3.0, 102), (4.0, 202)])
     trace.warmup_seconds = 2.0
     assert trace.steady()["samples_per_second"] == pytest.approx(100.0)
     trace.warmup_seconds = 30.0
@@ -153,12 +153,12 @@ def test_a_check_tries_again_where_something_may_be_under_way(monkeypatch: pytes
     monkeypatch.setattr("regrow.nn.check.time.sleep", pauses.append)
     client = InProcessCluster(servers=3).client(job(table(rows=20, bound=0.5, k=2, r=1), servers=3))
     stripes, _ = check_parity(client)
-    _plant_wrong_parity(client, 0, monkeypatch, times=2)
+    plant_wrong_parity(client, 0, monkeypatch, times=2)
     assert check_parity(client, tries=2, pause_seconds=0.5) == (stripes, 1)
     assert pauses == [0.5]
     monkeypatch.undo()
     monkeypatch.setattr("regrow.nn.check.time.sleep", pauses.append)
-    _plant_wrong_parity(client, 0, monkeypatch, times=2)
+    plant_wrong_parity(client, 0, monkeypatch, times=2)
     assert check_parity(client, tries=3) == (stripes, 0)
 
 
@@ -189,7 +189,7 @@ def test_pictures_are_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     )
     assert drawn == [tmp_path / "r.png", tmp_path / "img" / "recovery.png"]
     report = common.Report.start("overhead")
-    overhead.compare(report, "kaggle", _overhead_runs())
+    overhead.compare(report, "kaggle", overhead_runs())
     drawn += plots.save(report.to_dict(), json_path=str(tmp_path / "o.json"), docs=None)
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in drawn)
     with pytest.raises(UserError, match="has no picture"):

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_property import Model, World
+from worlds import Model, World
 
 from regrow.checkpoint.manifest import MANIFEST, Manifest
 from regrow.checkpoint.merge import fold

@@ -6,7 +6,6 @@ code that tries every path. The picture is parsed and its parts are counted.
 
 from __future__ import annotations
 
-import itertools
 import re
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
@@ -14,41 +13,15 @@ from collections.abc import Iterator
 import hypothesis
 import hypothesis.strategies as st
 import pytest
+from chains import chain, cut, piece
 
 from regrow.checkpoint import picture
 from regrow.checkpoint.lineage import CANDIDATES_SHOWN_MAX, Graph, kind
-from regrow.checkpoint.manifest import ChunkInfo, Cut, Manifest, TableInfo
+from regrow.checkpoint.manifest import Manifest
 from regrow.checkpoint.retention import Rules, kept_fulls, prune_plan
-from regrow.core.names import cut_id, piece_name
 from regrow.errors import CheckpointError, ConfigError, UserError
 
 HOUR = 3600.0
-TABLES = (TableInfo(name="t", rows=10, dim=1, states=(), init_bound=None, index=0),)
-
-
-def cut(step: int, salt: str = "", *, created: float | None = None) -> Cut:
-    at = created if created is not None else step * 60.0
-    return Cut(id=cut_id(step, salt), step=step, marks=(), created=at, job={}, extra={})
-
-
-def piece(source: Cut | None, target: Cut, size: int = 10, *, folded: int = 0, bits: int = 32) -> Manifest:
-    chunk = ChunkInfo(name="s0of1-00000.safetensors", bytes=size, crc32c=0, rows={"t": 1}, shard="s0of1")
-    return Manifest(
-        source=source.id if source else None,
-        target=target,
-        tables=TABLES,
-        seed=0,
-        chunks=(chunk,) if size else (),
-        bits=bits,  # type: ignore[arg-type]
-        folded=tuple(piece_name(None, cut_id(index, "")) for index in range(folded)),
-        made_by="test",
-    )
-
-
-def chain(count: int, *, full: int = 100, delta: int = 10) -> tuple[list[Cut], list[Manifest]]:
-    cuts = [cut(step) for step in range(1, count + 1)]
-    deltas = [piece(a, b, delta) for a, b in itertools.pairwise(cuts)]
-    return cuts, [piece(None, cuts[0], full), *deltas]
 
 
 def names(way: list[Manifest] | None) -> list[str] | None:

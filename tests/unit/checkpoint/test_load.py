@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_property import World
+from worlds import World
 
 from regrow.checkpoint import load
 from regrow.checkpoint.chunks import Chunk

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from test_property import TABLES, World
+from worlds import TABLES, World
 
 from regrow.checkpoint import failpoints, merge
 from regrow.checkpoint.chunks import Rows, read_chunk, write_chunk

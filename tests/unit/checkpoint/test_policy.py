@@ -16,9 +16,9 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from test_lineage import chain as manifests
-from test_lineage import piece
-from test_property import World
+from chains import chain as manifests
+from chains import piece
+from worlds import World
 
 from regrow.checkpoint import policy
 from regrow.checkpoint.lineage import Graph

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 from ckpt_run import NOW, Run, empty, run
-from test_property import World
+from worlds import World
 
 from regrow.checkpoint.policy import Event, Merger
 from regrow.checkpoint.retention import UNFINISHED_SECONDS, unfinished_plan

@@ -144,6 +144,7 @@ BAD_LINES = [
     ),
     ("train --mode snyc", "error: Invalid value for '--mode': 'snyc' is not one of 'async', 'sync'.\n"),
     ("train --modle tiny", "error: No such option"),
+    ("train --groups 2", "error: No such option '--groups'"),
     (
         "train --redo-bytes 3X",
         "error: Invalid value for '--redo-bytes': '3X' is not a number of bytes",
@@ -171,6 +172,11 @@ def test_bad_usage(line: str, message: str, launcher: FakeLauncher, capsys: pyte
     assert "Traceback" not in errors
     assert output == ""
     assert launcher.config is None
+
+
+def test_an_option_that_was_renamed(launcher: FakeLauncher, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["train", "--groups", "2"]) == 2
+    assert capsys.readouterr().err.endswith("hint: it is called --rings now\n")
 
 
 FAILURES = [

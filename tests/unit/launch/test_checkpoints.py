@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_property import World
+from worlds import World
 
 from regrow.checkpoint.manifest import MANIFEST, Cut, Manifest, TableInfo
 from regrow.checkpoint.merge import fold
