@@ -233,7 +233,7 @@ class TrainConfig:
     check_parity: bool = False
 
     def __post_init__(self) -> None:
-        for name, value in _derived_values(self).items():
+        for name, value in _derive_values(self).items():
             object.__setattr__(self, name, value)
         _check_types(self)
         _check(self)
@@ -351,8 +351,8 @@ class TrainConfig:
 
 
 def read_stored(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options in a checkpoint by the names they have today. One that said "as you think best" says what that is now:
-    it is about how fast a recovery goes, not about what the rows are."""
+    """The options in a checkpoint by the names they have today. One that said "as you think best" says what that is
+    now: it is about how fast a recovery goes, not about what the rows are."""
     known = {RENAMED.get(name, name): value for name, value in options.items()}
     if "sweep_bytes_per_s" in known and known["sweep_bytes_per_s"] is None:
         known["sweep_bytes_per_s"] = TrainConfig.sweep_bytes_per_s
@@ -366,7 +366,7 @@ def model_names() -> list[str]:
     return list(MODELS)
 
 
-def _derived_values(config: TrainConfig) -> dict[str, Any]:
+def _derive_values(config: TrainConfig) -> dict[str, Any]:
     """Values for the fields left open, from the options given and the machine."""
     given = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     derived: dict[str, Any] = {}

@@ -115,7 +115,7 @@ def layout(shard: str) -> str:
     return shard.rpartition("of")[2]
 
 
-def apart(shards: Collection[str]) -> bool:
+def are_apart(shards: Collection[str]) -> bool:
     """Whether no row can be in chunks of two of these shards. Without a division in their names, nobody knows."""
     layouts = {layout(shard) for shard in shards}
     return len(shards) == 1 or (len(layouts) == 1 and "-" in layouts.pop())
@@ -136,7 +136,7 @@ def encode(manifest: Manifest) -> bytes:
 def decode(data: bytes, where: str) -> Manifest:
     """The manifest in a file, or CheckpointError naming `where` it came from."""
     try:
-        manifest = _DECODER.decode(_checked_body(data))
+        manifest = _DECODER.decode(_check_body(data))
         reason = manifest.invalid_reason()
     except _Refused as error:
         reason = str(error)
@@ -161,7 +161,7 @@ _DECODER = msgspec.json.Decoder(Manifest)
 _FORMAT_DECODER = msgspec.json.Decoder(_Format)
 
 
-def _checked_body(data: bytes) -> memoryview:
+def _check_body(data: bytes) -> memoryview:
     """The inside, once its checksum and format were looked at: a newer manifest may have any fields."""
     prefix = _PREFIX.match(data)
     if prefix is None or len(data) < prefix.end() + len(_SUFFIX) or not data.endswith(_SUFFIX):

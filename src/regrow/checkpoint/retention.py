@@ -49,10 +49,10 @@ class Rules:
 def prune_plan(graph: Graph, rules: Rules, *, now: float) -> tuple[list[str], dict[str, str]]:
     """(pieces to delete, deltas before fulls and newest first; why each piece of the graph stays or goes)."""
     why: dict[str, str] = {}
-    for cut, reason in _kept_cuts(graph, rules):
+    for cut, reason in _choose_cuts(graph, rules):
         for piece in graph.path(cut) or ():
             why.setdefault(piece.name, f"kept: {reason} needs it")
-    for piece, reason in kept_fulls(graph, rules, now=now):
+    for piece, reason in choose_fulls(graph, rules, now=now):
         why.setdefault(piece.name, f"kept: {reason}")
     reachable = {cut.id for cut in graph.restorable()}
     doomed = []
@@ -80,7 +80,7 @@ def prune_plan(graph: Graph, rules: Rules, *, now: float) -> tuple[list[str], di
     return [piece.name for piece in doomed], why
 
 
-def unfinished_plan(
+def plan_unfinished(
     graph: Graph,
     found: Iterable[Unfinished],
     *,
@@ -112,7 +112,7 @@ def unfinished_plan(
     return doomed, why
 
 
-def _kept_cuts(graph: Graph, rules: Rules) -> list[tuple[str, str]]:
+def _choose_cuts(graph: Graph, rules: Rules) -> list[tuple[str, str]]:
     newest_first = list(reversed(graph.restorable()))
     kept = [
         (cut.id, f"{cut.id}, {'the newest cut,' if not index else f'number {index + 1} of the newest cuts,'}")
@@ -121,7 +121,7 @@ def _kept_cuts(graph: Graph, rules: Rules) -> list[tuple[str, str]]:
     return kept + [(cut, f"{cut}, which is pinned,") for cut in sorted(rules.pinned)]
 
 
-def kept_fulls(graph: Graph, rules: Rules, *, now: float) -> list[tuple[Manifest, str]]:
+def choose_fulls(graph: Graph, rules: Rules, *, now: float) -> list[tuple[Manifest, str]]:
     """The oldest full of each interval. Intervals are counted from time zero and double as they merge, so that a full
     that was passed over once is never wanted again, and one that is kept stays the choice until its interval grows."""
     if not rules.keep_full_every_seconds:

@@ -24,7 +24,7 @@ from regrow.checkpoint.lineage import Graph, Plan
 from regrow.checkpoint.load import Problem, verify_pieces
 from regrow.checkpoint.manifest import MANIFEST, ChunkInfo, Cut, Manifest
 from regrow.checkpoint.merge import PieceBroken, fold
-from regrow.checkpoint.retention import UNFINISHED_SECONDS, Rules, prune_plan, unfinished_plan
+from regrow.checkpoint.retention import UNFINISHED_SECONDS, Rules, plan_unfinished, prune_plan
 from regrow.checkpoint.storage import Data, Storage, Unfinished
 from regrow.core.names import cut_step, is_piece_name, parse_piece_name, piece_name
 from regrow.errors import CheckpointError, Interrupted, StorageError, UserError
@@ -52,7 +52,7 @@ class Store:
     def url(self) -> str:
         return self.storage.url
 
-    def cut(self, wish: str | None) -> Cut:
+    def find_cut(self, wish: str | None) -> Cut:
         """The cut a user means; None: the newest that can be restored."""
         try:
             return self.graph.choose(wish)
@@ -61,16 +61,16 @@ class Store:
             hint = f"`regrow ckpt ls {self.url}` lists all cuts"
             for name, what in self.broken:
                 target = parse_piece_name(name)[1]
-                if _meant(text, target):
+                if _could_mean(text, target):
                     message = f"cut {target} cannot be read: {name}/{MANIFEST}: {what}"
                     raise CheckpointError(message, hint=f"`regrow ckpt verify {self.url}` lists all damage") from None
-            if any(_meant(text, cut) for cut in self.graph.cuts):
+            if any(_could_mean(text, cut) for cut in self.graph.cuts):
                 raise UserError(f"{self.url}: {error.message}", hint=hint) from None
-            near = ", ".join(_near(text, list(self.graph.cuts.values())))
+            near = ", ".join(_find_near(text, list(self.graph.cuts.values())))
             raise UserError(f"{self.url} has no cut {text!r}; near it: {near}", hint=hint) from None
 
 
-def opened(url: str, *, may_be_empty: bool = False) -> Store:
+def open_store(url: str, *, may_be_empty: bool = False) -> Store:
     storage = Storage.open(url)
     if storage.local:
         path = local_path(url)
@@ -89,11 +89,11 @@ def opened(url: str, *, may_be_empty: bool = False) -> Store:
     return Store(storage, Graph(manifests), broken)
 
 
-def _meant(text: str, cut: str) -> bool:
+def _could_mean(text: str, cut: str) -> bool:
     return cut.startswith(text) or (text.isdecimal() and int(text) == cut_step(cut))
 
 
-def _near(text: str, cuts: Sequence[Cut]) -> list[str]:
+def _find_near(text: str, cuts: Sequence[Cut]) -> list[str]:
     """By step where the text begins with one, by letters otherwise."""
     if number := re.match(r"\d+", text):
         step = int(number[0])
@@ -113,7 +113,7 @@ def why_not(store: Store, cut: str) -> str:
     return ", ".join(reasons)
 
 
-def lost_cuts(store: Store, problems: Sequence[Problem]) -> list[str]:
+def find_lost_cuts(store: Store, problems: Sequence[Problem]) -> list[str]:
     """Cuts that cannot be restored, given what `verify` found."""
     left = store.graph.without(problem.piece for problem in problems if problem.harmful)
     reachable = {cut.id for cut in left.restorable()}
@@ -134,14 +134,14 @@ class Stop(threading.Event):
 
     def __enter__(self) -> Stop:
         for number in (signal.SIGINT, signal.SIGTERM):
-            self._before[number] = signal.signal(number, self._noted)
+            self._before[number] = signal.signal(number, self._note)
         return self
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def _noted(self, number: int, _: object) -> None:
+    def _note(self, number: int, _: object) -> None:
         # Not `Event.set`: its lock may be held by the very thread that this handler interrupts.
         if self._number:
             raise KeyboardInterrupt
@@ -221,7 +221,7 @@ class Guard:
 # -- copying and folding -----------------------------------------------------------------------------------
 
 
-def around(store: Store, cut: Cut, job: Callable[[Plan], T]) -> tuple[T, list[PieceBroken]]:
+def go_around(store: Store, cut: Cut, job: Callable[[Plan], T]) -> tuple[T, list[PieceBroken]]:
     """Does something with the cheapest way to a cut, and with the next one where a piece turns out broken."""
     graph, broken = store.graph, list[PieceBroken]()
     while True:
@@ -240,7 +240,7 @@ def around(store: Store, cut: Cut, job: Callable[[Plan], T]) -> tuple[T, list[Pi
             graph = graph.without([error.piece])
 
 
-def copied(
+def copy_cut(
     source: Storage, plan: Plan, target: Storage, *, stop: Stop, approximate: bool, progress: Progress
 ) -> Manifest:
     """Writes the plan's cut to another storage as one full, and reads it back."""
@@ -248,7 +248,7 @@ def copied(
     guard = Guard(source, target, stop)
     with guard as storage:
         if len(plan.pieces) == 1:
-            made = _copied_as_it_is(storage, plan.pieces[0], progress)
+            made = _copy_as_it_is(storage, plan.pieces[0], progress)
         else:
             graph = Graph(plan.pieces)
             made = fold(storage, graph, None, plan.target.id, approximate=approximate, progress=progress)
@@ -260,7 +260,7 @@ def copied(
     return made
 
 
-def _copied_as_it_is(storage: Storage, piece: Manifest, progress: Progress) -> Manifest:
+def _copy_as_it_is(storage: Storage, piece: Manifest, progress: Progress) -> Manifest:
     """Checked, and byte by byte: a full that is there already need not be made."""
 
     def copy(info: ChunkInfo) -> int:
@@ -284,7 +284,7 @@ def _copied_as_it_is(storage: Storage, piece: Manifest, progress: Progress) -> M
     return piece
 
 
-def folded(
+def fold_between(
     store: Store, source: str | None, target: str, *, stop: Stop, approximate: bool, progress: Progress
 ) -> tuple[Manifest, bool]:
     """(the piece source -> target, whether it was there already)"""
@@ -353,12 +353,12 @@ def plan_prune(store: Store, rules: Rules, *, now: float, unfinished_seconds: fl
         damaged |= harmful
         sound |= {piece.name for piece in kept} - set(harmful)
     why |= {name: f"kept: damaged ({what})" for name, what in damaged.items()}
-    unfinished = tuple(store.storage.unfinished_pieces())
-    litter, reasons = unfinished_plan(store.graph, unfinished, now=now, seconds=unfinished_seconds)
+    unfinished = tuple(store.storage.look_at_unfinished())
+    litter, reasons = plan_unfinished(store.graph, unfinished, now=now, seconds=unfinished_seconds)
     return PrunePlan([*doomed, *litter], why | reasons, unfinished)
 
 
-def deleted(store: Store, names: Sequence[str], *, stop: Stop) -> Iterator[str]:
+def delete_pieces(store: Store, names: Sequence[str], *, stop: Stop) -> Iterator[str]:
     """Deletes pieces one by one. Stops between two, never within one."""
     for name in names:
         stop.check("interrupted; what was not listed as deleted is still there")

@@ -57,11 +57,11 @@ def list_cuts(url: str, as_json: bool) -> None:
     Only manifests are read: whether files are damaged, `verify` tells.
     """
     from regrow.checkpoint import work
-    from regrow.checkpoint.policy import wanted_full
+    from regrow.checkpoint.policy import read_wanted_full
     from regrow.cli import ckpt_views as views
 
-    store = work.opened(address.whole_url(url, "regrow ckpt ls"), may_be_empty=True)
-    wanted, unfinished = wanted_full(store.storage), store.storage.unfinished_pieces()
+    store = work.open_store(address.whole_url(url, "regrow ckpt ls"), may_be_empty=True)
+    wanted, unfinished = read_wanted_full(store.storage), store.storage.look_at_unfinished()
     why = None if wanted is None else wanted.why
     if as_json:
         views.say_json(views.list_json(store, unfinished=unfinished, wanted=why))
@@ -80,8 +80,8 @@ def show(where: str, chunks: bool, picture: str | None, as_json: bool) -> None:
     from regrow.cli import ckpt_views as views
 
     url, wish = address.split_cut(where)
-    store = work.opened(url)
-    cut = store.cut(wish)
+    store = work.open_store(url)
+    cut = store.find_cut(wish)
     if as_json:
         views.say_json(views.show_json(store, cut))
     else:
@@ -103,12 +103,12 @@ def verify(url: str, quick: bool, as_json: bool) -> int:
     from regrow.checkpoint import load, work
     from regrow.cli import ckpt_views as views
 
-    store = work.opened(address.whole_url(url, "regrow ckpt verify"), may_be_empty=True)
+    store = work.open_store(address.whole_url(url, "regrow ckpt verify"), may_be_empty=True)
     with views.Bar("verifying") as bar:
         problems = load.verify(store.storage, deep=not quick, progress=bar)
     if not store.graph.pieces and not problems:
         raise UserError(f"{url} has no checkpoints", hint="there is nothing to verify; is it the right URL?")
-    lost = work.lost_cuts(store, problems)
+    lost = work.find_lost_cuts(store, problems)
     if as_json:
         fields = ("piece", "file", "what", "harmful")
         found = [{name: getattr(problem, name) for name in fields} for problem in problems]
@@ -135,8 +135,8 @@ def restore(where: str, target: str, approximate: bool) -> None:
     from regrow.units import size_text
 
     url, wish = address.split_cut(where)
-    store = work.opened(url)
-    cut = store.cut(wish)
+    store = work.open_store(url)
+    cut = store.find_cut(wish)
     there = Storage.open(target)
     name = piece_name(None, cut.id)
     if target.rstrip("/") == url.rstrip("/"):
@@ -146,10 +146,10 @@ def restore(where: str, target: str, approximate: bool) -> None:
         what = name if MANIFEST in found else f"an unfinished {name}: a copy that was killed, or goes on just now"
         raise UserError(f"{target} already has {what}", hint="nothing is overwritten: choose another URL, or delete it")
     with work.Stop() as stop, views.Bar("copying") as bar:
-        made, broken = work.around(
+        made, broken = work.go_around(
             store,
             cut,
-            lambda plan: work.copied(store.storage, plan, there, stop=stop, approximate=approximate, progress=bar),
+            lambda plan: work.copy_cut(store.storage, plan, there, stop=stop, approximate=approximate, progress=bar),
         )
     _tell_broken(broken)
     exact = "" if made.exact else f", {made.bits} bits"
@@ -175,14 +175,14 @@ def fold_now(url: str, source: str | None, target: str | None, approximate: bool
     from regrow.cli import ckpt_views as views
     from regrow.units import size_text
 
-    store = work.opened(address.whole_url(url, "regrow ckpt merge"))
+    store = work.open_store(address.whole_url(url, "regrow ckpt merge"))
     if source is None and target is None:
         if approximate:
             raise UserError("--approximate needs --from or --to", hint="the policy never mixes exact and quantised")
         return _one_round(url, grace_seconds=float("inf"), unfinished_seconds=float("inf"))
-    begin, end = None if source is None else store.cut(source).id, store.cut(target).id
+    begin, end = None if source is None else store.find_cut(source).id, store.find_cut(target).id
     with work.Stop() as stop, views.Bar("merging") as bar:
-        made, there = work.folded(store, begin, end, stop=stop, approximate=approximate, progress=bar)
+        made, there = work.fold_between(store, begin, end, stop=stop, approximate=approximate, progress=bar)
     what = "was there already" if there else "written"
     views.say(f"{made.name} {what}: {made.rows:,} rows, {size_text(made.bytes)}")
     return EXIT_OK
@@ -226,8 +226,8 @@ def prune(
     from regrow.cli import ckpt_views as views
     from regrow.units import size_text
 
-    store = work.opened(address.whole_url(url, "regrow ckpt prune"))
-    pinned = frozenset(store.cut(wish).id for wish in keep)
+    store = work.open_store(address.whole_url(url, "regrow ckpt prune"))
+    pinned = frozenset(store.find_cut(wish).id for wish in keep)
     rules = _rules(keep_last, keep_full_every, pinned)
     plan = work.plan_prune(store, rules, now=time.time(), unfinished_seconds=unfinished)
     views.show_prune(store, plan)
@@ -243,7 +243,7 @@ def prune(
             views.say("nothing was deleted")
             return EXIT_FAILED
     with work.Stop() as stop:
-        for name in work.deleted(store, plan.doomed, stop=stop):
+        for name in work.delete_pieces(store, plan.doomed, stop=stop):
             views.say(f"deleted {name}")
     views.say(f"deleted {what}")
     return EXIT_OK
@@ -261,18 +261,18 @@ def export(where: str, target: str, format_: Any, prefix: str) -> None:
     import warnings
 
     from regrow.checkpoint import work
-    from regrow.checkpoint.export import export as written
+    from regrow.checkpoint.export import export as write_export
     from regrow.cli import ckpt_views as views
     from regrow.units import size_text
 
     url, wish = address.split_cut(where)
-    store = work.opened(url)
-    cut = store.cut(wish)
+    store = work.open_store(url)
+    cut = store.find_cut(wish)
     try:
         with warnings.catch_warnings(), views.Bar("exporting") as bar:
             warnings.simplefilter("ignore")  # torch's about itself
             plan = store.graph.restore_plan(cut.id)[0]
-            done = written(store.storage, plan, target, format=format_, prefix=prefix, progress=bar)
+            done = write_export(store.storage, plan, target, format=format_, prefix=prefix, progress=bar)
     except OSError as error:
         raise UserError(f"cannot write {target}: {error.strerror or error}") from error
     for problem in done.report.broken:
@@ -322,10 +322,10 @@ def _two_cuts(cuts: tuple[str, ...]) -> tuple[Side, Side]:
         raise UserError("two cuts are compared", hint="URL@A URL@B, or URL A B")
     first, wish = address.split_cut(cuts[0])
     second, other_wish = address.split_cut(cuts[1])
-    one = work.opened(first)
-    other = one if second in ("", first) else work.opened(second)
+    one = work.open_store(first)
+    other = one if second in ("", first) else work.open_store(second)
     sides = [
-        diff_work.Side(store.storage, store.graph, store.cut(cut).id)
+        diff_work.Side(store.storage, store.graph, store.find_cut(cut).id)
         for store, cut in ((one, wish), (other, other_wish))
     ]
     return sides[0], sides[1]
@@ -376,7 +376,7 @@ def merge(
         "unfinished_seconds": unfinished,
     }
     if once or not watch:
-        work.opened(url)
+        work.open_store(url)
         return _one_round(url, **options)
     print(f"watching {url} every {seconds_text(interval)}; Ctrl-C ends it", file=sys.stderr, flush=True)
     _watch(url, once=False, interval_seconds=interval, **options)

@@ -156,7 +156,7 @@ def _unfinished_text(unfinished: Sequence[Unfinished], now: float) -> str:
 def _list_table(store: Store, now: float) -> _Table:
     graph, newest = store.graph, store.graph.newest()
     table = _Table("cut", "~>step", "~age", "pieces", "~>rows", ">size", "restore reads")
-    for drawn, cut in _drawn(graph, now):
+    for drawn, cut in _read_tree(graph, now):
         pieces = graph.into(cut)
         way = graph.path(cut)
         if way is None:
@@ -178,7 +178,7 @@ def _list_table(store: Store, now: float) -> _Table:
     return table
 
 
-def _drawn(graph: Graph, now: float) -> Iterator[tuple[str, str]]:
+def _read_tree(graph: Graph, now: float) -> Iterator[tuple[str, str]]:
     """(what is drawn in front, cut) in the order of the tree."""
     for line in graph.tree(now=now):
         match = _DRAWN.match(line)

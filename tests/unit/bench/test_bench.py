@@ -231,11 +231,11 @@ def test_peer_reason_says_how_to_install(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(peer.importlib.util, "find_spec", lambda name: None)
     assert f"pip install --no-deps {peer.PACKAGE}" in str(peer.missing_reason())
 
-    def broken() -> None:
+    def fail() -> None:
         raise OSError("undefined symbol: x\nmore")
 
     monkeypatch.setattr(peer.importlib.util, "find_spec", lambda name: object())
-    monkeypatch.setattr(peer, "_import_fbgemm", broken)
+    monkeypatch.setattr(peer, "_import_fbgemm", fail)
     assert "undefined symbol: x)" in str(peer.missing_reason())
 
 
@@ -423,7 +423,7 @@ def test_figures_of_a_failure_by_hand() -> None:
     assert found["server_row_bytes"] == 100
     assert not found["stall_in_during"]
     assert recovery.marks(failure) == {"death": 0.0, "resumed": 0.5, "recovered": 4.5}
-    assert "stalled for 0.40 s after detection, all steps as usual after 0.40 s, 1,000 rows" in recovery.told(found)
+    assert "stalled for 0.40 s after detection, all steps as usual after 0.40 s, 1,000 rows" in recovery.describe(found)
     assert recovery.sketch_seconds({**found, "k": 4}, 44_000.0) == pytest.approx(5.0)
     # A step that was about to end is not the stall, a silence that begins much later is none.
     points = [(0.0, 0), (20.2, 10), (20.5, 20), *((21.0 + 0.4 * i, 30 + i) for i in range(12))]

@@ -100,7 +100,7 @@ def test_recovery_runs_grow_until_the_recovery_is_over(
     monkeypatch.setattr(recovery.local, "train", run)
     config = recovery.make_config(tmp_path, recovery.QUICK).replace(batch=1, workers=2)
     size = recovery.QUICK
-    row, trace, after = recovery.struck(config, k=4, size=size, rate=20.0, after_seconds=4.0)
+    row, trace, after = recovery.train_struck(config, k=4, size=size, rate=20.0, after_seconds=4.0)
     assert asked == [30 + 40, 30 + 80]
     assert row["recovered_s"] == 6.0
     assert (trace["name"], trace["marks"]["recovered"]) == ("k4", 6.0)

@@ -102,4 +102,4 @@ def tear(run: Run, piece: str) -> None:
 
 
 def state(url: str | Path, wish: str | None = None) -> Model:
-    return World(str(url)).restored(wish)[0]
+    return World(str(url)).restore_rows(wish)[0]

@@ -18,7 +18,7 @@ from chains import chain, cut, piece
 from regrow.checkpoint import picture
 from regrow.checkpoint.lineage import CANDIDATES_SHOWN_MAX, Graph, kind
 from regrow.checkpoint.manifest import Manifest
-from regrow.checkpoint.retention import Rules, kept_fulls, prune_plan
+from regrow.checkpoint.retention import Rules, choose_fulls, prune_plan
 from regrow.errors import CheckpointError, ConfigError, UserError
 
 HOUR = 3600.0
@@ -168,7 +168,7 @@ def test_a_wish_that_fits_none_or_several_lists_what_there_is() -> None:
 # -- text and picture --------------------------------------------------------------------------------------
 
 
-def branched() -> Graph:
+def make_branches() -> Graph:
     cuts, pieces = chain(4, full=3 << 20, delta=2048)
     branch = [cut(3, "again", created=500.0), cut(4, "again", created=560.0)]
     merged = piece(cuts[0], cuts[2], 3000, folded=2)
@@ -178,7 +178,7 @@ def branched() -> Graph:
 
 
 def test_the_tree_says_what_there_is_and_what_a_restore_needs() -> None:
-    lines = branched().tree(now=560.0 + 2 * HOUR)
+    lines = make_branches().tree(now=560.0 + 2 * HOUR)
     assert [re.sub(r" {2,}", " | ", re.sub(r"-[0-9a-f]{6}", "", line)) for line in lines] == [
         "○ 0000000008 | step 8 | 2 h ago | delta 5 B from step 7 | not restorable: missing 0000000007",
         "● 0000000001 | step 1 | 2 h ago | full 3.0 MiB | restore: 1 piece, 3.0 MiB",
@@ -194,7 +194,7 @@ def test_the_tree_says_what_there_is_and_what_a_restore_needs() -> None:
 
 
 def test_the_picture_has_every_cut_and_every_piece() -> None:
-    graph = branched()
+    graph = make_branches()
     drawn = ElementTree.fromstring(picture.svg(graph, now=600.0, title="A & <B>"))
     classes = [element.get("class", "").split() for element in drawn.iter()]
     legend = {"cut": 2, "lost": 1, "edge": 3, "way": 1, "bar": 1, "merged": 1}
@@ -267,7 +267,7 @@ def test_fulls_thin_out_with_age_and_one_that_was_passed_over_is_never_wanted_ag
     left, before = fulls, None
     for now in range(0, 400, 3):
         there = [each for each in left if each.target.created <= now * HOUR / 2]
-        kept = {each.name for each, _ in kept_fulls(Graph(there), rules, now=now * HOUR / 2)}
+        kept = {each.name for each, _ in choose_fulls(Graph(there), rules, now=now * HOUR / 2)}
         left = [each for each in left if each.name in kept or each.target.created > now * HOUR / 2]
         before = now
     assert before == 399

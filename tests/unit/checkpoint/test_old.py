@@ -37,31 +37,31 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "checkpoints"
 
 
-def said(line: str, capsys: pytest.CaptureFixture[str]) -> str:
+def run(line: str, capsys: pytest.CaptureFixture[str]) -> str:
     assert cli.run(line.split()) == 0, capsys.readouterr().err
     return capsys.readouterr().out
 
 
 def test_it_is_whole(store: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert load.verify(work.open_store(store).storage, deep=True) == []
-    found = json.loads(said(f"ckpt ls {store} --json", capsys))
+    found = json.loads(run(f"ckpt ls {store} --json", capsys))
     assert [(cut["id"], cut["restorable"]) for cut in found["cuts"]] == [(FULL, True), (LAST, True)]
-    shown = json.loads(said(f"ckpt show {store}@2000 --json", capsys))
+    shown = json.loads(run(f"ckpt show {store}@2000 --json", capsys))
     assert shown["job"]["groups"] == shown["extra"]["config"]["groups"] == 2, "as it was stored"
-    assert "2 cuts, 2 restorable" in said(f"ckpt ls {store}", capsys)
+    assert "2 cuts, 2 restorable" in run(f"ckpt ls {store}", capsys)
 
 
 def test_its_weights_are_those_of_then(store: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    said(f"ckpt restore {store} --to {tmp_path}/copy", capsys)
+    run(f"ckpt restore {store} --to {tmp_path}/copy", capsys)
     for number, url in enumerate((store, f"{tmp_path}/copy")):
         target = tmp_path / f"{number}.safetensors"
-        said(f"ckpt export {url}@latest --to {target}", capsys)
+        run(f"ckpt export {url}@latest --to {target}", capsys)
         assert hashlib.sha256(target.read_bytes()).hexdigest() == EXPORT_SHA256
         assert {values.shape for values in load_file(target).values()} == {(30, 2), (20, 2), (9, 2), (1, 512)}
 
 
 def stored_config(store: str, **changes: Any) -> TrainConfig:
-    options = work.open_store(store).cut("latest").extra["config"]
+    options = work.open_store(store).find_cut("latest").extra["config"]
     assert options["groups"] == 2 and options["sweep_bytes_per_s"] is None
     return TrainConfig.from_stored(options).replace(resume=store, **changes)
 

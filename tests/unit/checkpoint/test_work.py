@@ -74,12 +74,12 @@ def test_interrupting_a_restore_leaves_nothing(
 ) -> None:
     write = Storage.write
 
-    def interrupted(self: Storage, path: str, data: bytes) -> None:
+    def interrupt(self: Storage, path: str, data: bytes) -> None:
         write(self, path, data)
         os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(Storage, "write", interrupted)
-    monkeypatch.setattr(ckpt_work.Stop, "_noted", lambda self, number, _: setattr(self, "_number", number))
+    monkeypatch.setattr(Storage, "write", interrupt)
+    monkeypatch.setattr(ckpt_work.Stop, "_note", lambda self, number, _: setattr(self, "_number", number))
     run(f"ckpt restore URL@{step} --to {tmp_path / 'b'}", code=130)
     assert run.err == "interrupted; nothing half-written is left\n"
     assert list((tmp_path / "b").iterdir()) == []
@@ -145,11 +145,11 @@ def test_merge_as_the_policy_says(run: Run) -> None:
 def test_interrupting_a_merge_leaves_nothing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     write, before = Storage.write, run.files()
 
-    def interrupted(self: Storage, path: str, data: bytes) -> None:
+    def interrupt(self: Storage, path: str, data: bytes) -> None:
         write(self, path, data)
         raise KeyboardInterrupt  # as the second Ctrl-C does
 
-    monkeypatch.setattr(Storage, "write", interrupted)
+    monkeypatch.setattr(Storage, "write", interrupt)
     for line in ("ckpt merge URL --to 710", "ckpt merge URL", "merge --watch URL"):
         run(line, code=130)
         assert {path for path in run.files() if not path.startswith("merge/")} == set(before)
@@ -251,13 +251,13 @@ def test_prune_trusts_no_damaged_piece(run: Run) -> None:
 def test_interrupting_a_prune_stops_between_two_pieces(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     delete = Storage.delete_piece
 
-    def interrupted(self: Storage, piece: str) -> None:
+    def interrupt(self: Storage, piece: str) -> None:
         os.kill(os.getpid(), signal.SIGINT)
         delete(self, piece)
 
-    monkeypatch.setattr(Storage, "delete_piece", interrupted)
+    monkeypatch.setattr(Storage, "delete_piece", interrupt)
     text = run(f"{PRUNE} --yes", code=130)
     assert run.err == "interrupted; what was not listed as deleted is still there\n"
     assert text.count("\ndeleted ") == 1
-    assert run.world.storage.unfinished() == []
+    assert run.world.storage.list_unfinished() == []
     run.world.check()

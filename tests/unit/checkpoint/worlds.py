@@ -1,5 +1,7 @@
-"""A model in training that is a plain dictionary, and its checkpoints. What each cut should be is kept beside what is on
-storage, so that a test can compare the two, whatever it did to the files."""
+"""A model in training that is a plain dictionary, and its checkpoints.
+
+What each cut should be is kept beside what is on storage, so that a test can compare the two, whatever it did to files.
+"""
 
 from __future__ import annotations
 
@@ -123,7 +125,7 @@ class World:
     def graph(self) -> Graph:
         return Graph(self.storage.manifests()[0])
 
-    def restored(self, cut: str | None = None, **options: object) -> tuple[Model, LoadReport]:
+    def restore_rows(self, cut: str | None = None, **options: object) -> tuple[Model, LoadReport]:
         model: Model = {}
 
         def apply(piece: Manifest, chunk: Chunk) -> None:
@@ -159,7 +161,7 @@ class World:
         reachable = self.reachable()
         for cut in self.graph().cuts:
             if cut in reachable:
-                assert self.restored(cut)[0] == self.history[cut], cut
+                assert self.restore_rows(cut)[0] == self.history[cut], cut
             else:
                 with pytest.raises(CheckpointError):
-                    self.restored(cut)
+                    self.restore_rows(cut)

@@ -240,7 +240,7 @@ class DeltaCheckpointer:
         began = _now()
         self._last_step, self._last_seconds = self._step, began
         self._state.before_cut()
-        packed = self._state.packed_dense()
+        packed = self._state.pack_dense()
         plan = self._agree(full=full, dense_bytes=len(packed), extra=extra)
         handover = self._tracker.compact(full=plan.source is None)
         try:
@@ -319,17 +319,17 @@ class DeltaCheckpointer:
     def _commit(self, plan: _Plan, piece: str, parts: Iterable[Chunk]) -> None:
         """Chunks of all ranks, then the manifest by the first, then everybody knows. A rank with a problem says so and
         waits with the others: they cannot be left alone in the middle of it."""
-        infos, problem = self._written(piece, plan.shard, parts)
+        infos, problem = self._write_chunks(piece, plan.shard, parts)
         said = self._ranks.gather((infos, problem), writing=True)
         problem = next((each for _, each in said if each is not None), None)
         if problem is None:
             if self._ranks.first:
-                problem = self._exists(plan, tuple(info for each, _ in said for info in each))
+                problem = self._write_manifest(plan, tuple(info for each, _ in said for info in each))
             problem = self._ranks.gather(problem, writing=True)[0]
         if problem is not None:
             raise problem
 
-    def _written(self, piece: str, shard: str, parts: Iterable[Chunk]) -> tuple[list[ChunkInfo], Exception | None]:
+    def _write_chunks(self, piece: str, shard: str, parts: Iterable[Chunk]) -> tuple[list[ChunkInfo], Exception | None]:
         try:
             for number, chunk in enumerate(split(parts)):
                 name = chunk_name(shard, number, self._encoding)
@@ -337,13 +337,13 @@ class DeltaCheckpointer:
             return self._stager.finish(piece), None
         except Exception as error:
             self._stager.abort(piece)
-            return [], self._told(error)
+            return [], self._make_portable(error)
 
-    def _exists(self, plan: _Plan, chunks: tuple[ChunkInfo, ...]) -> Exception | None:
+    def _write_manifest(self, plan: _Plan, chunks: tuple[ChunkInfo, ...]) -> Exception | None:
         try:
             self._storage.write_manifest(self._manifest(plan, chunks))
         except Exception as error:
-            return self._told(error)
+            return self._make_portable(error)
         return None
 
     def _manifest(self, plan: _Plan, chunks: tuple[ChunkInfo, ...]) -> Manifest:
@@ -357,7 +357,7 @@ class DeltaCheckpointer:
             made_by=MADE_BY,
         )
 
-    def _told(self, error: Exception) -> Exception:
+    def _make_portable(self, error: Exception) -> Exception:
         """As it can travel to other ranks."""
         return CheckpointError(f"rank {self._ranks.rank}: {error}") if self._ranks.several else error
 
