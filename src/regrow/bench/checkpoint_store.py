@@ -60,9 +60,10 @@ class Stored:
 
 def make_job(size_bytes: int) -> JobSpec:
     """Tables of the usual shape, with about so many bytes of rows in one server."""
-    dim = MODELS[SHAPE].dim
-    rows = recovery.table_rows(CARDINALITIES[SHAPE], total=size_bytes // (4 * (dim + 1)))
-    return job_of([(count, dim) for count in rows], optimizer="rowwise_adagrad")
+    dim, optimizer = MODELS[SHAPE].dim, "rowwise_adagrad"
+    row_bytes = 4 * job_of([(1, dim)], optimizer=optimizer).tables[0].record_floats
+    rows = recovery.table_rows(CARDINALITIES[SHAPE], total=size_bytes // row_bytes)
+    return job_of([(count, dim) for count in rows], optimizer=optimizer)
 
 
 def job_of(shapes: Sequence[tuple[int, int]], *, optimizer: Any) -> JobSpec:

@@ -400,8 +400,8 @@ def _decompress(data: memoryview, tables: dict[str, TableInfo], info: ChunkInfo)
     zstandard = _zstd()
     most = HEADER_BYTES_MAX
     for name, count in info.rows.items():
-        widths = [tables[name].dim, *(width for _, width in tables[name].states)]
-        most += count * (4 + sum(4 * width + 8 for width in widths))
+        # Quantised parts have a scale and an offset of each row, too.
+        most += count * (tables[name].row_bytes + 8 * len(tables[name].widths))
     try:
         size = zstandard.frame_content_size(data)
         if not 0 <= size <= most:

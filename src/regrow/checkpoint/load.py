@@ -245,7 +245,7 @@ def chunk_bytes(piece: Manifest, info: ChunkInfo) -> int:
 
 def rows_bytes(piece: Manifest, info: ChunkInfo) -> int:
     """Bytes of the rows of a chunk, decoded."""
-    row = {table.name: 4 + 4 * table.dim + sum(4 * width for _, width in table.states) for table in piece.tables}
+    row = {table.name: table.row_bytes for table in piece.tables}
     return sum(count * row[table] for table, count in info.rows.items())
 
 

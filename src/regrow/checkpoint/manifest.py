@@ -43,6 +43,16 @@ class TableInfo(msgspec.Struct, frozen=True, kw_only=True):
     init_bound: float | None
     index: int
 
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Floats of a row: of its weights, then of each state."""
+        return self.dim, *(width for _, width in self.states)
+
+    @property
+    def row_bytes(self) -> int:
+        """Of a row and its id, in 32 bits."""
+        return 4 + 4 * sum(self.widths)
+
 
 class ChunkInfo(msgspec.Struct, frozen=True, kw_only=True):
     """One file of a piece: its size and CRC-32C as stored, and how many rows of which table are in it.

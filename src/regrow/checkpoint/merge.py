@@ -274,7 +274,7 @@ class Fold:
         """All rows of a table, some at a time: ids rise from one time to the next, and each has all there are of its
         ids, the oldest first. Rows may be looked at until the next are asked for."""
         cursors = [_Cursor(run, table.name) for run in runs]
-        row_bytes = 4 + 4 * table.dim + sum(4 * width for _, width in table.states)
+        row_bytes = table.row_bytes
         rows_max = self.window // row_bytes
         while live := [cursor for cursor in cursors if cursor.fill()]:
             # Below the bound every cursor has all its rows at hand, and at most its share of a window. Half of that

@@ -56,14 +56,14 @@ class World:
         for _ in range(count):
             table = TABLES[self.random.integers(len(TABLES))]
             key = table.name, int(self.random.integers(table.rows))
-            width = table.dim + sum(floats for _, floats in table.states)
+            width = sum(table.widths)
             self.model[key] = self.random.standard_normal(width).astype(np.float32).tobytes()
             self.changed.add(key)
         self.step += 1
 
     def rows(self, table: TableInfo, ids: Iterable[int]) -> Rows:
         chosen = sorted(ids)
-        width = table.dim + sum(floats for _, floats in table.states)
+        width = sum(table.widths)
         records = b"".join(self.model[table.name, row] for row in chosen)
         values = np.frombuffer(records, np.float32).reshape(len(chosen), width)
         states, at = {}, table.dim
