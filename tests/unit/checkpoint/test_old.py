@@ -11,17 +11,19 @@ import hashlib
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from safetensors.numpy import load_file
 
-from regrow.checkpoint import load, work
-from regrow.checkpoint.manifest import shard_name
+from regrow.checkpoint import load
+from regrow.checkpoint.listing import read_listing
 from regrow.cli import main as cli
 from regrow.config import TrainConfig
 from regrow.errors import UserError
 from regrow.launch import checkpoints
+from regrow.runtime.checkpoint import shard_of
 
 OLD = Path(__file__).parent / "old"
 FULL, LAST = "0000002000-ddd0dc", "0000003000-a34e2d"
@@ -43,7 +45,7 @@ def run(line: str, capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def test_it_is_whole(store: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert load.verify(work.open_store(store).storage, deep=True) == []
+    assert load.verify(read_listing(store).storage, deep=True) == []
     found = json.loads(run(f"ckpt ls {store} --json", capsys))
     assert [(cut["id"], cut["restorable"]) for cut in found["cuts"]] == [(FULL, True), (LAST, True)]
     shown = json.loads(run(f"ckpt show {store}@2000 --json", capsys))
@@ -61,7 +63,7 @@ def test_its_weights_are_those_of_then(store: str, tmp_path: Path, capsys: pytes
 
 
 def stored_config(store: str, **changes: Any) -> TrainConfig:
-    options = work.open_store(store).find_cut("latest").extra["config"]
+    options = read_listing(store).find_cut("latest").extra["config"]
     assert options["groups"] == 2 and options["sweep_bytes_per_s"] is None
     return TrainConfig.from_stored(options).replace(resume=store, **changes)
 
@@ -76,9 +78,9 @@ def test_its_configuration_is_understood(store: str) -> None:
 
 def test_shards_of_the_same_layout_have_the_same_name(store: str) -> None:
     """A merger takes rows of equally named shards for rows of one server; another name for rings must not change it."""
-    piece = work.open_store(store).graph.into(FULL)[0]
-    division = (2, [(1, 1)] * len(piece.tables))  # rings, and k and r of each table
-    assert {chunk.shard for chunk in piece.chunks} == {shard_name(server, 4, division) for server in range(4)}
+    piece = read_listing(store).graph.into(FULL)[0]
+    job: Any = SimpleNamespace(servers=4, rings=2, tables=[SimpleNamespace(k=1, r=1)] * len(piece.tables))
+    assert {chunk.shard for chunk in piece.chunks} == {shard_of(job, server) for server in range(4)}
 
 
 @pytest.mark.live

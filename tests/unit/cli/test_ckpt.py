@@ -1,5 +1,5 @@
 """Goal: the checkpoint commands that only read say what there is and name what is wrong, and every mistake is answered
-with a line or two. Those that write are in checkpoint/test_work.py.
+with a line or two. Those that write are in checkpoint/test_maintain.py.
 
 Method: the entry point is called in process on the store of ckpt_run.py. Files are damaged by hand. Whole outputs are
 compared where they are stable; numbers with what stupid code finds in the world's own copies.
@@ -26,7 +26,6 @@ from ckpt_run import NOW, Run, cut, empty, fill, flip, name, run, tear
 from safetensors.numpy import load_file
 from worlds import TABLES, Model
 
-from regrow.checkpoint import work as ckpt_work
 from regrow.checkpoint.manifest import MANIFEST
 from regrow.cli import ckpt as ckpt_cli
 from regrow.cli import ckpt_views

@@ -19,7 +19,8 @@ from pathlib import Path
 import pytest
 from ckpt_run import Run, cut, empty, flip, name, run, state
 
-from regrow.checkpoint import work as ckpt_work
+from regrow.checkpoint import maintain
+from regrow.checkpoint.guard import Stop
 from regrow.checkpoint.manifest import MANIFEST
 from regrow.checkpoint.merge import fold
 from regrow.checkpoint.policy import Merger
@@ -79,7 +80,7 @@ def test_interrupting_a_restore_leaves_nothing(
         os.kill(os.getpid(), signal.SIGINT)
 
     monkeypatch.setattr(Storage, "write", interrupt)
-    monkeypatch.setattr(ckpt_work.Stop, "_note", lambda self, number, _: setattr(self, "_number", number))
+    monkeypatch.setattr(Stop, "_note", lambda self, number, _: setattr(self, "_number", number))
     run(f"ckpt restore URL@{step} --to {tmp_path / 'b'}", code=130)
     assert run.err == "interrupted; nothing half-written is left\n"
     assert list((tmp_path / "b").iterdir()) == []
@@ -92,7 +93,7 @@ def test_restore_with_little_memory_leaves_one_piece(run: Run, tmp_path: Path, m
     made: list[str] = []
     write = Storage.write_manifest
     monkeypatch.setattr(Storage, "write_manifest", lambda self, found: (made.append(found.name), write(self, found)))
-    monkeypatch.setattr(ckpt_work, "fold", lambda *args, **options: fold(*args, **options, memory_bytes_max=9_050))
+    monkeypatch.setattr(maintain, "fold", lambda *args, **options: fold(*args, **options, memory_bytes_max=9_050))
     run(f"ckpt restore URL@600 --to {tmp_path / 'b'}")
     assert len(made) > 1 and made[-1] == name(run, 600)
     assert os.listdir(tmp_path / "b") == [name(run, 600)]
@@ -178,14 +179,14 @@ def test_watch_goes_on_until_it_is_stopped(number: int, code: int, run: Run, mon
 def test_watch_waits_for_checkpoints_that_do_not_exist_yet(
     empty: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ckpt_work.Stop, "wait", lambda self, timeout=None: True)
+    monkeypatch.setattr(Stop, "wait", lambda self, timeout=None: True)
     empty(f"merge --watch {tmp_path}/later")
     assert empty.fails(f"merge --once {tmp_path}/later", code=2)[0].endswith("is not there")
 
 
 def test_an_outage_is_one_line(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     rounds = itertools.count(1)
-    monkeypatch.setattr(ckpt_work.Stop, "wait", lambda self, timeout=None: next(rounds) == 4)
+    monkeypatch.setattr(Stop, "wait", lambda self, timeout=None: next(rounds) == 4)
     (run.path / "merge").write_text("in the way")  # of merge/state.json
     assert "error" in run("merge --watch URL")
     assert run.out.count("error") == 1
