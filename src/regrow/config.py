@@ -169,7 +169,7 @@ class TrainConfig:
     # newest. "ec+delta": both, so that more losses than r, or of the whole machine, cost what came since the last copy.
     protection: str = "none"
     # Rows that share r parities. Too small: parities take 1/k of the memory of the rows, and as much traffic.
-    # Too large: a lost row is computed from more servers, and k + r of them are needed in a group.
+    # Too large: a lost row is computed from more servers, and k + r of them are needed in a ring.
     k: int = K_DEFAULT
     # Parities: how many servers may be lost together. Too small: a second loss during a recovery ends the
     # run. Too large: every change travels r times.

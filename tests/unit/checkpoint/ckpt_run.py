@@ -65,17 +65,11 @@ def fill(run: Run) -> Run:
     return run
 
 
-@pytest.fixture
-def empty(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+def make_run(path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
     """Without cuts, at a time that stands still."""
     monkeypatch.delenv("REGROW_DEBUG", raising=False)
     monkeypatch.setattr(ckpt_cli.time, "time", lambda: NOW)
-    return Run(tmp_path / "run", capsys)
-
-
-@pytest.fixture
-def run(empty: Run) -> Run:
-    return fill(empty)
+    return Run(path, capsys)
 
 
 def cut(run: Run, step: int) -> str:

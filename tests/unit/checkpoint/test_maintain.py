@@ -4,9 +4,6 @@ Method: the entry point is called in process on the store of ckpt_run.py. What i
 the world kept. Ctrl-C comes as a real signal in the middle of a write, or as what its second one raises.
 """
 
-
-# ruff: noqa: F401, F811  (the fixtures of ckpt_run.py are taken as arguments)
-
 from __future__ import annotations
 
 import io
@@ -17,7 +14,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from ckpt_run import Run, cut, empty, flip, name, run, state
+from ckpt_run import Run, cut, flip, name, state
 
 from regrow.checkpoint import maintain
 from regrow.checkpoint.guard import Stop

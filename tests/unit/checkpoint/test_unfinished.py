@@ -4,8 +4,6 @@ Method: unfinished pieces of all ages, on a local file system whose times are tu
 system that tells times in its own way or not at all. The merger and `regrow ckpt prune` are let loose on them.
 """
 
-# ruff: noqa: F401, F811  (the fixtures of ckpt_run.py are taken as arguments)
-
 from __future__ import annotations
 
 import datetime
@@ -17,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ckpt_run import NOW, Run, empty, run
+from ckpt_run import NOW, Run
 from worlds import World
 
 from regrow.checkpoint.policy import Event, Merger

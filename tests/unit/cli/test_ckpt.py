@@ -5,9 +5,6 @@ Method: the entry point is called in process on the store of ckpt_run.py. Files 
 compared where they are stable; numbers with what stupid code finds in the world's own copies.
 """
 
-
-# ruff: noqa: F401, F811  (the fixtures of ckpt_run.py are taken as arguments)
-
 from __future__ import annotations
 
 import functools
@@ -16,13 +13,12 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from ckpt_run import NOW, Run, cut, empty, fill, flip, name, run, tear
+from ckpt_run import Run, cut, flip, name, tear
 from safetensors.numpy import load_file
 from worlds import TABLES, Model
 
