@@ -42,7 +42,7 @@ CHUNK = tuple(f"chunk.{point}" for point in ("mkdir", *POINTS))
 MANIFEST = tuple(f"manifest.{point}" for point in POINTS)
 
 
-def arm_inside(points: dict[str, list[str]]) -> dict[str, Any]:
+def armed(points: dict[str, list[str]]) -> dict[str, Any]:
     """Each life of these processes ends at the next point. Workers are slow until the last one began."""
     return {"arm": points, "until": [f"{name} life {len(of)}" for name, of in points.items()]}
 
@@ -72,7 +72,7 @@ def test_the_points_that_are_passed(small: runs.Run) -> None:
 
 def die_and_fall_back(path: Path, points: dict[str, list[str]]) -> runs.Run:
     """All processes begin anew after each death."""
-    run = runs.run(path, steps=200, every="10steps", plan=arm_inside(points))
+    run = runs.run(path, steps=200, every="10steps", plan=armed(points))
     cuts = runs.check(run)
     check_files(run)
     assert len(run.summary["restores"]) == max(map(len, points.values())), points
@@ -84,7 +84,7 @@ def die_and_fall_back(path: Path, points: dict[str, list[str]]) -> runs.Run:
 def die_with_parities(path: Path, points: dict[str, list[str]]) -> None:
     """Only whoever dies begins anew."""
     options = {"protection": "ec+delta", "servers": 3, "k": 2, "check_parity": True}
-    run = runs.run(path, steps=500, every="10steps", plan=arm_inside(points), **options)
+    run = runs.run(path, steps=500, every="10steps", plan=armed(points), **options)
     runs.check(run)
     check_files(run)
     wanted = [name.partition(" ")[0] for name, of in points.items() for _ in of]
@@ -126,7 +126,7 @@ def test_training_that_waits_for_a_checkpoint_outlives_its_coordinator(tmp_path:
     """It dies with the manifest half written, while no server applies anything. Twice: also the next one's first."""
     points = {"coordinator 0": ["manifest.data:1:tear", "manifest.rename:1:exit"]}
     options = {"protection": "ec+delta", "servers": 3, "k": 2, "ckpt_pause": True, "steps": 200}
-    run = runs.run(tmp_path, plan={**arm_inside(points), "hold": 150}, **options)
+    run = runs.run(tmp_path, plan={**armed(points), "hold": 150}, **options)
     assert run.roles_lost == ["coordinator"] * 2
     assert run.summary["restores"] == []
     runs.check(run)
