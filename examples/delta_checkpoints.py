@@ -15,8 +15,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from regrow.checkpoint import DeltaCheckpointer
 from regrow.checkpoint.storage import Storage
-from regrow.checkpoint.torch.checkpointer import DeltaCheckpointer
 
 ROWS, DIM, BATCH, STEPS, EVERY = 50_000, 16, 64, 120, 10
 

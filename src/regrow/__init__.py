@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "EmbeddingBagConfig": "regrow.nn.embedding",
     "EmbeddingCollection": "regrow.nn.embedding",
-    "ErasureCode": "regrow.config",
+    "ErasureCode": "regrow.protection",
     "InProcessCluster": "regrow.runtime.inprocess",
     "KeyedJaggedTensor": "regrow.nn.embedding",
     "KeyedTensor": "regrow.nn.embedding",

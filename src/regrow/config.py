@@ -5,7 +5,7 @@ is left open: defaults that depend on another option or on the machine are fille
 repeats the run it came from. Nothing here imports torch or reads an environment variable.
 
 To add a knob: a field with a comment that says what too small and too large do, a line in `_check`, and a
-line in the option table of `cli.py` (a test compares the two).
+line in the option table of `cli/train.py` (a test compares the two).
 """
 
 from __future__ import annotations
@@ -29,10 +29,7 @@ from regrow.protection import (
     COMMITS,
     DERIVED,
     FLUSH_BYTES_DEFAULT,
-    GIB,
     K_DEFAULT,
-    KIB,
-    MIB,
     R_DEFAULT,
     SERVERS_MAX,
     ErasureCode,
@@ -43,6 +40,7 @@ from regrow.protection import (
     nearest,
     parse_sabotage,
 )
+from regrow.units import GIB, KIB, MIB, Interval, parse_interval
 
 if TYPE_CHECKING:
     from regrow.nn.presets import ModelConfig
@@ -73,6 +71,10 @@ CRITEO_ROW_BYTES, CRITEO_GZ_ROW_BYTES = 241, 88  # mean of the public file
 FRAMES_PER_FLUSH = 2  # the push that fills a flush goes along with it
 STEPS_DEFAULT = 300  # of a synthetic run, which has no end of its own
 THREADS_PER_WORKER_DEFAULT_MAX = 8  # past this the small matrices of a DLRM do not get faster
+
+
+# What options were called before. Checkpoints keep the configuration they were made with, for ever.
+RENAMED = {"groups": "rings"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,11 +163,13 @@ class TrainConfig:
 
     # -- what is survived --------------------------------------------------------------------------------
 
-    # What keeps rows when a process dies. "none": losing one ends the run. "ec": erasure coding; servers,
-    # workers and the coordinator are replaced and training goes on.
+    # What keeps rows when a process dies. "none": nothing, and losing one ends the run. "ec": parities in the memory of
+    # other servers; servers, workers and the coordinator are replaced and training goes on. "full" and "delta": copies
+    # on storage (`ckpt`) every now and then, whole or only the rows that changed; who dies takes everybody back to the
+    # newest. "ec+delta": both, so that more losses than r, or of the whole machine, cost what came since the last copy.
     protection: str = "none"
     # Rows that share r parities. Too small: parities take 1/k of the memory of the rows, and as much traffic.
-    # Too large: a lost row is computed from more servers, and k + r of them are needed in a group.
+    # Too large: a lost row is computed from more servers, and k + r of them are needed in a ring.
     k: int = K_DEFAULT
     # Parities: how many servers may be lost together. Too small: a second loss during a recovery ends the
     # run. Too large: every change travels r times.
@@ -229,7 +233,7 @@ class TrainConfig:
     check_parity: bool = False
 
     def __post_init__(self) -> None:
-        for name, value in _derived_values(self).items():
+        for name, value in _derive_values(self).items():
             object.__setattr__(self, name, value)
         _check_types(self)
         _check(self)
@@ -246,8 +250,14 @@ class TrainConfig:
         known = [field.name for field in dataclasses.fields(cls)]
         for name in options:
             if name not in known:
-                raise UserError(f"unknown option {name!r}", hint=nearest(name, known))
+                hint = f"it is called {RENAMED[name]!r} now" if name in RENAMED else nearest(name, known)
+                raise UserError(f"unknown option {name!r}", hint=hint)
         return cls(**options)
+
+    @classmethod
+    def from_stored(cls, options: Mapping[str, Any]) -> TrainConfig:
+        """What a checkpoint was made with. It may be old, so names that were given up are known here."""
+        return cls.from_dict(read_stored(options))
 
     @classmethod
     def from_toml(cls, path: str | Path, overrides: Mapping[str, Any] | None = None) -> TrainConfig:
@@ -322,9 +332,9 @@ class TrainConfig:
         return self.protection in ("full", "delta", "ec+delta")
 
     @property
-    def interval(self) -> tuple[float | None, int | None]:
-        """(seconds, steps) between checkpoints: one of them."""
-        return parse_interval(self.every)
+    def interval(self) -> Interval:
+        """Between checkpoints."""
+        return _parse_every(self.every)
 
     @property
     def sabotage(self) -> tuple[Sabotage, ...]:
@@ -340,6 +350,15 @@ class TrainConfig:
         return presets.load(self.model, rows_max=self.rows_max)
 
 
+def read_stored(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options in a checkpoint by the names they have today. One that said "as you think best" says what that is
+    now: it is about how fast a recovery goes, not about what the rows are."""
+    known = {RENAMED.get(name, name): value for name, value in options.items()}
+    if "sweep_bytes_per_s" in known and known["sweep_bytes_per_s"] is None:
+        known["sweep_bytes_per_s"] = TrainConfig.sweep_bytes_per_s
+    return known
+
+
 def model_names() -> list[str]:
     """The presets `model` may name."""
     from regrow.nn.presets import MODELS
@@ -347,7 +366,7 @@ def model_names() -> list[str]:
     return list(MODELS)
 
 
-def _derived_values(config: TrainConfig) -> dict[str, Any]:
+def _derive_values(config: TrainConfig) -> dict[str, Any]:
     """Values for the fields left open, from the options given and the machine."""
     given = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     derived: dict[str, Any] = {}
@@ -462,18 +481,16 @@ def _check(config: TrainConfig) -> None:
         raise ConfigError("prefetch", config.prefetch, 'mode "sync" cannot pull ahead', hint=hint)
 
 
-def parse_interval(text: str) -> tuple[float | None, int | None]:
-    """ "60s", "2.5m", "1h" or "500steps"."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(s|m|h|steps?)\s*", text)
-    if match is None or float(match[1]) <= 0 or (match[2].startswith("step") and "." in match[1]):
-        raise ConfigError("every", text, 'is not an interval; "60s", "5m" and "500steps" are')
-    if match[2].startswith("step"):
-        return None, int(match[1])
-    return float(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]], None
+def _parse_every(text: str) -> Interval:
+    try:
+        return parse_interval(text)
+    except ValueError as error:
+        # The error names the option and its value already.
+        raise ConfigError("every", text, str(error).removeprefix(f"{text!r} ")) from None
 
 
 def _check_checkpoints(config: TrainConfig) -> None:
-    parse_interval(config.every)
+    _parse_every(config.every)
     check_range(config, "full_every", 1, 1 << 20)
     check_range(config, "ckpt_bytes_per_s", 1, 1 << 40)
     check_range(config, "ckpt_keep_last", 1, 1 << 20)

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from regrow.errors import ConfigError
+from regrow.units import GIB, KIB, MIB, parse_seconds
 
 COMMITS = ("exactly-once", "2pc", "none")
-KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 SERVERS_MAX = 1024
 K_DEFAULT, R_DEFAULT, R_MAX = 4, 1, 16
 FLUSH_PUSHES_DEFAULT = 16
@@ -95,12 +95,15 @@ SABOTAGE_FORMS = {"kill": "server:2@step:100", "pause": "server:1@step:80:5s"}
 
 def parse_sabotage(option: str, text: str) -> Sabotage:
     """A sabotage from its form on the command line; the coordinator needs no number."""
-    length = r":(\d+(?:\.\d+)?)s" if option == "pause" else "()"
+    length = r":(\d[\w.]*[a-z])" if option == "pause" else "()"
     match = re.fullmatch(rf"(server|worker|coordinator)(?::(\d{{1,6}}))?@step:(\d{{1,15}}){length}", text)
+    try:
+        pause_seconds = parse_seconds(match[4]) if match is not None and match[4] else None
+    except ValueError:
+        match = None
     if match is None or (match[2] is None and match[1] != "coordinator"):
         hint = "for a server, a worker (with their numbers) or the coordinator (without)"
         raise ConfigError(option, text, f"must be like {SABOTAGE_FORMS[option]}", hint=hint)
-    pause_seconds = float(match[4]) if match[4] else None
     return Sabotage(role=match[1], id=int(match[2] or 0), step=int(match[3]), pause_seconds=pause_seconds)
 
 

@@ -22,7 +22,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "unit" / "checkpoint"))
 
-from test_property import World, digest
+from worlds import World, digest
 
 from regrow.checkpoint import failpoints
 from regrow.checkpoint.lineage import Graph
@@ -116,7 +116,7 @@ def world(tmp_path: Path) -> World:
 
 def newest_hash(storage: Storage) -> tuple[str, str]:
     copy = World(storage.url)
-    model, report = copy.restored()
+    model, report = copy.restore_rows()
     assert report.broken == ()
     newest = Graph(storage.manifests()[0]).newest()
     assert newest is not None
@@ -150,7 +150,7 @@ def test_a_merger_killed_anywhere(world: World, forks: Forks, tmp_path: Path) ->
         assert [event for event in merge(str(copy)) if event.kind in ("error", "broken", "wanted")] == [], kill
         assert newest_hash(storage) == expected, kill
         assert storage.pieces() == after, kill
-        assert verify(storage) == [] and storage.unfinished() == [], kill
+        assert verify(storage) == [] and storage.list_unfinished() == [], kill
         shutil.rmtree(copy)
 
 
@@ -162,14 +162,14 @@ def test_a_reader_touches_nothing_and_may_be_killed_anywhere(world: World, forks
     world.lose(world.graph().restore_plan()[0].pieces[-1], how="flip")  # so that it also has to go around
     before = {path: path.read_bytes() for path in (tmp_path / "world").rglob("*") if path.is_file()}
     with failpoints.recording() as passed:
-        model, report = world.restored()
+        model, report = world.restore_rows()
         verify(world.storage)
     assert passed == []
     assert model == world.model and len(report.broken) == 1
     chunks = sum(len(piece.chunks) for piece in world.graph().pieces.values() if piece.name in report.pieces)
     for count in range(1, chunks + 1):
         assert forks.run(tmp_path / "world", str(count)) == failpoints.EXIT_CODE
-        assert world.restored()[0] == world.model
+        assert world.restore_rows()[0] == world.model
     assert forks.run(tmp_path / "world", str(chunks + 99)) == 0
     assert {path: path.read_bytes() for path in (tmp_path / "world").rglob("*") if path.is_file()} == before
 

@@ -27,9 +27,10 @@ import pytest
 from regrow.checkpoint import storage
 from regrow.checkpoint.chunks import Chunk, Rows, read_chunk, write_chunk
 from regrow.checkpoint.load import verify
-from regrow.checkpoint.manifest import MANIFEST, Cut, Manifest, TableInfo, chunk_name, cut_id, piece_name
+from regrow.checkpoint.manifest import MANIFEST, Cut, Manifest, TableInfo, chunk_name
 from regrow.checkpoint.staging import Stager
 from regrow.checkpoint.storage import Known, Storage
+from regrow.core.names import cut_id, piece_name
 from regrow.errors import StorageError
 
 moto_server = pytest.importorskip("moto.server")
@@ -171,11 +172,11 @@ def check(store: Storage, manifest: Manifest) -> None:
 
 def test_pieces(url: str) -> None:
     store, other = Storage.open(url), Storage.open(f"{url}/")
-    assert (other.pieces(), other.unfinished(), other.manifests()) == ([], [], ([], []))
+    assert (other.pieces(), other.list_unfinished(), other.manifests()) == ([], [], ([], []))
     full, delta = write_piece(store, None, 0), write_piece(store, CUTS[0], 1)
     store.write(f"{piece_name(CUTS[1], CUTS[2])}/s0of1-00000.safetensors", b"half of something")
     assert other.pieces() == [FULL, DELTA]  # nothing of the first listing is remembered
-    assert other.unfinished() == [piece_name(CUTS[1], CUTS[2])]
+    assert other.list_unfinished() == [piece_name(CUTS[1], CUTS[2])]
     assert other.manifests() == ([full, delta], [])
     assert other.names(FULL) == {
         MANIFEST: len(store.read(f"{FULL}/{MANIFEST}")),
@@ -350,7 +351,7 @@ def test_training(url: str, tmp_path: Path) -> None:
 def test_ages_of_unfinished_pieces(url: str) -> None:
     store = Storage.open(url)
     store.write(f"{FULL}/s0of1-00000.safetensors", b"half of something")
-    (found,) = store.unfinished_pieces()
+    (found,) = store.look_at_unfinished()
     assert (found.name, found.bytes) == (FULL, 17)
     assert found.changed is not None
     assert found.seconds(time.time()) < 3600.0

@@ -17,7 +17,7 @@ import pytest
 
 from regrow import config as configuration
 from regrow import protection
-from regrow.config import LEARNING_RATES, OPTIMIZERS, ErasureCode, Sabotage, TrainConfig
+from regrow.config import LEARNING_RATES, OPTIMIZERS, RENAMED, ErasureCode, Sabotage, TrainConfig
 from regrow.errors import ConfigError, UserError
 
 FAULT_HINT = "for a server, a worker (with their numbers) or the coordinator (without)"
@@ -284,10 +284,22 @@ def test_command_line_wins_over_the_file(tmp_path: Path) -> None:
     assert (config.steps, config.epochs) == (5, None)
 
 
+def test_what_a_checkpoint_kept_is_read_by_todays_names() -> None:
+    stored = {**TrainConfig(rings=1, servers=6, seed=7).to_dict(), "sweep_bytes_per_s": None}
+    stored["groups"] = stored.pop("rings") + 1
+    assert TrainConfig.from_stored(json.loads(json.dumps(stored))) == TrainConfig(rings=2, servers=6, seed=7)
+    today = TrainConfig(sweep_bytes_per_s=5, kill=("server:1@step:3",))
+    assert TrainConfig.from_stored(json.loads(json.dumps(today.to_dict()))) == today
+    assert set(RENAMED.values()) <= set(today.to_dict()) and not set(RENAMED) & set(today.to_dict())
+    with pytest.raises(UserError, match="unknown option 'serverz'"):
+        TrainConfig.from_stored({"serverz": 3})
+
+
 BAD_FILES = [
     ("servers: 3", "cannot read {path}: ", "it holds one `option = value` per line; text needs quotes"),
     ("servers = 0", "{path}: servers = 0: must be at least 1", None),
     ("serverz = 3", "{path}: unknown option 'serverz'", "did you mean 'servers'?"),
+    ("groups = 2", "{path}: unknown option 'groups'", "it is called 'rings' now"),
     ("[train]\nservers = 3", "{path}: unknown option 'train'", "did you mean 'train_rows'?"),
     ('model = ["kaggle"]', "{path}: model = ['kaggle']: must be text", None),
 ]

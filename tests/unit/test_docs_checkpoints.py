@@ -29,10 +29,11 @@ import pytest
 
 from regrow.checkpoint.chunks import Rows, split, write_chunk
 from regrow.checkpoint.lineage import Graph
-from regrow.checkpoint.manifest import Cut, Manifest, TableInfo, chunk_name, cut_id, piece_name, shard_name
+from regrow.checkpoint.manifest import Cut, Manifest, TableInfo, chunk_name, shard_name
 from regrow.checkpoint.merge import fold
 from regrow.checkpoint.storage import Storage
 from regrow.cli import main as cli
+from regrow.core.names import cut_id, piece_name
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE, PICTURE = DOCS / "checkpoints.md", DOCS / "img" / "lineage.svg"

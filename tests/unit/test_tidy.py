@@ -59,13 +59,14 @@ TYPES_ONLY = {"regrow.store.interface": {"regrow.core.job"}}
 MAY_IMPORT = {
     "errors": set[str](),
     "interface": set(),
+    "units": set(),
     "presets": set(),
-    "protection": set(),
-    "config": {"presets", "protection"},
+    "protection": {"units"},
+    "config": {"presets", "protection", "units"},
     "metrics": set(),
     "core": set(),
     "store": {"core"},
-    "checkpoint": {"core", "store"},
+    "checkpoint": {"core", "store", "units"},
     "sim": {"core", "store"},
     "data": {"config", "presets"},
     "runtime": {"core", "store", "checkpoint"},
@@ -74,7 +75,7 @@ MAY_IMPORT = {
     "launch": {"core", "runtime", "store", "checkpoint", "data", "config", "metrics", "presets", "protection"},
     "bench": {"core", "runtime", "store", "checkpoint", "data", "nn", "launch"}
     | {"config", "metrics", "presets", "protection"},
-    "cli": {"launch", "bench", "sim", "checkpoint", "core", "config", "presets", "data"},
+    "cli": {"launch", "bench", "sim", "checkpoint", "core", "config", "presets", "data", "units"},
     "regrow": {"core", "runtime", "nn", "launch", "config", "protection"},
 }
 

@@ -79,13 +79,13 @@ def measure(system: str, *, data: str, seed: int, train_rows: int) -> dict[str, 
         workers=workers,
         seed=seed,
         digest=False,
-        **({} if system != "killed" else struck(train_rows)),
+        **({} if system != "killed" else kill_options(train_rows)),
     )
     result = _run_reference(config) if system == "reference" else _run_regrow(config)
     return {"kind": "run", "system": system, "seed": seed, "train_rows": train_rows, **result}
 
 
-def struck(train_rows: int) -> dict[str, Any]:
+def kill_options(train_rows: int) -> dict[str, Any]:
     """Protection, and who is killed when: a third, half and two thirds of the way."""
     steps = train_rows // (UPDATE_SAMPLES * WORKERS)
     kill = (f"server:2@step:{steps // 3}", f"worker:1@step:{steps // 2}", f"server:4@step:{steps * 2 // 3}")

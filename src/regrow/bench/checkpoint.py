@@ -208,7 +208,7 @@ class Trace(recovery.Trace):
         if len(looks) > 1:
             cores = (looks[-1].own_seconds - looks[0].own_seconds) / (looks[-1].at - looks[0].at)
             found["cpu_seconds_per_1000_samples"] = cores * 1000 / rate
-            found["others_cores"] = common.rounded(looks[0].others_cores(looks[-1]), 2)
+            found["others_cores"] = common.round_known(looks[0].others_cores(looks[-1]), 2)
         if (work := self.work_per_sample(begin, end)) is not None:
             found["worker_seconds_per_sample"] = work
         found["cores"] = self._cores(begin, end)
@@ -263,17 +263,17 @@ def measure_tracking(report: common.Report, directory: Path, *, size: Size) -> f
         size_bytes=size.server_bytes, batch=train.BATCH, repetitions=size.update_repetitions
     )
     report.rows.append(update)
-    rate = tracked(base, directory, "off", seconds=1.5, rate=recovery.RATE_GUESS)["samples_per_second"]
+    rate = train_tracked(base, directory, "off", seconds=1.5, rate=recovery.RATE_GUESS)["samples_per_second"]
     for turn in range(size.tracking_rounds):
         for name in ("off", "on") if turn % 2 == 0 else ("on", "off"):
-            row = tracked(base, directory, name, seconds=size.tracking_seconds, rate=rate)
+            row = train_tracked(base, directory, name, seconds=size.tracking_seconds, rate=rate)
             report.rows.append({"kind": "tracking", "variant": name, "round": turn, **row})
             speed = row["samples_per_second"]
             common.console.print(f"tracking {name}, round {turn + 1} of {size.tracking_rounds}: {speed:,.0f} samples/s")
     return float(rate)
 
 
-def tracked(base: TrainConfig, directory: Path, name: str, *, seconds: float, rate: float) -> dict[str, Any]:
+def train_tracked(base: TrainConfig, directory: Path, name: str, *, seconds: float, rate: float) -> dict[str, Any]:
     # Nothing is stored before training is over. The merger finds nothing to do, every two seconds; that counts.
     changes = {"protection": "full", "every": NEVER} if name == "on" else {}
     while True:
@@ -295,12 +295,12 @@ def measure_training(report: common.Report, directory: Path, *, size: Size, rate
     base = recovery.make_config(directory, tables)
     for turn in range(size.rounds):
         for variant in order(turn, size):
-            row, trace = trained(base, variant, directory, size=size, rate=rate)
+            row, trace = train_variant(base, variant, directory, size=size, rate=rate)
             report.rows.append({"kind": "run", "variant": variant.name, "round": turn, **row})
             if turn == 0:
                 report.rows.append(trace)
             rate = row["samples_per_second"] if variant is NONE else rate
-            common.console.print(f"{variant.label}, round {turn + 1} of {size.rounds}: {told(row)}")
+            common.console.print(f"{variant.label}, round {turn + 1} of {size.rounds}: {describe(row)}")
 
 
 def order(turn: int, size: Size) -> list[Variant]:
@@ -310,7 +310,7 @@ def order(turn: int, size: Size) -> list[Variant]:
     return found if turn % 2 == 0 else found[::-1]
 
 
-def trained(
+def train_variant(
     base: TrainConfig, variant: Variant, directory: Path, *, size: Size, rate: float
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """(figures, trace for the picture) of one run."""
@@ -322,7 +322,7 @@ def trained(
             changes |= {"every": f"{variant.every * size.period_seconds:.4g}s", "ckpt": url}
         steps = recovery.steps_of(base, size.periods * size.period_seconds, rate)
         summary = local.train(base.replace(steps=steps, out=f"{folder}/run", **changes), display=trace)
-        stored, merged = stored_bytes(url) if variant.every is not None else ({}, 0)
+        stored, merged = count_stored(url) if variant.every is not None else ({}, 0)
     begin, end = trace.window(size.period_seconds / 4)
     within = [cut for cut in trace.cuts if begin < cut["at"] <= end]
     step_seconds = base.batch * base.workers / trace.rate(begin, end)
@@ -353,14 +353,14 @@ def trained(
     return row, {**picture, "cuts": [round(cut["at"] - begin, 3) for cut in trace.cuts]}
 
 
-def stored_bytes(url: str) -> tuple[dict[str, int], int]:
+def count_stored(url: str) -> tuple[dict[str, int], int]:
     """(bytes that training stored, by cut; bytes that merging wrote beside them)."""
     manifests, _ = Storage.open(url).manifests()
     own = {piece.target.id: piece.bytes for piece in manifests if not piece.folded}
     return own, sum(piece.bytes for piece in manifests if piece.folded)
 
 
-def told(row: Mapping[str, Any]) -> str:
+def describe(row: Mapping[str, Any]) -> str:
     return (
         f"{row['samples_per_second']:,.0f} samples/s over {row['seconds']:.0f} s, {row['checkpoints']} checkpoints, "
         f"held up for {row['hold_seconds'] * 1e3:.0f} ms at most (a step takes {row['step_seconds'] * 1e3:.0f} ms)"
@@ -416,7 +416,7 @@ class watched:
 
     def __exit__(self, *_: object) -> None:
         cores = self.before.others_cores(self._look())
-        self.report.rows.append({"kind": "others", "part": self.part, "others_cores": common.rounded(cores, 2)})
+        self.report.rows.append({"kind": "others", "part": self.part, "others_cores": common.round_known(cores, 2)})
 
     def _look(self) -> common.Occupancy:
         # With children that have ended, which train.children_cpu_seconds cannot see.

@@ -39,12 +39,12 @@ def quotient(name: str) -> Callable[[Row, Row], float | None]:
     return lambda mine, other: mine[name] / other[name] if mine.get(name) and other.get(name) else None
 
 
-def lost(mine: Row, other: Row) -> float:
+def measure_lost_share(mine: Row, other: Row) -> float:
     """The share of training time that is gone."""
     return 1.0 - float(mine["samples_per_second"] / other["samples_per_second"])
 
 
-def lost_equal_speed(mine: Row, other: Row) -> float | None:
+def measure_lost_share_equal_speed(mine: Row, other: Row) -> float | None:
     """The same, had the processors been as fast in both runs."""
     works = [row.get("worker_seconds_per_sample") for row in (mine, other)]
     if not all(works):
@@ -52,7 +52,7 @@ def lost_equal_speed(mine: Row, other: Row) -> float | None:
     return 1.0 - float(mine["samples_per_second"] * works[0] / (other["samples_per_second"] * works[1]))
 
 
-def moved(role: str) -> Callable[[Row, Row], float | None]:
+def measure_moved(role: str) -> Callable[[Row, Row], float | None]:
     """Of the processor time that workers had without checkpoints: the part that this role had more with them. With
     role "rest": all that no process of the run is known to have had, idle time among it."""
 
@@ -104,10 +104,10 @@ def judge(report: common.Report, name: str, values: Sequence[float], target: flo
 
 def compare_tracking(report: common.Report) -> None:
     rows, updates = of_kind(report, "tracking"), of_kind(report, "update")
-    time = rounds(rows, "on", "off", lambda mine, other: 1.0 / (1.0 - lost(mine, other)) - 1.0)
+    time = rounds(rows, "on", "off", lambda mine, other: 1.0 / (1.0 - measure_lost_share(mine, other)) - 1.0)
     cpu = [ratio - 1.0 for ratio in rounds(rows, "on", "off", quotient("cpu_seconds_per_1000_samples"))]
     judge(report, "tracking_time", time, TRACKING_TARGET)
-    judge(report, "tracking_equal_speed", rounds(rows, "on", "off", lost_equal_speed), TRACKING_TARGET)
+    judge(report, "tracking_equal_speed", rounds(rows, "on", "off", measure_lost_share_equal_speed), TRACKING_TARGET)
     judge(report, "tracking_cpu", cpu, TRACKING_TARGET)
     # Whole runs differ by more than this between each other; what an update takes longer can be told exactly.
     whole = [
@@ -131,10 +131,10 @@ def compare_training(report: common.Report, labels: Mapping[str, str]) -> None:
                 "kind": "cost",
                 "variant": name,
                 "label": labels[name],
-                "lost": spread(rounds(runs, name, "none", lost)),
-                "lost_equal_speed": spread(rounds(runs, name, "none", lost_equal_speed)),
+                "lost": spread(rounds(runs, name, "none", measure_lost_share)),
+                "lost_equal_speed": spread(rounds(runs, name, "none", measure_lost_share_equal_speed)),
                 "cpu": spread([ratio - 1.0 for ratio in cpu]),
-                "moved": {role: spread(rounds(runs, name, "none", moved(role))) for role in MOVED_TO},
+                "moved": {role: spread(rounds(runs, name, "none", measure_moved(role))) for role in MOVED_TO},
                 "hold_steps": spread(rounds(runs, name, "none", hold_steps)),
                 "late_steps": spread(rounds(runs, name, "none", late_steps)),
                 "memory_bytes": statistics.median(memory) if memory else None,
@@ -146,7 +146,7 @@ def compare_training(report: common.Report, labels: Mapping[str, str]) -> None:
                 "merged_bytes_all": round(statistics.median(row["merged_bytes_all"] for row in mine)),
             }
         )
-    for figure, name in ((lost, "lost"), (lost_equal_speed, "lost_equal_speed")):
+    for figure, name in ((measure_lost_share, "lost"), (measure_lost_share_equal_speed, "lost_equal_speed")):
         judge(report, f"{name}_delta", rounds(runs, "delta", "none", figure), LOST_TARGET)
         # Both against the run without, so the difference of the two is what is left.
         pairs = zip(rounds(runs, "delta", "none", figure), rounds(runs, "pausing", "none", figure), strict=False)

@@ -110,7 +110,7 @@ def from_server(rows: int, directory: Path) -> Callable[[], Figures]:
     from regrow.bench import checkpoint_store
 
     job = checkpoint_store.job_of([(rows, DIM)] * TABLES, optimizer="sgd")
-    store = checkpoint_store.filled(job)
+    store = checkpoint_store.make_filled_store(job)
 
     def run() -> Figures:
         stored = checkpoint_store.save(str(directory), job, store, step=1)

@@ -24,11 +24,11 @@ from regrow.bench import common, recovery
 from regrow.checkpoint import policy
 from regrow.checkpoint.lineage import Graph
 from regrow.checkpoint.load import LoadReport
-from regrow.checkpoint.manifest import cut_id, piece_name
 from regrow.checkpoint.storage import Storage
 from regrow.core.cut import TENANT, Save, Saved
 from regrow.core.cuts import WriteManifest
 from regrow.core.job import JobSpec, OptimizerSpec, TableSpec
+from regrow.core.names import cut_id, piece_name
 from regrow.core.wayback import LoadedAll, LoadedRows
 from regrow.data.synthetic import CARDINALITIES, SyntheticDataset
 from regrow.errors import RegrowError
@@ -60,9 +60,10 @@ class Stored:
 
 def make_job(size_bytes: int) -> JobSpec:
     """Tables of the usual shape, with about so many bytes of rows in one server."""
-    dim = MODELS[SHAPE].dim
-    rows = recovery.table_rows(CARDINALITIES[SHAPE], total=size_bytes // (4 * (dim + 1)))
-    return job_of([(count, dim) for count in rows], optimizer="rowwise_adagrad")
+    dim, optimizer = MODELS[SHAPE].dim, "rowwise_adagrad"
+    row_bytes = 4 * job_of([(1, dim)], optimizer=optimizer).tables[0].record_floats
+    rows = recovery.table_rows(CARDINALITIES[SHAPE], total=size_bytes // row_bytes)
+    return job_of([(count, dim) for count in rows], optimizer=optimizer)
 
 
 def job_of(shapes: Sequence[tuple[int, int]], *, optimizer: Any) -> JobSpec:
@@ -75,7 +76,7 @@ def job_of(shapes: Sequence[tuple[int, int]], *, optimizer: Any) -> JobSpec:
     return JobSpec(tables=tables, servers=1, workers=1, seed=SEED)
 
 
-def filled(job: JobSpec) -> MemoryStore:
+def make_filled_store(job: JobSpec) -> MemoryStore:
     """Every row has a value, as after long training, and all are yet to be stored."""
     store = MemoryStore(job, SERVER)
     rng = np.random.default_rng(SEED)
@@ -204,7 +205,7 @@ def bandwidth(directory: Path, *, size_bytes: int, repetitions: int) -> Iterator
     """Rows of figures: a plain file and a full take turns, both written, then both read from the disk."""
     _kernels.tune_malloc(one_heap=True)  # as every server does when it starts
     job = make_job(size_bytes)
-    store = filled(job)
+    store = make_filled_store(job)
     expected = sum(4 * (table.record_floats + 1) * table.rows for table in job.tables)  # with ids
     plain, folder = directory / "plain", directory / "full"
     for turn in range(repetitions):
@@ -287,7 +288,7 @@ def restores(
 ) -> Iterator[dict[str, Any]]:
     """Rows of figures: the same cut, from a full and 47 deltas as they were stored, and from what merging made."""
     job = make_job(size_bytes)
-    store = filled(job)
+    store = make_filled_store(job)
     folders = {"unmerged": directory / "unmerged", "merged": directory / "merged"}
     url = str(folders["unmerged"])
     cut = save(url, job, store, step=0).cut
@@ -323,10 +324,10 @@ def merge(folder: Path) -> dict[str, Any]:
     choice = policy.choose(policy.Measured())
     before = {piece.name for piece in storage.manifests()[0]}
 
-    def told(event: policy.Event) -> None:
+    def note_problem(event: policy.Event) -> None:
         problems.extend([event.text] if event.kind in ("error", "broken") else [])
 
-    seconds = common.seconds_of(policy.Merger(storage, choice=choice, on_event=told).round)
+    seconds = common.seconds_of(policy.Merger(storage, choice=choice, on_event=note_problem).round)
     manifests, _ = storage.manifests()
     if problems or policy.next_fold(Graph(manifests), choice) is not None:
         raise RegrowError(f"merging failed: {'; '.join(problems) or 'something is still due'}")

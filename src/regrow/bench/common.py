@@ -99,7 +99,7 @@ def pair_ratios(above: Sequence[float], below: Sequence[float]) -> list[float]:
     return [top / bottom for top, bottom in zip(above, below, strict=True)]
 
 
-def rounded(value: float | None, digits: int) -> float | None:
+def round_known(value: float | None, digits: int) -> float | None:
     return None if value is None else round(value, digits)
 
 

@@ -365,7 +365,7 @@ def _record(
         "expected_ms": round(moved / roof.copy * 1000, 3),
         "bandwidth_fraction": round(moved / roof.copy / mine, 3),
         "repetitions": len(figures["regrow"]),
-        "others_cores": common.rounded(figures["others_cores"], 2),
+        "others_cores": common.round_known(figures["others_cores"], 2),
     }
     if figures["layout"] is not None:
         ratio = common.Ratio.of(common.pair_ratios(figures["fbgemm"], figures["regrow"]), target=TARGET)

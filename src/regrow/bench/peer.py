@@ -368,7 +368,7 @@ def _rate(
         "steps": done - warmup_steps,
         "seconds": seconds,
         "loss": losses / samples,
-        "others_cores": common.rounded(before.others_cores(after), 2),
+        "others_cores": common.round_known(before.others_cores(after), 2),
         "step_milliseconds": {name: value * 1000 / (done - warmup_steps) for name, value in parts.items()},
     }
 

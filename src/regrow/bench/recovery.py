@@ -97,11 +97,11 @@ def run(*, quick: bool, json_path: str | None, docs: str | None = None) -> int:
 def measure_all(report: common.Report, config: TrainConfig, *, size: Size) -> None:
     """One undisturbed run to compare with, then the codes in turns."""
     small = config.replace(model=SHAPE, rows_max=100_000, **knobs(prefill=False))
-    rate = undisturbed(small, seconds=2.0, rate=RATE_GUESS).rate_whole()
+    rate = train_undisturbed(small, seconds=2.0, rate=RATE_GUESS).rate_whole()
     common.console.print("training without failure or protection ...")
     seconds = min(size.before_seconds + size.after_seconds, UNDISTURBED_SECONDS_MAX)
     # Nothing is lost in this one, so nothing needs a value first.
-    quiet = undisturbed(config.replace(**knobs(prefill=False)), seconds=seconds, rate=rate)
+    quiet = train_undisturbed(config.replace(**knobs(prefill=False)), seconds=seconds, rate=rate)
     rate = quiet.rate_whole()
     common.console.print(f"no protection, no failure: {rate:,.0f} samples/s")
     zero_at = quiet.begin + size.before_seconds
@@ -114,11 +114,11 @@ def measure_all(report: common.Report, config: TrainConfig, *, size: Size) -> No
     after_seconds = size.after_seconds
     for turn in range(size.rounds):
         for k in CODES if turn % 2 == 0 else CODES[::-1]:
-            row, trace, after_seconds = struck(config, k=k, size=size, rate=rate, after_seconds=after_seconds)
+            row, trace, after_seconds = train_struck(config, k=k, size=size, rate=rate, after_seconds=after_seconds)
             report.rows.append({"kind": "run", "k": k, "round": turn, **row})
             if turn == 0:
                 report.rows.append(trace)
-            common.console.print(f"k = {k}, round {turn + 1} of {size.rounds}: {told(row)}")
+            common.console.print(f"k = {k}, round {turn + 1} of {size.rounds}: {describe(row)}")
 
 
 def knobs(**wanted: Any) -> dict[str, Any]:
@@ -165,13 +165,13 @@ def steps_of(config: TrainConfig, seconds: float, rate: float) -> int:
     return max(8, int(seconds * rate / (config.batch * config.workers)))
 
 
-def undisturbed(config: TrainConfig, *, seconds: float, rate: float) -> Trace:
+def train_undisturbed(config: TrainConfig, *, seconds: float, rate: float) -> Trace:
     trace = Trace()
     local.train(config.replace(steps=steps_of(config, seconds, rate)), overwrite=True, display=trace)
     return trace
 
 
-def struck(
+def train_struck(
     config: TrainConfig, *, k: int, size: Size, rate: float, after_seconds: float
 ) -> tuple[dict[str, Any], dict[str, Any], float]:
     """Trains, kills, and goes on until the recovery has been over for a while: (figures, trace, seconds it took)."""
@@ -290,7 +290,7 @@ class Trace(train.Recorder):
             before, after = looks[0], looks[-1]
             cores = (after.own_seconds - before.own_seconds) / (after.at - before.at)
             found["cpu_seconds_per_1000_samples"] = cores * 1000 / total
-            found["others_cores"] = common.rounded(before.others_cores(after), 2)
+            found["others_cores"] = common.round_known(before.others_cores(after), 2)
         return found
 
     def failure(self) -> Failure:
@@ -301,7 +301,7 @@ class Trace(train.Recorder):
     def others(self) -> dict[str, Any]:
         """Who else used the machine meanwhile."""
         looks = [look for _, look in self.usage]
-        return {"others_cores": common.rounded(looks[0].others_cores(looks[-1]), 2)} if len(looks) > 1 else {}
+        return {"others_cores": common.round_known(looks[0].others_cores(looks[-1]), 2)} if len(looks) > 1 else {}
 
     def to_row(
         self, name: str, *, zero_at: float, marks: dict[str, float], bin_seconds: float = 0.25
@@ -372,7 +372,7 @@ def figures(trace: Trace, failure: Failure, summary: dict[str, Any], *, server: 
         "throughput_after": round(trace.rate(over_at, trace.end), 1) if trace.end > over_at else None,
         "ratio_during": round(during / before, 4),
         # The same work took the workers so much more processor time: other users of the machine, its clock.
-        "processors_slower": common.rounded(slower, 4),
+        "processors_slower": common.round_known(slower, 4),
         "ratio_at_equal_speed": None if slower is None else round(during / before * slower, 4),
         "stall_in_during": begin == failure.at,
         # With the stall in it: the whole price until everything is as before.
@@ -462,7 +462,7 @@ def slower_to_faster(runs: Sequence[dict[str, Any]]) -> list[float]:
     return ratios
 
 
-def told(row: dict[str, Any]) -> str:
+def describe(row: dict[str, Any]) -> str:
     return (
         f"stalled for {row['stall_after_detection_s']:.2f} s after detection, "
         f"all steps as usual after {row['resumed_after_detection_s']:.2f} s, "

@@ -48,7 +48,7 @@ def run(*, quick: bool, json_path: str | None, minutes: float | None = None, mtb
     keep = False
     try:
         config = make_config(directory, mtbf=mtbf, rows_max=ROWS_MAX_QUICK if quick else ROWS_MAX)
-        rate = recovery.undisturbed(
+        rate = recovery.train_undisturbed(
             config.replace(mtbf=None, **recovery.knobs(check_parity=False)), seconds=4.0, rate=8_000.0
         )
         steps = recovery.steps_of(config, minutes * 60, rate.rate_whole())
@@ -189,13 +189,13 @@ def judge(report: common.Report, config: TrainConfig, summary: dict[str, Any], w
     )
     for role, samples in sorted(watch.resident.items()):
         ratio = growth(samples)
-        report.rows.append({"kind": "memory", "role": role, "growth": common.rounded(ratio, 4), **_ends(samples)})
+        report.rows.append({"kind": "memory", "role": role, "growth": common.round_known(ratio, 4), **_ends(samples)})
         if ratio is not None:
             report.ratios[f"memory_growth_{role}"] = common.Ratio.of([ratio], target=GROWTH_TARGET, better="lower")
     report.ratios["redo_of_its_bound"] = common.Ratio.of(
         [summary["redo_bytes_peak"] / config.redo_bytes_max], target=1.0, better="lower"
     )
-    stripes, wrong = checked(summary)
+    stripes, wrong = read_parity_check(summary)
     report.ratios["wrong_stripes"] = common.Ratio.of([float(wrong)], target=0.0, better="lower")
     report.ratios["stripes_checked"] = common.Ratio.of([float(stripes)], target=1.0)
     print_rows(report)
@@ -207,7 +207,7 @@ def _ends(samples: Sequence[tuple[float, int]]) -> dict[str, int]:
     return {"first_bytes": counts[0], "last_bytes": counts[-1], "most_bytes": max(counts), "samples": len(counts)}
 
 
-def checked(summary: dict[str, Any]) -> tuple[int, int]:
+def read_parity_check(summary: dict[str, Any]) -> tuple[int, int]:
     """(stripes, wrong) as worker 0 found them at the end; (0, 0) where nobody looked."""
     return int(summary.get("parity_stripes") or 0), int(summary.get("parity_wrong") or 0)
 

@@ -179,7 +179,7 @@ class Recorder:
             before, after = looks[0], looks[-1]
             rate = (after.own_seconds - before.own_seconds) / (after.at - before.at)
             figures["cpu_seconds_per_1000_samples"] = rate * 1000 / total
-            figures["others_cores"] = common.rounded(before.others_cores(after), 2)
+            figures["others_cores"] = common.round_known(before.others_cores(after), 2)
         return figures
 
 

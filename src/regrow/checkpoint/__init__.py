@@ -9,15 +9,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from regrow.checkpoint.torch.checkpointer import DeltaCheckpointer, Restored
+    from regrow.checkpoint.torch.checkpointer import DeltaCheckpointer, RestoredModel
     from regrow.checkpoint.torch.tracker import Tracker
 
-__all__ = ["DeltaCheckpointer", "Restored", "Tracker"]
+__all__ = ["DeltaCheckpointer", "RestoredModel", "Tracker"]
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from regrow.checkpoint import checkpointer, tracker
+    from regrow.checkpoint.torch import checkpointer, tracker
 
     return getattr(tracker if name == "Tracker" else checkpointer, name)

@@ -158,11 +158,11 @@ def encode_chunk(chunk: Chunk | Parts, *, encoding: Encoding = "raw", bits: int 
         last = -1
         for rows in parts:
             assert rows.ids.dtype == np.uint32 and rows.ids.ndim == 1, f"{table}: ids are {rows.ids.dtype}"
-            assert _rising(rows.ids) and (not len(rows) or rows.ids[0] > last), f"{table}: ids do not rise"
+            assert _is_rising(rows.ids) and (not len(rows) or rows.ids[0] > last), f"{table}: ids do not rise"
             last = int(rows.ids[-1]) if len(rows) else last
             tensors.setdefault(f"{table}/ids", []).append(np.ascontiguousarray(rows.ids))
             for name, values in rows.parts():
-                for suffix, tensor in _encoded(table, name, rows, values, bits):
+                for suffix, tensor in _encode_rows(table, name, rows, values, bits):
                     tensors.setdefault(f"{table}/{name}{suffix}", []).append(tensor)
     data = _file(tensors)
     if encoding == "raw":
@@ -175,11 +175,13 @@ def _in_parts(chunk: Chunk | Parts) -> Parts:
     return {table: [rows] if isinstance(rows, Rows) else rows for table, rows in chunk.items()}
 
 
-def _encoded(table: str, name: str, rows: Rows, values: Floats, bits: int) -> Iterator[tuple[str, npt.NDArray[Any]]]:
+def _encode_rows(
+    table: str, name: str, rows: Rows, values: Floats, bits: int
+) -> Iterator[tuple[str, npt.NDArray[Any]]]:
     """The tensors that a part of some rows becomes, by what follows its name."""
     assert values.dtype == np.float32 and values.ndim == 2, f"{table}/{name}: {values.dtype} {values.shape}"
     assert len(values) == len(rows), f"{table}/{name}: {len(values)} rows for {len(rows)} ids"
-    if table == DENSE or not _quantized(values.shape[1], bits):
+    if table == DENSE or not _is_quantized(values.shape[1], bits):
         yield "", np.ascontiguousarray(values)
         return
     if strange := _strange_rows(values):
@@ -207,7 +209,7 @@ def decode_chunk(data: Buffer, tables: Manifest | Iterable[TableInfo], info: Chu
         if _kernels.crc32c(file) != info.crc32c:
             raise _Refused("damaged (checksum)")
         if info.name.endswith(".zst"):
-            file = _decompressed(file, infos, info)
+            file = _decompress(file, infos, info)
         tensors = _tensors(memoryview(bytearray(file)) if file.readonly else file)
         chunk = {name: _rows(tensors, infos[name], count, bits) for name, count in info.rows.items()}
         if tensors:
@@ -272,7 +274,7 @@ class _Refused(Exception):
     pass
 
 
-def _quantized(width: int, bits: int) -> bool:
+def _is_quantized(width: int, bits: int) -> bool:
     """Whether a part of this width is stored in fewer bits: not where scale and offset would take more than it saves,
     as for a state of one float per row."""
     return bits < 32 and -(-width * bits // 8) + 8 < width * 4
@@ -285,7 +287,7 @@ def _strange_rows(values: Floats) -> list[int]:
     return [int(row) for row in suspects if not np.isfinite(values[row]).all()]
 
 
-def _rising(ids: Ids) -> bool:
+def _is_rising(ids: Ids) -> bool:
     return bool((ids[1:] > ids[:-1]).all())
 
 
@@ -346,7 +348,7 @@ def _tensors(file: memoryview) -> dict[str, npt.NDArray[Any]]:
 def _rows(tensors: dict[str, npt.NDArray[Any]], table: TableInfo, count: int, bits: list[int]) -> Rows:
     """Takes a table's tensors out of `tensors` and checks everything there is to check."""
     ids = _take(tensors, f"{table.name}/ids", np.uint32, [(count,)])
-    if count and not _rising(ids):
+    if count and not _is_rising(ids):
         raise _Refused(f"{table.name}/ids do not rise")
     if count and ids[-1] >= table.rows:
         raise _Refused(f"{table.name}/ids has {ids[-1]}, the table has {table.rows} rows")
@@ -358,7 +360,7 @@ def _rows(tensors: dict[str, npt.NDArray[Any]], table: TableInfo, count: int, bi
 
 def _part(tensors: dict[str, npt.NDArray[Any]], name: str, shape: tuple[int, int], bits: list[int]) -> Floats:
     count, width = shape
-    narrow = {-(-width * few // 8): few for few in bits if _quantized(width, few)}  # by bytes of a row's codes
+    narrow = {-(-width * few // 8): few for few in bits if _is_quantized(width, few)}  # by bytes of a row's codes
     stored = tensors.get(name)
     if not narrow or (32 in bits and stored is not None and stored.dtype == np.float32):
         return _take(tensors, name, np.float32, [shape])
@@ -394,12 +396,12 @@ def _zstd() -> Any:
     return zstandard
 
 
-def _decompressed(data: memoryview, tables: dict[str, TableInfo], info: ChunkInfo) -> memoryview:
+def _decompress(data: memoryview, tables: dict[str, TableInfo], info: ChunkInfo) -> memoryview:
     zstandard = _zstd()
     most = HEADER_BYTES_MAX
     for name, count in info.rows.items():
-        widths = [tables[name].dim, *(width for _, width in tables[name].states)]
-        most += count * (4 + sum(4 * width + 8 for width in widths))
+        # Quantised parts have a scale and an offset of each row, too.
+        most += count * (tables[name].row_bytes + 8 * len(tables[name].widths))
     try:
         size = zstandard.frame_content_size(data)
         if not 0 <= size <= most:

@@ -69,7 +69,7 @@ class Side:
             return
         before = self._stream.bytes_read
         try:
-            for rows in self._stream.merged(self.tables[table]):
+            for rows in self._stream.merge_rows(self.tables[table]):
                 self.bytes_read += self._stream.bytes_read - before
                 before = self._stream.bytes_read
                 yield rows
@@ -109,7 +109,7 @@ class _Stream(Fold):
             chunk=1,
         )
 
-    def merged(self, table: TableInfo) -> Iterator[Rows]:
+    def merge_rows(self, table: TableInfo) -> Iterator[Rows]:
         """All rows in order, those of all shards together."""
         for parts in self.windows(table, list(self.runs)):
             places = newest(parts)
@@ -149,7 +149,7 @@ def _table_diff(name: str, left: Side, right: Side, progress: Progress) -> Table
         result.only_left += len(a) - len(at_a)
         result.only_right += len(b) - len(at_b)
         if one is not None and other is not None and one.dim == other.dim:
-            changed = _changed(a, b, at_a, at_b)
+            changed = _find_changed(a, b, at_a, at_b)
             result.changed += int(changed.sum())
             result.same += int((~changed).sum())
             if not packed:
@@ -178,7 +178,7 @@ def _side_by_side(left: Iterator[Rows], right: Iterator[Rows]) -> Iterator[tuple
         b = next(right, None)
 
 
-def _changed(a: Rows, b: Rows, at_a: np.ndarray, at_b: np.ndarray) -> np.ndarray:
+def _find_changed(a: Rows, b: Rows, at_a: np.ndarray, at_b: np.ndarray) -> np.ndarray:
     """Bit by bit: weights, and the state that both have."""
     changed = np.zeros(len(at_a), bool)
     theirs = dict(b.parts())

@@ -44,14 +44,14 @@ class Memory:
                 if len(buffer) >= size:
                     return self._free.pop(index)
             del self._free[:1]
-        return aligned(size)
+        return allocate_aligned(size)
 
     def give(self, buffer: Bytes) -> None:
         with self._lock:
             self._free.append(buffer)
 
 
-def aligned(size: int) -> Bytes:
+def allocate_aligned(size: int) -> Bytes:
     """Memory that begins and ends where direct transfers may. NumPy's is on huge pages where the system has them."""
     size = -(-size // ALIGNMENT) * ALIGNMENT
     memory = np.empty(size + ALIGNMENT, np.uint8)

@@ -89,7 +89,7 @@ def arm(point: str | None, *, times: int = 1) -> None:
 
 
 @contextlib.contextmanager
-def armed(point: str, *, times: int = 1) -> Iterator[None]:
+def arm_inside(point: str, *, times: int = 1) -> Iterator[None]:
     """Armed inside the block only."""
     arm(point, times=times)
     try:

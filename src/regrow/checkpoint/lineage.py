@@ -13,13 +13,15 @@ import heapq
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Literal
 
+from regrow.checkpoint.address import LATEST
 from regrow.checkpoint.manifest import Cut, Manifest
+from regrow.core.names import cut_step
 from regrow.errors import CheckpointError, UserError
+from regrow.units import age_text, size_text
 
 if TYPE_CHECKING:
     from regrow.checkpoint.retention import Rules
 
-LATEST = "latest"
 CANDIDATES_SHOWN_MAX = 8  # in an error; `regrow ckpt ls` shows all
 
 By = Literal["bytes", "pieces"]
@@ -269,7 +271,7 @@ class Graph:
 
 def piece_text(piece: Manifest) -> str:
     """What a piece is, in a few words: delta 1.2 MiB from step 40."""
-    origin = "" if piece.source is None else f" from step {int(piece.source[:10])}"
+    origin = "" if piece.source is None else f" from step {cut_step(piece.source)}"
     bits = "" if piece.exact else f" ({piece.bits} bit)"
     return f"{kind(piece)} {size_text(piece.bytes)}{bits}{origin}"
 
@@ -294,18 +296,3 @@ def _columns(rows: list[tuple[str, list[str]]]) -> list[str]:
 
 def _age_key(cut: Cut) -> tuple[float, int, str]:
     return cut.created, cut.step, cut.id
-
-
-def size_text(count: float) -> str:
-    for unit, name in ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
-        if count >= unit:
-            return f"{count / unit:.1f} {name}"
-    return f"{count:.0f} B"
-
-
-def age_text(seconds: float) -> str:
-    """12 s ago, 3 min ago, 5 h ago, 9 d ago."""
-    for unit, name in ((86400.0, "d"), (3600.0, "h"), (60.0, "min")):
-        if seconds >= unit:
-            return f"{seconds / unit:.0f} {name} ago"
-    return f"{max(0.0, seconds):.0f} s ago"

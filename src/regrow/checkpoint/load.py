@@ -141,28 +141,28 @@ class _Load:
             exact=all(piece.exact for piece in self.applied),
         )
 
-    def _wanted(self, piece: Manifest) -> list[ChunkInfo]:
+    def _choose_chunks(self, piece: Manifest) -> list[ChunkInfo]:
         if self.shard_filter is None:
             return list(piece.chunks)
         return [info for info in piece.chunks if info.shard == ALL_SHARDS or self.shard_filter(info.shard)]
 
     def _look(self, pool: ThreadPoolExecutor) -> None:
         """Files that are missing or too short are found before anything is applied: one listing per piece."""
-        for piece, found in zip(self.way, pool.map(self._listed, self.way), strict=True):
+        for piece, found in zip(self.way, pool.map(self._list_files, self.way), strict=True):
             if isinstance(found, _Broken):
                 raise found
-            for info in self._wanted(piece):
-                if what := _size_wrong(info, found):
+            for info in self._choose_chunks(piece):
+                if what := _check_size(info, found):
                     raise _Broken(piece, info.name, CheckpointError(what))
 
-    def _listed(self, piece: Manifest) -> dict[str, int] | _Broken:
+    def _list_files(self, piece: Manifest) -> dict[str, int] | _Broken:
         try:
             return self.storage.names(piece.name)
         except CheckpointError as error:
             return _Broken(piece, "", error)
 
     def _follow(self, pool: ThreadPoolExecutor) -> None:
-        total = self.bytes + sum(info.bytes for piece in self.way for info in self._wanted(piece))
+        total = self.bytes + sum(info.bytes for piece in self.way for info in self._choose_chunks(piece))
         with contextlib.closing(self._chunks_ahead(pool)) as chunks:
             for piece, info, chunk in chunks:
                 if info is None:  # the piece is complete
@@ -183,7 +183,7 @@ class _Load:
     def _chunks_ahead(self, pool: ThreadPoolExecutor) -> _Ahead:
         """Decoded chunks in order; after the last one of a piece, (piece, None, {})."""
         jobs: Iterator[tuple[Manifest, ChunkInfo | None]] = (
-            (piece, info) for piece in self.way for info in (*self._wanted(piece), None)
+            (piece, info) for piece in self.way for info in (*self._choose_chunks(piece), None)
         )
         ahead: collections.deque[tuple[Manifest, ChunkInfo | None, Future[_Read] | None]] = collections.deque()
         held, waiting = 0, next(jobs, None)
@@ -245,7 +245,7 @@ def chunk_bytes(piece: Manifest, info: ChunkInfo) -> int:
 
 def rows_bytes(piece: Manifest, info: ChunkInfo) -> int:
     """Bytes of the rows of a chunk, decoded."""
-    row = {table.name: 4 + 4 * table.dim + sum(4 * width for _, width in table.states) for table in piece.tables}
+    row = {table.name: table.row_bytes for table in piece.tables}
     return sum(count * row[table] for table, count in info.rows.items())
 
 
@@ -257,9 +257,9 @@ def verify(
 ) -> list[Problem]:
     """Everything wrong on a storage URL, by piece. `deep` reads and decodes every chunk; else sizes only."""
     manifests, broken = storage.manifests()
-    problems = [Problem(name, MANIFEST, _without_name(reason, name)) for name, reason in broken]
+    problems = [Problem(name, MANIFEST, _strip_name(reason, name)) for name, reason in broken]
     what = "not there: being written just now, or left behind by a process that died"
-    problems += [Problem(name, MANIFEST, what, harmful=False) for name in storage.unfinished()]
+    problems += [Problem(name, MANIFEST, what, harmful=False) for name in storage.list_unfinished()]
     problems += verify_pieces(storage, manifests, deep=deep, threads=threads, progress=progress)
     return sorted(problems, key=lambda problem: (problem.piece, problem.file))
 
@@ -311,7 +311,7 @@ def _names(storage: Storage, piece: Manifest) -> dict[str, int] | Problem:
     try:
         return storage.names(piece.name)
     except CheckpointError as error:
-        return Problem(piece.name, "", error.message, unanswered=_unanswered(error))
+        return Problem(piece.name, "", error.message, unanswered=_is_unanswered(error))
 
 
 def _listing_problems(piece: Manifest, found: dict[str, int] | Problem) -> tuple[list[Problem], list[ChunkInfo]]:
@@ -320,7 +320,7 @@ def _listing_problems(piece: Manifest, found: dict[str, int] | Problem) -> tuple
         return [found], []
     problems, readable = [], []
     for info in piece.chunks:
-        if what := _size_wrong(info, found):
+        if what := _check_size(info, found):
             problems.append(Problem(piece.name, info.name, what))
         else:
             readable.append(info)
@@ -333,16 +333,16 @@ def _chunk_problem(storage: Storage, piece: Manifest, info: ChunkInfo) -> Proble
     try:
         read_chunk(storage, piece, info)
     except CheckpointError as error:
-        what = _without_name(error.message, f"{piece.name}/{info.name}")
-        return Problem(piece.name, info.name, what, unanswered=_unanswered(error))
+        what = _strip_name(error.message, f"{piece.name}/{info.name}")
+        return Problem(piece.name, info.name, what, unanswered=_is_unanswered(error))
     return None
 
 
-def _unanswered(error: CheckpointError) -> bool:
+def _is_unanswered(error: CheckpointError) -> bool:
     return isinstance(error, StorageError) and not error.missing
 
 
-def _size_wrong(info: ChunkInfo, found: dict[str, int]) -> str | None:
+def _check_size(info: ChunkInfo, found: dict[str, int]) -> str | None:
     if info.name not in found:
         return "missing"
     if found[info.name] != info.bytes:
@@ -350,5 +350,5 @@ def _size_wrong(info: ChunkInfo, found: dict[str, int]) -> str | None:
     return None
 
 
-def _without_name(message: str, name: str) -> str:
+def _strip_name(message: str, name: str) -> str:
     return message.removeprefix(f"{name}/{MANIFEST}").removeprefix(name).removeprefix(": ")

@@ -3,12 +3,11 @@
 A piece exists when its manifest does, so the manifest is written last and must be believed or refused as a whole. The
 file is one JSON object with the checksum of its inside in front; every byte outside of that is fixed, and one that
 differs anywhere is refused. What the checksum cannot know (a newer format, a chunk name that leaves the directory) is
-checked after it. Nothing here touches storage.
+checked after it. Nothing here touches storage. Names of cuts and pieces are in core/names.py, those of chunks here.
 """
 
 from __future__ import annotations
 
-import hashlib
 import math
 import re
 import zlib
@@ -19,21 +18,17 @@ import msgspec
 
 from regrow import _kernels
 from regrow.core.job import DIM_MAX, ROWS_PER_TABLE_MAX, TABLES_MAX
+from regrow.core.names import cut_step, is_cut_id, is_piece_name, piece_name
 from regrow.errors import CheckpointError
 
 FORMAT = 1
-FULL = "full"  # stands for the source of a piece that has none
 MANIFEST = "manifest.json"
-STEP_MAX = 10**10 - 1  # Ten digits, so that names sort as steps do.
 
 Encoding = Literal["raw", "zstd"]
 SUFFIXES: dict[str, str] = {"raw": ".safetensors", "zstd": ".safetensors.zst"}
 
 _PREFIX = re.compile(rb'\A\{"crc32c":"([0-9a-f]{8})","manifest":')
 _SUFFIX = b"}\n"
-_CUT = r"\d{10}-[0-9a-f]{6}"
-_CUT_ID = re.compile(_CUT, re.ASCII)
-_PIECE_NAME = re.compile(rf"({_CUT})\.({_CUT}|{FULL})", re.ASCII)
 _SHARD = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _CHUNK_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}-\d{5,9}(\.safetensors(?:\.zst)?)", re.ASCII)
 
@@ -47,6 +42,16 @@ class TableInfo(msgspec.Struct, frozen=True, kw_only=True):
     states: tuple[tuple[str, int], ...]
     init_bound: float | None
     index: int
+
+    @property
+    def widths(self) -> tuple[int, ...]:
+        """Floats of a row: of its weights, then of each state."""
+        return self.dim, *(width for _, width in self.states)
+
+    @property
+    def row_bytes(self) -> int:
+        """Of a row and its id, in 32 bits."""
+        return 4 + 4 * sum(self.widths)
 
 
 class ChunkInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,29 +114,6 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         return _manifest_invalid_reason(self)
 
 
-def cut_id(step: int, salt: str | int) -> str:
-    """The salt tells apart cuts of the same step: other branches, other attempts. Same salt, same id."""
-    if not 0 <= step <= STEP_MAX:
-        raise CheckpointError(f"step {step} cannot be part of a name; steps are 0 to {STEP_MAX}")
-    return f"{step:010d}-{hashlib.sha256(f'{step}/{salt}'.encode()).hexdigest()[:6]}"
-
-
-def piece_name(source: str | None, target: str) -> str:
-    return f"{target}.{source or FULL}"
-
-
-def parse_piece_name(name: str) -> tuple[str | None, str]:
-    """(source, target) of a piece, or CheckpointError."""
-    match = _PIECE_NAME.fullmatch(name)
-    if match is None:
-        raise CheckpointError(f"{name!r} is not the name of a piece")
-    return None if match[2] == FULL else match[2], match[1]
-
-
-def is_piece_name(name: str) -> bool:
-    return _PIECE_NAME.fullmatch(name) is not None
-
-
 def shard_name(number: int, count: int, division: object) -> str:
     """Who writes a chunk. `division` is all that decides which rows each of them has; one alone has all."""
     layout = f"-{zlib.crc32(repr(division).encode()):08x}" if count > 1 else ""
@@ -143,7 +125,7 @@ def layout(shard: str) -> str:
     return shard.rpartition("of")[2]
 
 
-def apart(shards: Collection[str]) -> bool:
+def are_apart(shards: Collection[str]) -> bool:
     """Whether no row can be in chunks of two of these shards. Without a division in their names, nobody knows."""
     layouts = {layout(shard) for shard in shards}
     return len(shards) == 1 or (len(layouts) == 1 and "-" in layouts.pop())
@@ -164,7 +146,7 @@ def encode(manifest: Manifest) -> bytes:
 def decode(data: bytes, where: str) -> Manifest:
     """The manifest in a file, or CheckpointError naming `where` it came from."""
     try:
-        manifest = _DECODER.decode(_checked_body(data))
+        manifest = _DECODER.decode(_check_body(data))
         reason = manifest.invalid_reason()
     except _Refused as error:
         reason = str(error)
@@ -189,7 +171,7 @@ _DECODER = msgspec.json.Decoder(Manifest)
 _FORMAT_DECODER = msgspec.json.Decoder(_Format)
 
 
-def _checked_body(data: bytes) -> memoryview:
+def _check_body(data: bytes) -> memoryview:
     """The inside, once its checksum and format were looked at: a newer manifest may have any fields."""
     prefix = _PREFIX.match(data)
     if prefix is None or len(data) < prefix.end() + len(_SUFFIX) or not data.endswith(_SUFFIX):
@@ -208,7 +190,7 @@ def _manifest_invalid_reason(manifest: Manifest) -> str | None:
         return f"format {manifest.format} is not known; this Regrow writes format {FORMAT}"
     if reason := _cut_invalid_reason(manifest.target):
         return reason
-    if manifest.source is not None and _CUT_ID.fullmatch(manifest.source) is None:
+    if manifest.source is not None and not is_cut_id(manifest.source):
         return f"source {manifest.source!r} is not a cut"
     if manifest.source == manifest.target.id:
         return "it leads from a cut to itself"
@@ -232,9 +214,9 @@ def _manifest_invalid_reason(manifest: Manifest) -> str | None:
 
 
 def _cut_invalid_reason(cut: Cut) -> str | None:
-    if _CUT_ID.fullmatch(cut.id) is None:
+    if not is_cut_id(cut.id):
         return f"{cut.id!r} is not the id of a cut"
-    if int(cut.id[:10]) != cut.step:
+    if cut_step(cut.id) != cut.step:
         return f"cut {cut.id} says it is of step {cut.step}"
     if not math.isfinite(cut.created):
         return f"cut {cut.id} was created at {cut.created}"

@@ -31,11 +31,13 @@ import numpy.typing as npt
 from regrow import _kernels
 from regrow.checkpoint.chunks import CHUNK_BYTES, Chunk, Parts, Rows, read_chunk, write_chunk
 from regrow.checkpoint.direct import Bytes, Memory
-from regrow.checkpoint.lineage import Graph, size_text
+from regrow.checkpoint.lineage import Graph
 from regrow.checkpoint.load import ALL_SHARDS, rows_bytes
-from regrow.checkpoint.manifest import ChunkInfo, Encoding, Manifest, TableInfo, apart, chunk_name, piece_name
+from regrow.checkpoint.manifest import ChunkInfo, Encoding, Manifest, TableInfo, are_apart, chunk_name
 from regrow.checkpoint.storage import Storage
+from regrow.core.names import piece_name
 from regrow.errors import CheckpointError, StorageError
+from regrow.units import size_text
 
 # Too small: long paths are folded in several rounds, and what they write is written twice. Too large: a merger beside
 # a training job takes memory that the rows need.
@@ -93,7 +95,7 @@ def fold(
     pieces are folded together only if `approximate` says so, and the result is then quantised and marked as such.
     """
     name = piece_name(source, target)
-    if not replace and (found := graph.pieces.get(name) or _found(storage, name)) is not None:
+    if not replace and (found := graph.pieces.get(name) or _find_made(storage, name)) is not None:
         return found
     path = graph.without([name]).path(target, starts=(source,))
     if path is None:
@@ -120,7 +122,7 @@ def fold(
             scanned[disorder.piece.name] = rising_runs(storage, disorder.piece)
 
 
-def _found(storage: Storage, name: str) -> Manifest | None:
+def _find_made(storage: Storage, name: str) -> Manifest | None:
     """The piece if somebody else has made it since the graph was read. A torn manifest is one that is not there."""
     try:
         return storage.read_manifest(name)
@@ -135,7 +137,7 @@ def _found(storage: Storage, name: str) -> Manifest | None:
 def _bits(path: Sequence[Manifest], name: str, *, approximate: bool) -> int:
     """Of the result; refuses to mix what must not be mixed."""
     for piece in path[:-1]:
-        if reason := different(piece, path[-1]):
+        if reason := find_difference(piece, path[-1]):
             raise CheckpointError(
                 f"{name} cannot be made: {piece.name} and {path[-1].name} {reason}",
                 hint="they are of different jobs; a new full begins a new lineage",
@@ -150,7 +152,7 @@ def _bits(path: Sequence[Manifest], name: str, *, approximate: bool) -> int:
     return min(bits)
 
 
-def different(older: Manifest, newer: Manifest) -> str | None:
+def find_difference(older: Manifest, newer: Manifest) -> str | None:
     """Why rows of one cannot stand among those of the other, or None. Tables may be added, and may grow."""
     if older.seed != newer.seed:
         return f"have different seeds, {older.seed} and {newer.seed}"
@@ -182,7 +184,7 @@ class Fold:
         self.bits, self.encoding, self.memory_bytes_max = bits, encoding, memory
         self.memory = Memory()
         shards = sorted({info.shard for piece in path for info in piece.chunks})
-        divided = apart(shards)
+        divided = are_apart(shards)
         self.shards: dict[str, list[_Run]] = {shard: [] for shard in (shards if divided else [ALL_SHARDS])}
         for age, piece in enumerate(path):
             # As much memory for all runs of a piece: then the next shard's fit into what this one leaves.
@@ -200,7 +202,7 @@ class Fold:
     def runs(self) -> Iterator[_Run]:
         return itertools.chain.from_iterable(self.shards.values())
 
-    def need(self, path: Sequence[Manifest]) -> int:
+    def estimate_memory(self, path: Sequence[Manifest]) -> int:
         """Bytes of memory to fold these pieces."""
         names = {piece.name for piece in path}
         most = 0
@@ -212,9 +214,9 @@ class Fold:
     def fitting(self) -> int:
         """How many pieces from the end of the path fit memory together. At least two, or CheckpointError."""
         for count in range(len(self.path), 0, -1):
-            if self.need(self.path[-count:]) <= self.memory_bytes_max and (count > 1 or len(self.path) == 1):
+            if self.estimate_memory(self.path[-count:]) <= self.memory_bytes_max and (count > 1 or len(self.path) == 1):
                 return count
-        least = self.need(self.path[-2:])
+        least = self.estimate_memory(self.path[-2:])
         have = size_text(self.memory_bytes_max)
         raise CheckpointError(
             f"{self.name} cannot be made in {have} of memory: two pieces need {size_text(least)}",
@@ -245,7 +247,7 @@ class Fold:
             chunks=tuple(chunks),
             encoding=self.encoding,
             bits=self.bits,  # type: ignore[arg-type]
-            folded=tuple(_folded(self.path)),
+            folded=tuple(_list_folded(self.path)),
             made_by=MADE_BY,
         )
         there = self.storage.names(self.name)
@@ -272,7 +274,7 @@ class Fold:
         """All rows of a table, some at a time: ids rise from one time to the next, and each has all there are of its
         ids, the oldest first. Rows may be looked at until the next are asked for."""
         cursors = [_Cursor(run, table.name) for run in runs]
-        row_bytes = 4 + 4 * table.dim + sum(4 * width for _, width in table.states)
+        row_bytes = table.row_bytes
         rows_max = self.window // row_bytes
         while live := [cursor for cursor in cursors if cursor.fill()]:
             # Below the bound every cursor has all its rows at hand, and at most its share of a window. Half of that
@@ -287,7 +289,7 @@ class Fold:
             window.clear()  # whoever still has it: the chunks it was of make room for the next
 
 
-def _folded(path: Iterable[Manifest]) -> Iterator[str]:
+def _list_folded(path: Iterable[Manifest]) -> Iterator[str]:
     """The pieces as training wrote them; of a full only its name, or the list would grow for ever."""
     for piece in path:
         yield from piece.folded if piece.source is not None and piece.folded else (piece.name,)
@@ -302,29 +304,29 @@ def gather(parts: Sequence[Rows], places: npt.NDArray[np.uint64], memory: Bytes)
     """A copy of some rows in this memory, which they fill."""
     left = memory.view(np.uint32)
 
-    def gathered(lists: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    def gather_part(lists: list[npt.NDArray[Any]]) -> npt.NDArray[Any]:
         nonlocal left
         shape = len(places), *lists[0].shape[1:]
         out, left = left[: math.prod(shape)].view(lists[0].dtype).reshape(shape), left[math.prod(shape) :]
         _kernels.gather_rows(lists, places, out)
         return out
 
-    ids, weight = gathered([rows.ids for rows in parts]), gathered([rows.weight for rows in parts])
-    return Rows(ids, weight, {name: gathered([rows.states[name] for rows in parts]) for name in parts[0].states})
+    ids, weight = gather_part([rows.ids for rows in parts]), gather_part([rows.weight for rows in parts])
+    return Rows(ids, weight, {name: gather_part([rows.states[name] for rows in parts]) for name in parts[0].states})
 
 
-def leftovers(storage: Storage, manifests: Iterable[Manifest], unfinished: Iterable[str]) -> list[tuple[str, str]]:
+def find_leftovers(storage: Storage, manifests: Iterable[Manifest], unfinished: Iterable[str]) -> list[tuple[str, str]]:
     """(piece, file) of merged chunks that no manifest names: of a merger that died, or is at work just now. Of an
     unfinished piece that has no files at all, (piece, "")."""
     found = []
     whole = {piece.name: {info.name for info in piece.chunks} for piece in manifests if piece.made_by == MADE_BY}
     for piece in [*whole, *unfinished]:
         names = storage.names(piece)
-        found += [(piece, name) for name in names or [""] if name not in whole.get(piece, ()) and _ours(name)]
+        found += [(piece, name) for name in names or [""] if name not in whole.get(piece, ()) and _is_ours(name)]
     return found
 
 
-def _ours(name: str) -> bool:
+def _is_ours(name: str) -> bool:
     return not name or _MERGED.fullmatch(name) is not None
 
 
@@ -434,7 +436,7 @@ def _read(storage: Storage, piece: Manifest, info: ChunkInfo, into: Bytes | None
     except StorageError as error:
         if not error.missing:
             raise
-        gone = _found(storage, piece.name) is None
+        gone = _find_made(storage, piece.name) is None
         raise PieceBroken(piece.name, f"{piece.name}/{info.name} is missing", gone=gone) from error
     except CheckpointError as error:
         raise PieceBroken(piece.name, error.message) from error
@@ -497,7 +499,7 @@ class _Writer:
                 self._flush()
                 continue
             chosen = places[start : start + max(room, 1)]
-            self._filling.setdefault(table, []).append(self._gathered(parts, chosen))
+            self._filling.setdefault(table, []).append(self._gather(parts, chosen))
             start += len(chosen)
 
     def finish(self) -> list[ChunkInfo]:
@@ -505,7 +507,7 @@ class _Writer:
         self._wait(0)
         return sorted(self._done, key=lambda info: info.name)
 
-    def _gathered(self, parts: Sequence[Rows], places: npt.NDArray[np.uint64]) -> Rows:
+    def _gather(self, parts: Sequence[Rows], places: npt.NDArray[np.uint64]) -> Rows:
         """A copy of some rows in the slab."""
         size = parts[0].row_bytes * len(places)
         if self._slab is None:

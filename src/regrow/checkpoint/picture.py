@@ -12,8 +12,9 @@ import dataclasses
 import math
 from html import escape
 
-from regrow.checkpoint.lineage import Graph, age_text, kind, size_text
+from regrow.checkpoint.lineage import Graph, kind
 from regrow.checkpoint.manifest import Manifest
+from regrow.units import age_text, size_text
 
 COLUMN, LANE, MARGIN = 104, 118, 56  # pixels
 RADIUS = 9
@@ -57,7 +58,7 @@ def svg(graph: Graph, *, now: float, title: str = "Checkpoints") -> str:
                 )
     reachable = {cut.id for cut in graph.restorable()}
     for cut in shown:
-        lines += _cut(
+        lines += _draw_cut(
             graph, cut, places, now, lost=cut not in reachable, newest=newest is not None and cut == newest.id
         )
     if not shown:
@@ -165,7 +166,7 @@ def _edge(piece: Manifest, places: _Places, highlighted: bool) -> list[str]:
     return [f'<path class="edge{mark}" d="{path}">{_tooltip(piece)}</path>', text]
 
 
-def _cut(graph: Graph, cut: str, places: _Places, now: float, *, lost: bool, newest: bool) -> list[str]:
+def _draw_cut(graph: Graph, cut: str, places: _Places, now: float, *, lost: bool, newest: bool) -> list[str]:
     x, y = places.x[cut], places.y[cut]
     mark = " lost" if lost else " newest" if newest else ""
     found = graph.cuts[cut]

@@ -44,13 +44,15 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
-from regrow.checkpoint.lineage import Graph, size_text
+from regrow.checkpoint.lineage import Graph
 from regrow.checkpoint.load import verify_pieces
-from regrow.checkpoint.manifest import MANIFEST, Manifest, parse_piece_name, piece_name
-from regrow.checkpoint.merge import MEMORY_BYTES_MAX, PieceBroken, different, fold, leftovers
-from regrow.checkpoint.retention import UNFINISHED_SECONDS, Rules, prune_plan, unfinished_plan
+from regrow.checkpoint.manifest import MANIFEST, Manifest
+from regrow.checkpoint.merge import MEMORY_BYTES_MAX, PieceBroken, find_difference, find_leftovers, fold
+from regrow.checkpoint.retention import UNFINISHED_SECONDS, Rules, plan_unfinished, prune_plan
 from regrow.checkpoint.storage import Known, Storage
+from regrow.core.names import parse_piece_name, piece_name
 from regrow.errors import CheckpointError, StorageError
+from regrow.units import size_text
 
 S_MAX = 16
 N_CHOICES = (4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
@@ -74,7 +76,7 @@ class Measured:
     speed_ratio: float | None = None  # v
     full_deltas: float | None = None  # f
 
-    def seen(self, **new: float | None) -> Measured:
+    def mix_in(self, **new: float | None) -> Measured:
         """These figures with new ones mixed in; None changes nothing."""
         mixed = {}
         for name, value in new.items():
@@ -108,7 +110,7 @@ def union(n: int, *, d: float, f: float) -> float:
     return min(1.0 + (n - 1) * (1.0 - d), f)
 
 
-def left(n: Any, s: int, *, d: float, f: float) -> tuple[Any, Any]:
+def measure_rest(n: Any, s: int, *, d: float, f: float) -> tuple[Any, Any]:
     """(R(n), pieces): what is to be read beside the full, n deltas after it. Of a number, or of many at once."""
     size, pieces, span = 0.0, 0, 1
     while np.any(n):
@@ -125,7 +127,7 @@ def work(s: int, n: int, *, d: float, f: float) -> float:
     while span * s <= n:
         total += union(span, d=d, f=f) / span
         span *= s
-    return float(total + (f + left(n, s, d=d, f=f)[0]) / n)
+    return float(total + (f + measure_rest(n, s, d=d, f=f)[0]) / n)
 
 
 def choose(measured: Measured) -> Choice:
@@ -164,7 +166,7 @@ class _Pair:
 
 def _pairs(s: int, *, d: float, f: float) -> list[_Pair]:
     """s with every N, what a restore reads at worst and what merging does."""
-    size, number = left(np.arange(N_CHOICES[-1]), s, d=d, f=f)
+    size, number = measure_rest(np.arange(N_CHOICES[-1]), s, d=d, f=f)
     restore, pieces = np.maximum.accumulate(size), np.maximum.accumulate(number)  # of all counts up to this one
     return [_Pair(s, n, float(restore[n - 1]), int(pieces[n - 1]), work(s, n, d=d, f=f)) for n in N_CHOICES if s <= n]
 
@@ -220,7 +222,7 @@ def _foldable(graph: Graph, pieces: Sequence[Manifest], *, source: str | None) -
     if piece_name(source, pieces[-1].target.id) in graph.pieces:
         return False
     last = pieces[-1]
-    return all(piece.bits == last.bits and different(piece, last) is None for piece in pieces)
+    return all(piece.bits == last.bits and find_difference(piece, last) is None for piece in pieces)
 
 
 def overlap(pieces: Sequence[Manifest], merged_rows: int) -> float | None:
@@ -263,7 +265,7 @@ class Wanted(msgspec.Struct, frozen=True, kw_only=True):
     asked: float
 
 
-def wanted_full(storage: Storage) -> Wanted | None:
+def read_wanted_full(storage: Storage) -> Wanted | None:
     """For training, before each cut: whether the next piece should be a full, and why."""
     try:
         return msgspec.json.decode(storage.read(WANTED), type=Wanted)
@@ -401,7 +403,7 @@ class Merger:
         if not damage and before != missing:
             return
         why = "; ".join(damage) if damage else f"no piece leads to {missing}"
-        asked = wanted_full(self._storage)
+        asked = read_wanted_full(self._storage)
         if asked is None or asked.cut != latest:
             why = f"cut {latest} cannot be restored: {why}"
             self._storage.write(WANTED, msgspec.json.encode(Wanted(why=why, cut=latest, asked=self._clock())))
@@ -430,11 +432,11 @@ class Merger:
                 if error.gone:
                     graph = graph.without([error.piece])
                 else:
-                    self._found_broken(error.piece, error.message)
+                    self._note_broken(error.piece, error.message)
                 self._ask_for_full(graph)
         return graph
 
-    def _found_broken(self, piece: str, what: str) -> None:
+    def _note_broken(self, piece: str, what: str) -> None:
         """What it had made unneeded was needed all the time: for all of that the grace period begins again."""
         self._state.broken[piece] = what
         self._state.unneeded = {}
@@ -482,7 +484,7 @@ class Merger:
 
     def _measure(self, graph: Graph, due: Due, made: Manifest, bytes_per_second: float) -> None:
         state, rate = self._state, delta_rate(graph)
-        seen = Measured(overlap=state.overlap, speed_ratio=state.speed_ratio).seen(
+        seen = Measured(overlap=state.overlap, speed_ratio=state.speed_ratio).mix_in(
             overlap=overlap(due.pieces, made.rows) if all(span(piece) == 1 for piece in due.pieces) else None,
             speed_ratio=bytes_per_second * rate[1] / rate[0] if rate is not None else None,
         )
@@ -496,7 +498,7 @@ class Merger:
         doomed, why = prune_plan(usable, self._rules, now=now)
         unfinished = self._delete_unfinished(graph, now)
         halves = [name for name in unfinished if name in known]  # of a merger that was killed while it deleted them
-        litter = leftovers(self._storage, graph.pieces.values(), unfinished)
+        litter = find_leftovers(self._storage, graph.pieces.values(), unfinished)
         keys = [*doomed, *halves, *(f"{piece}/{file}" for piece, file in litter)]
         since = self._state.unneeded = {key: known.get(key, now) for key in keys}
         ripe = {key for key in since if key in known and now - since[key] >= self._grace_seconds}
@@ -520,8 +522,8 @@ class Merger:
 
     def _delete_unfinished(self, graph: Graph, now: float) -> list[str]:
         """What nobody can be writing any more. Returns what is left."""
-        found = {piece.name: piece for piece in self._storage.unfinished_pieces()}
-        doomed, why = unfinished_plan(graph, found.values(), now=now, seconds=self._unfinished_seconds, dead=self._dead)
+        found = {piece.name: piece for piece in self._storage.look_at_unfinished()}
+        doomed, why = plan_unfinished(graph, found.values(), now=now, seconds=self._unfinished_seconds, dead=self._dead)
         for name in doomed:
             if MANIFEST not in self._storage.names(name):  # else it was finished since
                 self._drop(self._storage.delete_piece, name)
@@ -549,7 +551,7 @@ class Merger:
         problems += verify_pieces(self._storage, [piece for piece in kept if piece.name not in unread], deep=False)
         harmful = [problem for problem in problems if problem.harmful]
         for problem in harmful:
-            self._found_broken(problem.piece, f"{problem.file}: {problem.what}")
+            self._note_broken(problem.piece, f"{problem.file}: {problem.what}")
         self._state.checked += sorted(unread - set(self._state.broken))
         return not harmful
 

@@ -2,8 +2,8 @@
 
 Two wishes: to go on training (the newest `keep_last` cuts, each by its cheapest path) and to go back behind bad data
 (fulls at wide intervals, thinner with age). A piece stays if one of the kept cuts needs it, so only cuts that are not
-kept can become unreachable. When to delete what is not needed is not decided here: merge.py waits until readers that
-began before are done.
+kept can become unreachable. When to delete what is not needed is not decided here: the merger in policy.py
+waits until readers that began before are done.
 
 A third wish, that storage does not grow: what a process that died left unfinished goes. Nobody can tell a dead writer
 on another machine from a slow one, but by its silence; so the rule is an age.
@@ -15,10 +15,12 @@ import dataclasses
 import math
 from collections.abc import Collection, Iterable
 
-from regrow.checkpoint.lineage import Graph, age_text
-from regrow.checkpoint.manifest import Manifest, parse_piece_name
+from regrow.checkpoint.lineage import Graph
+from regrow.checkpoint.manifest import Manifest
 from regrow.checkpoint.storage import Unfinished
+from regrow.core.names import parse_piece_name
 from regrow.errors import ConfigError
+from regrow.units import age_text, seconds_text, span_text
 
 FULLS_BEFORE_THINNING = 8
 # A writer that lives writes a file every few minutes at least: each call to storage is given up after one. Too small:
@@ -47,10 +49,10 @@ class Rules:
 def prune_plan(graph: Graph, rules: Rules, *, now: float) -> tuple[list[str], dict[str, str]]:
     """(pieces to delete, deltas before fulls and newest first; why each piece of the graph stays or goes)."""
     why: dict[str, str] = {}
-    for cut, reason in _kept_cuts(graph, rules):
+    for cut, reason in _choose_cuts(graph, rules):
         for piece in graph.path(cut) or ():
             why.setdefault(piece.name, f"kept: {reason} needs it")
-    for piece, reason in kept_fulls(graph, rules, now=now):
+    for piece, reason in choose_fulls(graph, rules, now=now):
         why.setdefault(piece.name, f"kept: {reason}")
     reachable = {cut.id for cut in graph.restorable()}
     doomed = []
@@ -78,7 +80,7 @@ def prune_plan(graph: Graph, rules: Rules, *, now: float) -> tuple[list[str], di
     return [piece.name for piece in doomed], why
 
 
-def unfinished_plan(
+def plan_unfinished(
     graph: Graph,
     found: Iterable[Unfinished],
     *,
@@ -104,13 +106,13 @@ def unfinished_plan(
         elif not reachable:
             why[piece.name] = "kept: no cut can be restored just now, so nothing is deleted"
         else:
-            why[piece.name] = f"deleted: unfinished, nobody wrote to it for {age_text(silent).removesuffix(' ago')}"
+            why[piece.name] = f"deleted: unfinished, nobody wrote to it for {seconds_text(silent)}"
         if why[piece.name].startswith("deleted"):
             doomed.append(piece.name)
     return doomed, why
 
 
-def _kept_cuts(graph: Graph, rules: Rules) -> list[tuple[str, str]]:
+def _choose_cuts(graph: Graph, rules: Rules) -> list[tuple[str, str]]:
     newest_first = list(reversed(graph.restorable()))
     kept = [
         (cut.id, f"{cut.id}, {'the newest cut,' if not index else f'number {index + 1} of the newest cuts,'}")
@@ -119,7 +121,7 @@ def _kept_cuts(graph: Graph, rules: Rules) -> list[tuple[str, str]]:
     return kept + [(cut, f"{cut}, which is pinned,") for cut in sorted(rules.pinned)]
 
 
-def kept_fulls(graph: Graph, rules: Rules, *, now: float) -> list[tuple[Manifest, str]]:
+def choose_fulls(graph: Graph, rules: Rules, *, now: float) -> list[tuple[Manifest, str]]:
     """The oldest full of each interval. Intervals are counted from time zero and double as they merge, so that a full
     that was passed over once is never wanted again, and one that is kept stays the choice until its interval grows."""
     if not rules.keep_full_every_seconds:
@@ -131,7 +133,7 @@ def kept_fulls(graph: Graph, rules: Rules, *, now: float) -> list[tuple[Manifest
         seconds = rules.keep_full_every_seconds * 2**thinning
         oldest.setdefault((thinning, math.floor(piece.target.created / seconds)), piece)
     return [
-        (piece, f"the full to go back to for {_span_text(rules.keep_full_every_seconds * 2**thinning)}")
+        (piece, f"the full to go back to for {span_text(rules.keep_full_every_seconds * 2**thinning)}")
         for (thinning, _), piece in oldest.items()
     ]
 
@@ -145,10 +147,3 @@ def _may_be_completed(graph: Graph, doomed: set[str]) -> set[str]:
 
 def _oldest_first(pieces: Iterable[Manifest]) -> list[Manifest]:
     return sorted(pieces, key=lambda piece: (piece.target.created, piece.target.id))
-
-
-def _span_text(seconds: float) -> str:
-    for unit, name in ((86400.0, "d"), (3600.0, "h"), (60.0, "min")):
-        if seconds >= unit:
-            return f"{seconds / unit:g} {name}"
-    return f"{seconds:g} s"

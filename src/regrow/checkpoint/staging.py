@@ -249,7 +249,7 @@ class Stager:
         stored: ChunkInfo | None = None
         error: BaseException | None = None
         try:
-            if not self._dropped(job.piece):
+            if not self._is_dropped(job.piece):
                 data = encode_chunk(job.chunk, encoding=job.encoding, bits=job.bits)
                 info = describe(data, job.name, job.chunk, shard=job.shard)
                 if self._own is not None:
@@ -298,7 +298,7 @@ class Stager:
             stored: ChunkInfo | None = None
             error: BaseException | None = None
             try:
-                if not self._dropped(staged.piece) and self._wait_for_pace(staged.piece, staged.info.bytes):
+                if not self._is_dropped(staged.piece) and self._wait_for_pace(staged.piece, staged.info.bytes):
                     self._storage.write(staged.path, self._own.read(staged.file))
                     stored = staged.info
             except BaseException as caught:
@@ -308,7 +308,7 @@ class Stager:
             self._leave_disk(staged.info)
             self._over(staged.piece, staged.index, stored, error)
 
-    def _dropped(self, piece: _Piece) -> bool:
+    def _is_dropped(self, piece: _Piece) -> bool:
         with self._changed:
             return piece.lost or self._closed
 
@@ -342,7 +342,7 @@ class _OwnDirectory:
     def __init__(self, parent: Path) -> None:
         self._number = 0
         self._parent = parent
-        with self._explained(parent):
+        with self._explain_errors(parent):
             parent.mkdir(parents=True, exist_ok=True)
             with _Locked(parent):  # nobody takes a new directory, not locked yet, for an old one
                 for old in sorted(parent.glob(f"{PREFIX}*")):
@@ -354,7 +354,7 @@ class _OwnDirectory:
     def write(self, data: bytes) -> Path:
         self._number += 1
         file = self.path / f"{self._number:09d}"
-        with self._explained(file):
+        with self._explain_errors(file):
             torn = failpoints.hit("stage.data")
             try:
                 file.write_bytes(data[: len(data) // 2] if torn else data)
@@ -366,7 +366,7 @@ class _OwnDirectory:
         return file
 
     def read(self, file: Path) -> bytes:
-        with self._explained(file):
+        with self._explain_errors(file):
             return file.read_bytes()
 
     def delete(self, file: Path) -> None:
@@ -378,7 +378,7 @@ class _OwnDirectory:
         self._lock.close()
 
     @contextlib.contextmanager
-    def _explained(self, path: Path) -> Iterator[None]:
+    def _explain_errors(self, path: Path) -> Iterator[None]:
         try:
             yield
         except OSError as error:

@@ -35,7 +35,8 @@ from typing import Any, Protocol, TypeVar
 import fsspec
 
 from regrow.checkpoint import direct, failpoints
-from regrow.checkpoint.manifest import MANIFEST, Manifest, decode, encode, is_piece_name, parse_piece_name
+from regrow.checkpoint.manifest import MANIFEST, Manifest, decode, encode
+from regrow.core.names import is_piece_name, parse_piece_name
 from regrow.errors import CheckpointError, StorageError, UserError
 
 TIMEOUT_SECONDS = 60.0  # Too small: a slow upload counts as hung. Too large: a dead endpoint is noticed late.
@@ -101,11 +102,11 @@ class Storage:
         """Names of the pieces that have a manifest, in order."""
         return [name for name, stamp in self._stamps() if stamp is not None]
 
-    def unfinished(self) -> list[str]:
+    def list_unfinished(self) -> list[str]:
         """Directories of pieces without one: being written now, or left over from a crash."""
         return [name for name, stamp in self._stamps() if stamp is None]
 
-    def unfinished_pieces(self) -> list[Unfinished]:
+    def look_at_unfinished(self) -> list[Unfinished]:
         """The same, with what is in them; temporary files count."""
 
         def look(name: str) -> Unfinished:
@@ -115,7 +116,7 @@ class Storage:
             newest = max(known) if known and len(known) == len(times) else None
             return Unfinished(name=name, bytes=sum(size for size, _ in files), changed=newest)
 
-        return [found for _, found in self._each(self.unfinished(), look)]
+        return [found for _, found in self._each(self.list_unfinished(), look)]
 
     def names(self, piece: str) -> dict[str, int]:
         """Files of a piece and their bytes; temporary ones are not counted. Empty if it is not there."""
@@ -247,7 +248,7 @@ class Storage:
             with self._lock, call.lock:
                 if not call.done.is_set():
                     call.given_up.set()
-                    call.at_end = self._returned
+                    call.at_end = self._count_return
                     self._abandoned += 1
                     raise StorageError(
                         f"cannot {verb} {where}: no answer within {self._timeout_seconds:g} s"
@@ -259,7 +260,7 @@ class Storage:
             raise _storage_error(verb, where, call.error) from call.error
         return call.result  # type: ignore[no-any-return]
 
-    def _returned(self) -> None:
+    def _count_return(self) -> None:
         with self._lock:
             self._abandoned -= 1
 
@@ -409,14 +410,14 @@ class LocalFiles:
         return f"{status.st_ino} {times} {status.st_size}" if stat.S_ISREG(status.st_mode) else None
 
     def read(self, path: str) -> Whole:
-        return self.read_into(path, direct.aligned(0))
+        return self.read_into(path, direct.allocate_aligned(0))
 
     def read_into(self, path: str, memory: direct.Bytes) -> Whole:
         with (self._root / path).open("rb", buffering=0) as file:
             size = os.fstat(file.fileno()).st_size
             if size < self._direct_bytes_min:
                 return file.readall()
-            return direct.read(file.fileno(), size, memory if len(memory) >= size else direct.aligned(size))
+            return direct.read(file.fileno(), size, memory if len(memory) >= size else direct.allocate_aligned(size))
 
     def write(self, path: str, data: Data, given_up: threading.Event) -> None:
         target = self._root / path
@@ -505,7 +506,7 @@ class RemoteFiles:
 
     def changes(self, directory: str) -> list[tuple[int, float | None]]:
         found = self._list(f"{self._root}/{directory}")
-        return [(entry["size"] or 0, _changed(entry)) for _, entry in found if entry["type"] == "file"]
+        return [(entry["size"] or 0, _read_change_time(entry)) for _, entry in found if entry["type"] == "file"]
 
     def stamp(self, path: str) -> str | None:
         try:
@@ -515,7 +516,7 @@ class RemoteFiles:
         if entry["type"] != "file":
             return None
         tag = entry.get("ETag") or entry.get("etag")  # time alone may be of whole seconds
-        return f"{tag} {_changed(entry)} {entry['size']}" if tag else ""
+        return f"{tag} {_read_change_time(entry)} {entry['size']}" if tag else ""
 
     def read_into(self, path: str, memory: direct.Bytes) -> bytes:
         return self.read(path)
@@ -552,7 +553,7 @@ class RemoteFiles:
         return ((entry["name"].rstrip("/").rpartition("/")[2], entry) for entry in entries)
 
 
-def _changed(entry: dict[str, Any]) -> float | None:
+def _read_change_time(entry: dict[str, Any]) -> float | None:
     """When a file last changed, if its file system tells in a way that cannot be misread."""
     value = next((entry[key] for key in _CHANGED_KEYS if entry.get(key) is not None), None)
     if isinstance(value, str):

@@ -1,12 +1,11 @@
 """`regrow ckpt ...` and `regrow merge`: options in, a table or a line out, and an exit code.
 
-Exit codes are those of main.py; `verify` gives 1 if something is damaged. What is done is in checkpoint/work.py and
-checkpoint/diff.py, what is shown in ckpt_views.py; they load numpy and rich, and so are imported in the commands only.
+Exit codes are those of main.py; `verify` gives 1 if something is damaged. What is done is in `regrow.checkpoint`,
+what is shown in ckpt_views.py; they load numpy and rich, and so are imported in the commands only.
 """
 
 from __future__ import annotations
 
-import re
 import sys
 import time
 from pathlib import Path
@@ -14,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from regrow.checkpoint import address
+from regrow.cli.options import SECONDS
 from regrow.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE, UserError
 
 if TYPE_CHECKING:
@@ -27,24 +28,6 @@ GRACE = "15m"
 UNFINISHED = "1d"
 KEEP_LAST = 3
 KEEP_FULL_EVERY = "1d"
-
-
-class Duration(click.ParamType):  # type: ignore[type-arg]
-    """Seconds, as 90, 90s, 5m, 12h or 7d."""
-
-    name = "duration"
-    UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}  # noqa: RUF012
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        if isinstance(value, int | float):
-            return float(value)
-        match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", str(value).strip().lower())
-        if match is None or match[2] not in self.UNITS:
-            self.fail(f"{value!r} is not a time, such as 90s, 5m, 12h or 7d", param, ctx)
-        return float(match[1]) * self.UNITS[match[2]]
-
-
-DURATION = Duration()
 
 
 @click.group(short_help="Look at checkpoints, check, copy, merge and prune them.", invoke_without_command=True)
@@ -73,17 +56,17 @@ def list_cuts(url: str, as_json: bool) -> None:
 
     Only manifests are read: whether files are damaged, `verify` tells.
     """
-    from regrow.checkpoint import work
-    from regrow.checkpoint.policy import wanted_full
+    from regrow.checkpoint.listing import read_listing
+    from regrow.checkpoint.policy import read_wanted_full
     from regrow.cli import ckpt_views as views
 
-    store = work.opened(work.whole_url(url, "regrow ckpt ls"), may_be_empty=True)
-    wanted, unfinished = wanted_full(store.storage), store.storage.unfinished_pieces()
+    listing = read_listing(address.whole_url(url, "regrow ckpt ls"), may_be_empty=True)
+    wanted, unfinished = read_wanted_full(listing.storage), listing.storage.look_at_unfinished()
     why = None if wanted is None else wanted.why
     if as_json:
-        views.say_json(views.list_json(store, unfinished=unfinished, wanted=why))
+        views.say_json(views.list_json(listing, unfinished=unfinished, wanted=why))
     else:
-        views.show_list(store, unfinished=unfinished, wanted=why, now=time.time())
+        views.show_list(listing, unfinished=unfinished, wanted=why, now=time.time())
 
 
 @ckpt.command(short_help="One cut in detail.")
@@ -93,20 +76,20 @@ def list_cuts(url: str, as_json: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="For programs; nothing is shortened.")
 def show(where: str, chunks: bool, picture: str | None, as_json: bool) -> None:
     """One cut in detail: marks, job, tables, and the pieces that a restore reads."""
-    from regrow.checkpoint import work
+    from regrow.checkpoint.listing import read_listing
     from regrow.cli import ckpt_views as views
 
-    url, wish = work.split_cut(where)
-    store = work.opened(url)
-    cut = store.cut(wish)
+    url, wish = address.split_cut(where)
+    listing = read_listing(url)
+    cut = listing.find_cut(wish)
     if as_json:
-        views.say_json(views.show_json(store, cut))
+        views.say_json(views.show_json(listing, cut))
     else:
-        views.show_cut(store, cut, chunks=chunks, now=time.time())
+        views.show_cut(listing, cut, chunks=chunks, now=time.time())
     if picture is not None:
         from regrow.checkpoint.picture import svg
 
-        _write_file(Path(picture), svg(store.graph, now=time.time(), title=url))
+        _write_file(Path(picture), svg(listing.graph, now=time.time(), title=url))
         views.note(f"drawn: {picture}")
 
 
@@ -117,21 +100,22 @@ def show(where: str, chunks: bool, picture: str | None, as_json: bool) -> None:
 def verify(url: str, quick: bool, as_json: bool) -> int:
     """Reads every chunk and names everything that is wrong. The exit code is 1 if something is damaged or a cut is
     lost; what only takes space is listed as harmless."""
-    from regrow.checkpoint import load, work
+    from regrow.checkpoint import load
+    from regrow.checkpoint.listing import find_lost_cuts, read_listing
     from regrow.cli import ckpt_views as views
 
-    store = work.opened(work.whole_url(url, "regrow ckpt verify"), may_be_empty=True)
+    listing = read_listing(address.whole_url(url, "regrow ckpt verify"), may_be_empty=True)
     with views.Bar("verifying") as bar:
-        problems = load.verify(store.storage, deep=not quick, progress=bar)
-    if not store.graph.pieces and not problems:
+        problems = load.verify(listing.storage, deep=not quick, progress=bar)
+    if not listing.graph.pieces and not problems:
         raise UserError(f"{url} has no checkpoints", hint="there is nothing to verify; is it the right URL?")
-    lost = work.lost_cuts(store, problems)
+    lost = find_lost_cuts(listing, problems)
     if as_json:
         fields = ("piece", "file", "what", "harmful")
         found = [{name: getattr(problem, name) for name in fields} for problem in problems]
-        views.say_json({"url": store.url, "problems": found, "cuts_lost": lost})
+        views.say_json({"url": listing.url, "problems": found, "cuts_lost": lost})
     else:
-        views.show_problems(store, problems, lost, quick=quick)
+        views.show_problems(listing, problems, lost, quick=quick)
     return EXIT_FAILED if lost or any(problem.harmful for problem in problems) else EXIT_OK
 
 
@@ -144,15 +128,18 @@ def restore(where: str, target: str, approximate: bool) -> None:
 
     A copy that is there already is not touched. If a piece is damaged, another way to the same cut is taken.
     """
-    from regrow.checkpoint import work
-    from regrow.checkpoint.lineage import size_text
-    from regrow.checkpoint.manifest import MANIFEST, piece_name
+    from regrow.checkpoint import maintain
+    from regrow.checkpoint.guard import Stop
+    from regrow.checkpoint.listing import read_listing
+    from regrow.checkpoint.manifest import MANIFEST
     from regrow.checkpoint.storage import Storage
     from regrow.cli import ckpt_views as views
+    from regrow.core.names import piece_name
+    from regrow.units import size_text
 
-    url, wish = work.split_cut(where)
-    store = work.opened(url)
-    cut = store.cut(wish)
+    url, wish = address.split_cut(where)
+    listing = read_listing(url)
+    cut = listing.find_cut(wish)
     there = Storage.open(target)
     name = piece_name(None, cut.id)
     if target.rstrip("/") == url.rstrip("/"):
@@ -161,11 +148,13 @@ def restore(where: str, target: str, approximate: bool) -> None:
     if found := there.names(name):
         what = name if MANIFEST in found else f"an unfinished {name}: a copy that was killed, or goes on just now"
         raise UserError(f"{target} already has {what}", hint="nothing is overwritten: choose another URL, or delete it")
-    with work.Stop() as stop, views.Bar("copying") as bar:
-        made, broken = work.around(
-            store,
+    with Stop() as stop, views.Bar("copying") as bar:
+        made, broken = maintain.go_around(
+            listing,
             cut,
-            lambda plan: work.copied(store.storage, plan, there, stop=stop, approximate=approximate, progress=bar),
+            lambda plan: maintain.copy_cut(
+                listing.storage, plan, there, stop=stop, approximate=approximate, progress=bar
+            ),
         )
     _tell_broken(broken)
     exact = "" if made.exact else f", {made.bits} bits"
@@ -187,18 +176,20 @@ def fold_now(url: str, source: str | None, target: str | None, approximate: bool
     regrow ckpt merge URL --to latest              a full of the newest cut
     regrow ckpt merge URL --from 400 --to 480      one piece instead of those between
     """
-    from regrow.checkpoint import work
-    from regrow.checkpoint.lineage import size_text
+    from regrow.checkpoint import maintain
+    from regrow.checkpoint.guard import Stop
+    from regrow.checkpoint.listing import read_listing
     from regrow.cli import ckpt_views as views
+    from regrow.units import size_text
 
-    store = work.opened(work.whole_url(url, "regrow ckpt merge"))
+    listing = read_listing(address.whole_url(url, "regrow ckpt merge"))
     if source is None and target is None:
         if approximate:
             raise UserError("--approximate needs --from or --to", hint="the policy never mixes exact and quantised")
         return _one_round(url, grace_seconds=float("inf"), unfinished_seconds=float("inf"))
-    begin, end = None if source is None else store.cut(source).id, store.cut(target).id
-    with work.Stop() as stop, views.Bar("merging") as bar:
-        made, there = work.folded(store, begin, end, stop=stop, approximate=approximate, progress=bar)
+    begin, end = None if source is None else listing.find_cut(source).id, listing.find_cut(target).id
+    with Stop() as stop, views.Bar("merging") as bar:
+        made, there = maintain.fold_between(listing, begin, end, stop=stop, approximate=approximate, progress=bar)
     what = "was there already" if there else "written"
     views.say(f"{made.name} {what}: {made.rows:,} rows, {size_text(made.bytes)}")
     return EXIT_OK
@@ -211,7 +202,7 @@ def retention_options(function: Any) -> Any:
         ("--unfinished", UNFINISHED, "What is unfinished and was not written to for so long goes."),
         ("--keep-full-every", KEEP_FULL_EVERY, every),
     ):
-        option = click.option(name, type=DURATION, default=default, metavar="TIME", help=f"{text}  [{default}]")
+        option = click.option(name, type=SECONDS, default=default, metavar="TIME", help=f"{text}  [{default}]")
         function = option(function)
     return click.option(
         "--keep-last", type=int, default=KEEP_LAST, metavar="N", help=f"The newest cuts stay restorable.  [{KEEP_LAST}]"
@@ -238,16 +229,18 @@ def prune(
     It deletes at once: a restore that is reading at this moment may lose pieces under its hands. `regrow merge --watch`
     waits before it deletes.
     """
-    from regrow.checkpoint import work
-    from regrow.checkpoint.lineage import size_text
+    from regrow.checkpoint import maintain
+    from regrow.checkpoint.guard import Stop
+    from regrow.checkpoint.listing import read_listing
     from regrow.cli import ckpt_views as views
+    from regrow.units import size_text
 
-    store = work.opened(work.whole_url(url, "regrow ckpt prune"))
-    pinned = frozenset(store.cut(wish).id for wish in keep)
+    listing = read_listing(address.whole_url(url, "regrow ckpt prune"))
+    pinned = frozenset(listing.find_cut(wish).id for wish in keep)
     rules = _rules(keep_last, keep_full_every, pinned)
-    plan = work.plan_prune(store, rules, now=time.time(), unfinished_seconds=unfinished)
-    views.show_prune(store, plan)
-    size = size_text(plan.bytes(store))
+    plan = maintain.plan_prune(listing, rules, now=time.time(), unfinished_seconds=unfinished)
+    views.show_prune(listing, plan)
+    size = size_text(plan.bytes(listing))
     what = f"{views.count_text(len(plan.doomed), 'piece')}, {size}"
     if not plan.doomed or dry_run:
         views.say(f"would delete {what}" if plan.doomed else "nothing to delete")
@@ -258,8 +251,8 @@ def prune(
         if not click.confirm(f"delete {what}?", err=True):
             views.say("nothing was deleted")
             return EXIT_FAILED
-    with work.Stop() as stop:
-        for name in work.deleted(store, plan.doomed, stop=stop):
+    with Stop() as stop:
+        for name in maintain.delete_pieces(listing, plan.doomed, stop=stop):
             views.say(f"deleted {name}")
     views.say(f"deleted {what}")
     return EXIT_OK
@@ -276,19 +269,19 @@ def export(where: str, target: str, format_: Any, prefix: str) -> None:
     """Writes the weights of a cut as tensors with TorchRec's names, for those who serve the model."""
     import warnings
 
-    from regrow.checkpoint import work
-    from regrow.checkpoint.export import export as written
-    from regrow.checkpoint.lineage import size_text
+    from regrow.checkpoint.export import export as write_export
+    from regrow.checkpoint.listing import read_listing
     from regrow.cli import ckpt_views as views
+    from regrow.units import size_text
 
-    url, wish = work.split_cut(where)
-    store = work.opened(url)
-    cut = store.cut(wish)
+    url, wish = address.split_cut(where)
+    listing = read_listing(url)
+    cut = listing.find_cut(wish)
     try:
         with warnings.catch_warnings(), views.Bar("exporting") as bar:
             warnings.simplefilter("ignore")  # torch's about itself
-            plan = store.graph.restore_plan(cut.id)[0]
-            done = written(store.storage, plan, target, format=format_, prefix=prefix, progress=bar)
+            plan = listing.graph.restore_plan(cut.id)[0]
+            done = write_export(listing.storage, plan, target, format=format_, prefix=prefix, progress=bar)
     except OSError as error:
         raise UserError(f"cannot write {target}: {error.strerror or error}") from error
     for problem in done.report.broken:
@@ -309,14 +302,14 @@ def differences(cuts: tuple[str, ...], as_json: bool) -> None:
     """
     import dataclasses
 
-    from regrow.checkpoint import diff as diff_work
+    from regrow.checkpoint import diff as diffs
     from regrow.cli import ckpt_views as views
 
     left, right = _two_cuts(cuts)
     with views.Bar("comparing") as bar:
-        found = diff_work.diff(left, right, bar)
+        found = diffs.diff(left, right, bar)
     _tell_broken([*left.broken, *right.broken])
-    origin = diff_work.same_origin(left, right)
+    origin = diffs.same_origin(left, right)
     names = left.plan.target.id, right.plan.target.id
     if as_json:
         tables = [{**dataclasses.asdict(each), "equal": each.equal} for each in found]
@@ -328,21 +321,21 @@ def differences(cuts: tuple[str, ...], as_json: bool) -> None:
 
 def _two_cuts(cuts: tuple[str, ...]) -> tuple[Side, Side]:
     """URL@A URL@B, URL@A @B, or URL A B."""
-    from regrow.checkpoint import diff as diff_work
-    from regrow.checkpoint import work
+    from regrow.checkpoint import diff as diffs
+    from regrow.checkpoint.listing import read_listing
 
     if len(cuts) == 3:
-        url = work.whole_url(cuts[0], "regrow ckpt diff URL A B")
+        url = address.whole_url(cuts[0], "regrow ckpt diff URL A B")
         cuts = f"{url}@{cuts[1].removeprefix('@')}", f"{url}@{cuts[2].removeprefix('@')}"
     if len(cuts) != 2:
         raise UserError("two cuts are compared", hint="URL@A URL@B, or URL A B")
-    first, wish = work.split_cut(cuts[0])
-    second, other_wish = work.split_cut(cuts[1])
-    one = work.opened(first)
-    other = one if second in ("", first) else work.opened(second)
+    first, wish = address.split_cut(cuts[0])
+    second, other_wish = address.split_cut(cuts[1])
+    one = read_listing(first)
+    other = one if second in ("", first) else read_listing(second)
     sides = [
-        diff_work.Side(store.storage, store.graph, store.cut(cut).id)
-        for store, cut in ((one, wish), (other, other_wish))
+        diffs.Side(listing.storage, listing.graph, listing.find_cut(cut).id)
+        for listing, cut in ((one, wish), (other, other_wish))
     ]
     return sides[0], sides[1]
 
@@ -354,11 +347,11 @@ def _two_cuts(cuts: tuple[str, ...]) -> tuple[Side, Side]:
 @click.argument("url")
 @click.option("--watch", is_flag=True, help="Go on until Ctrl-C.")
 @click.option("--once", is_flag=True, help="One round, for cron.  [without --watch]")
-@click.option("--interval", type=DURATION, default=INTERVAL, metavar="TIME", help=f"Between rounds.  [{INTERVAL}]")
+@click.option("--interval", type=SECONDS, default=INTERVAL, metavar="TIME", help=f"Between rounds.  [{INTERVAL}]")
 @retention_options
 @click.option(
     "--grace",
-    type=DURATION,
+    type=SECONDS,
     default=GRACE,
     metavar="TIME",
     help=f"A piece was unneeded for so long: delete it.  [{GRACE}]",
@@ -382,21 +375,19 @@ def merge(
     regrow merge --watch s3://bucket/run
     regrow merge --once s3://bucket/run            a round now and then
     """
-    from regrow.checkpoint import work
-    from regrow.checkpoint.lineage import age_text
+    from regrow.checkpoint.listing import read_listing
+    from regrow.units import seconds_text
 
-    url = work.whole_url(url, "regrow merge")
+    url = address.whole_url(url, "regrow merge")
     options: dict[str, Any] = {
         "rules": _rules(keep_last, keep_full_every),
         "grace_seconds": grace,
         "unfinished_seconds": unfinished,
     }
     if once or not watch:
-        work.opened(url)
+        read_listing(url)
         return _one_round(url, **options)
-    print(
-        f"watching {url} every {age_text(interval).removesuffix(' ago')}; Ctrl-C ends it", file=sys.stderr, flush=True
-    )
+    print(f"watching {url} every {seconds_text(interval)}; Ctrl-C ends it", file=sys.stderr, flush=True)
     _watch(url, once=False, interval_seconds=interval, **options)
     return EXIT_OK
 
@@ -413,7 +404,8 @@ def _one_round(url: str, **options: Any) -> int:
 
 def _watch(url: str, *, told: list[Event] | None = None, **options: Any) -> bool:
     """Rounds of the merger, one line per event."""
-    from regrow.checkpoint import policy, work
+    from regrow.checkpoint import policy
+    from regrow.checkpoint.guard import Guard, Stop
     from regrow.checkpoint.storage import Storage
 
     last = ""
@@ -428,8 +420,8 @@ def _watch(url: str, *, told: list[Event] | None = None, **options: Any) -> bool
             told.append(event)
 
     storage = Storage.open(url)
-    with work.Stop() as stop:
-        with work.Guard(storage, storage, stop) as guarded:
+    with Stop() as stop:
+        with Guard(storage, storage, stop) as guarded:
             well = policy.watch(guarded, on_event=tell, stop=stop, **options)
         stop.check()
     return well

@@ -21,11 +21,14 @@ from rich.table import Table
 from rich.text import Text
 
 from regrow.checkpoint.diff import TableDiff
-from regrow.checkpoint.lineage import Graph, age_text, kind, size_text
+from regrow.checkpoint.lineage import Graph, kind
+from regrow.checkpoint.listing import Listing, why_not
 from regrow.checkpoint.load import Problem
+from regrow.checkpoint.maintain import PrunePlan
 from regrow.checkpoint.manifest import ChunkInfo, Cut, Manifest, TableInfo
 from regrow.checkpoint.storage import Unfinished
-from regrow.checkpoint.work import PrunePlan, Store, why_not
+from regrow.core.names import cut_step
+from regrow.units import age_text, size_text
 
 BAR_AFTER_SECONDS = 2.0
 WIDTH_PLAIN = 220  # of lines that go to a file
@@ -125,18 +128,18 @@ def count_text(count: int, noun: str) -> str:
 # -- ls ----------------------------------------------------------------------------------------------------
 
 
-def show_list(store: Store, *, unfinished: Sequence[Unfinished], wanted: str | None, now: float) -> None:
-    graph = store.graph
+def show_list(listing: Listing, *, unfinished: Sequence[Unfinished], wanted: str | None, now: float) -> None:
+    graph = listing.graph
     if graph.cuts:
-        _list_table(store, now).show()
+        _list_table(listing, now).show()
         say()
         size = size_text(sum(piece.bytes for piece in graph.pieces.values()))
         can = len(graph.restorable())
         cuts = count_text(len(graph.cuts), "cut")
         say(f"{cuts}, {can} restorable; {count_text(len(graph.pieces), 'piece')}, {size} on storage")
     else:
-        say(f"no checkpoints at {store.url}")
-    for name, what in store.broken:
+        say(f"no checkpoints at {listing.url}")
+    for name, what in listing.broken:
         say(f"cannot be read: {name}: {what}")
     if unfinished:
         say(_unfinished_text(unfinished, now))
@@ -151,14 +154,14 @@ def _unfinished_text(unfinished: Sequence[Unfinished], now: float) -> str:
     return f"{count_text(len(unfinished), 'unfinished piece')}, {size}{when}; `regrow ckpt prune` deletes old ones"
 
 
-def _list_table(store: Store, now: float) -> _Table:
-    graph, newest = store.graph, store.graph.newest()
+def _list_table(listing: Listing, now: float) -> _Table:
+    graph, newest = listing.graph, listing.graph.newest()
     table = _Table("cut", "~>step", "~age", "pieces", "~>rows", ">size", "restore reads")
-    for drawn, cut in _drawn(graph, now):
+    for drawn, cut in _read_tree(graph, now):
         pieces = graph.into(cut)
         way = graph.path(cut)
         if way is None:
-            need = f"not restorable: {why_not(store, cut)}"
+            need = f"not restorable: {why_not(listing, cut)}"
         else:
             need = f"{count_text(len(way), 'piece')}, {size_text(sum(piece.bytes for piece in way))}"
             need += "" if all(piece.exact for piece in way) else ", approximate"
@@ -176,7 +179,7 @@ def _list_table(store: Store, now: float) -> _Table:
     return table
 
 
-def _drawn(graph: Graph, now: float) -> Iterator[tuple[str, str]]:
+def _read_tree(graph: Graph, now: float) -> Iterator[tuple[str, str]]:
     """(what is drawn in front, cut) in the order of the tree."""
     for line in graph.tree(now=now):
         match = _DRAWN.match(line)
@@ -186,23 +189,23 @@ def _drawn(graph: Graph, now: float) -> Iterator[tuple[str, str]]:
 
 def _origin_text(piece: Manifest) -> str:
     bits = "" if piece.exact else f", {piece.bits} bits"
-    return f"{kind(piece)}{'' if piece.source is None else f' from {int(piece.source[:10]):,}'}{bits}"
+    return f"{kind(piece)}{'' if piece.source is None else f' from {cut_step(piece.source):,}'}{bits}"
 
 
-def list_json(store: Store, *, unfinished: Sequence[Unfinished], wanted: str | None) -> dict[str, Any]:
-    newest = store.graph.newest()
+def list_json(listing: Listing, *, unfinished: Sequence[Unfinished], wanted: str | None) -> dict[str, Any]:
+    newest = listing.graph.newest()
     return {
-        "url": store.url,
+        "url": listing.url,
         "newest": None if newest is None else newest.id,
-        "cuts": [cut_json(store, cut) for cut in store.graph.cuts.values()],
-        "broken": [{"piece": name, "what": what} for name, what in store.broken],
+        "cuts": [cut_json(listing, cut) for cut in listing.graph.cuts.values()],
+        "broken": [{"piece": name, "what": what} for name, what in listing.broken],
         "unfinished": [{"piece": piece.name, "bytes": piece.bytes, "changed": piece.changed} for piece in unfinished],
         "full_wanted": wanted,
     }
 
 
-def cut_json(store: Store, cut: Cut) -> dict[str, Any]:
-    graph = store.graph
+def cut_json(listing: Listing, cut: Cut) -> dict[str, Any]:
+    graph = listing.graph
     way = graph.path(cut.id)
     restore = None
     if way is not None:
@@ -218,7 +221,7 @@ def cut_json(store: Store, cut: Cut) -> dict[str, Any]:
         "created": cut.created,
         "parent": graph.parent(cut.id),
         "restorable": way is not None,
-        "why_not": why_not(store, cut.id) if way is None else None,
+        "why_not": why_not(listing, cut.id) if way is None else None,
         "restore": restore,
         "pieces": [piece_json(piece) for piece in graph.into(cut.id)],
     }
@@ -241,8 +244,8 @@ def piece_json(piece: Manifest) -> dict[str, Any]:
 # -- show --------------------------------------------------------------------------------------------------
 
 
-def show_cut(store: Store, cut: Cut, *, chunks: bool, now: float) -> None:
-    graph = store.graph
+def show_cut(listing: Listing, cut: Cut, *, chunks: bool, now: float) -> None:
+    graph = listing.graph
     way = graph.path(cut.id)
     pieces = way if way is not None else graph.into(cut.id)
     last = pieces[-1]
@@ -257,7 +260,7 @@ def show_cut(store: Store, cut: Cut, *, chunks: bool, now: float) -> None:
         ("seed", str(last.seed)),
     ]
     if way is None:
-        facts.append(("restore", f"not possible: {why_not(store, cut.id)}"))
+        facts.append(("restore", f"not possible: {why_not(listing, cut.id)}"))
     else:
         exact = "exact" if all(piece.exact for piece in way) else "approximate: quantised pieces are on every way"
         facts.append(("restore", f"{count_text(len(way), 'piece')}, {size_text(sum(p.bytes for p in way))}, {exact}"))
@@ -325,11 +328,11 @@ def _chunks_table(pieces: Iterable[Manifest]) -> _Table:
     return table
 
 
-def show_json(store: Store, cut: Cut) -> dict[str, Any]:
-    way = store.graph.path(cut.id)
-    pieces = way if way is not None else store.graph.into(cut.id)
+def show_json(listing: Listing, cut: Cut) -> dict[str, Any]:
+    way = listing.graph.path(cut.id)
+    pieces = way if way is not None else listing.graph.into(cut.id)
     return {
-        **cut_json(store, cut),
+        **cut_json(listing, cut),
         "marks": list(cut.marks),
         "job": cut.job,
         "extra": cut.extra,
@@ -363,7 +366,7 @@ def _chunk_json(info: ChunkInfo) -> dict[str, Any]:
 # -- verify, prune, diff -----------------------------------------------------------------------------------
 
 
-def show_problems(store: Store, problems: Sequence[Problem], lost: Sequence[str], *, quick: bool) -> None:
+def show_problems(listing: Listing, problems: Sequence[Problem], lost: Sequence[str], *, quick: bool) -> None:
     harmful = [problem for problem in problems if problem.harmful]
     for problem in harmful:
         say(f"damaged   {problem}")
@@ -371,21 +374,21 @@ def show_problems(store: Store, problems: Sequence[Problem], lost: Sequence[str]
         if not problem.harmful:
             say(f"harmless  {problem}")
     for cut in lost:
-        why = why_not(store, cut) if cut in store.graph.cuts else "its manifest cannot be read"
+        why = why_not(listing, cut) if cut in listing.graph.cuts else "its manifest cannot be read"
         say(f"lost      cut {cut} cannot be restored: {why or 'what is damaged is on every way to it'}")
-    size = size_text(sum(piece.bytes for piece in store.graph.pieces.values()))
+    size = size_text(sum(piece.bytes for piece in listing.graph.pieces.values()))
     how = "sizes looked at, contents not read" if quick else f"{size} read"
-    pieces = count_text(len(store.graph.pieces) + len(store.broken), "piece")
+    pieces = count_text(len(listing.graph.pieces) + len(listing.broken), "piece")
     if harmful or lost:
-        kept = len({*store.graph.cuts, *lost}) - len(lost)
+        kept = len({*listing.graph.cuts, *lost}) - len(lost)
         damage = count_text(len(harmful), "problem")
         say(f"{damage}; {pieces}, {how}; {count_text(kept, 'cut')} restorable, {len(lost)} not")
     else:
-        say(f"no damage: {pieces}, {how}; all {count_text(len(store.graph.cuts), 'cut')} restorable")
+        say(f"no damage: {pieces}, {how}; all {count_text(len(listing.graph.cuts), 'cut')} restorable")
 
 
-def show_prune(store: Store, plan: PrunePlan) -> None:
-    graph = store.graph
+def show_prune(listing: Listing, plan: PrunePlan) -> None:
+    graph = listing.graph
     table = _Table("", "piece", "~kind", "~>size", "why")
     order = {cut: index for index, cut in enumerate(graph.cuts)}
     pieces = sorted(graph.pieces.values(), key=lambda piece: (order[piece.target.id], piece.name))

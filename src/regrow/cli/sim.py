@@ -50,9 +50,9 @@ def sim(
     if plant is not None and plant not in planted.BUGS:
         raise UserError(f"there is no planted bug {plant!r}", hint=f"One of: {', '.join(planted.BUGS)}.")
     if replay is not None or story is not None:
-        failed = _single(profile, seed_first, replay, story, plant)
+        failed = _run_one(profile, seed_first, replay, story, plant)
     else:
-        failed = _many(profile, seeds, seed_first, plant, jobs)
+        failed = _run_many(profile, seeds, seed_first, plant, jobs)
     if failed:
         sys.exit(EXIT_FAILED)
 
@@ -60,7 +60,7 @@ def sim(
 # --- One run ---
 
 
-def _single(profile: str, seed: int, replay: str | None, story: str | None, plant: str | None) -> bool:
+def _run_one(profile: str, seed: int, replay: str | None, story: str | None, plant: str | None) -> bool:
     from regrow.sim import planted, runner
     from regrow.sim.story import Story, parse_story
 
@@ -96,7 +96,7 @@ def _single(profile: str, seed: int, replay: str | None, story: str | None, plan
 # --- Many runs ---
 
 
-def _work(task: tuple[str, int, str | None]) -> Any:
+def _run_task(task: tuple[str, int, str | None]) -> Any:
     from regrow.sim import planted, runner
 
     profile, seed, plant = task
@@ -109,7 +109,7 @@ def _ignore_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def _many(profile: str, seeds: int, seed_first: int, plant: str | None, jobs: int) -> bool:
+def _run_many(profile: str, seeds: int, seed_first: int, plant: str | None, jobs: int) -> bool:
     names = list(PROFILES) if profile == "all" else [profile]
     tasks = [(names[index % len(names)], seed_first + index // len(names), plant) for index in range(seeds)]
     started = time.monotonic()
@@ -147,7 +147,7 @@ def _run_all(tasks: list[tuple[str, int, str | None]], jobs: int, totals: _Total
     pool = multiprocessing.get_context("fork").Pool(jobs, _ignore_interrupts) if jobs > 1 else None
     shown = False
     try:
-        results = pool.imap(_work, tasks, chunksize=4) if pool is not None else map(_work, tasks)
+        results = pool.imap(_run_task, tasks, chunksize=4) if pool is not None else map(_run_task, tasks)
         for seed, result in results:
             totals.add(result)
             seconds = time.monotonic() - started

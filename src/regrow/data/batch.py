@@ -99,7 +99,7 @@ def batches_after(dataset: Dataset, *, batch: int, worker: int, workers: int, do
         # Nobody knows which batches came to nothing: count them again.
         batches = dataset.train_batches(batch=batch, worker=worker, workers=workers)
         return batches, sum(len(passed) for passed in itertools.islice(batches, done))
-    plan = checked_plan(rows=dataset.train_rows, epochs=dataset.epochs, batch=batch, worker=worker, workers=workers)
+    plan = make_plan(rows=dataset.train_rows, epochs=dataset.epochs, batch=batch, worker=worker, workers=workers)
     index = worker + done * workers
     epoch, line, _ = plan.span(index)
     # Without an offset: a file's lines are counted up to there, and not looked at.
@@ -109,7 +109,7 @@ def batches_after(dataset: Dataset, *, batch: int, worker: int, workers: int, do
     return dataset.train_batches(batch=batch, worker=worker, workers=workers, start=start), samples
 
 
-def checked_plan(*, rows: int, epochs: int, batch: int, worker: int, workers: int) -> EpochPlan:
+def make_plan(*, rows: int, epochs: int, batch: int, worker: int, workers: int) -> EpochPlan:
     """The plan of an epoch, or an error that says which number is wrong."""
     if batch < 1:
         raise ValueError(f"batch must be at least 1, not {batch}")

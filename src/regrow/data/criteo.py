@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from regrow._kernels import parse_criteo, skip_lines
-from regrow.data.batch import Batch, EpochPlan, Position, checked_plan, start_index
+from regrow.data.batch import Batch, EpochPlan, Position, make_plan, start_index
 from regrow.errors import DataError, UserError
 
 INTEGERS = 13
@@ -101,7 +101,7 @@ class CriteoDataset:
         return self.train_rows * self.epochs
 
     def train_batches(self, *, batch: int, worker: int, workers: int, start: Position | None = None) -> Iterator[Batch]:
-        plan = checked_plan(rows=self.train_rows, epochs=self.epochs, batch=batch, worker=worker, workers=workers)
+        plan = make_plan(rows=self.train_rows, epochs=self.epochs, batch=batch, worker=worker, workers=workers)
         index = start_index(start, plan=plan, worker=worker, workers=workers)
         offset = None
         # A position without an offset is found by counting lines.

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from regrow.data.batch import Batch, Position, checked_plan, start_index
+from regrow.data.batch import Batch, Position, make_plan, start_index
 
 # Distinct values per categorical column in the two public Criteo data sets (display advertising challenge;
 # terabyte logs as used by MLPerf).
@@ -115,7 +115,7 @@ class SyntheticDataset:
         return self.train_rows * self.epochs
 
     def train_batches(self, *, batch: int, worker: int, workers: int, start: Position | None = None) -> Iterator[Batch]:
-        plan = checked_plan(rows=self.train_rows, epochs=self.epochs, batch=batch, worker=worker, workers=workers)
+        plan = make_plan(rows=self.train_rows, epochs=self.epochs, batch=batch, worker=worker, workers=workers)
         first_index = start_index(start, plan=plan, worker=worker, workers=workers)
 
         def generate() -> Iterator[Batch]:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 import secrets
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from regrow.checkpoint.address import split_cut
 from regrow.checkpoint.lineage import Graph
-from regrow.checkpoint.manifest import parse_piece_name
 from regrow.checkpoint.storage import Storage
-from regrow.config import TrainConfig
+from regrow.config import TrainConfig, read_stored
+from regrow.core.names import parse_piece_name
 from regrow.errors import UserError
 from regrow.launch.version import version
 
@@ -23,8 +23,6 @@ RESTORES_MAX = 5  # A run that falls back to a checkpoint again and again makes 
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 
-_CUT = re.compile(r"[0-9a-f-]+|latest")
-
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
@@ -35,23 +33,17 @@ class Start:
     step: int
 
 
-def split(text: str) -> tuple[str, str | None]:
-    """URL[@CUT]. An address may have an @ of its own, but not behind its last slash."""
-    url, at, cut = text.rpartition("@")
-    return (url, cut) if at and _CUT.fullmatch(cut) else (text, None)
-
-
 def find(config: TrainConfig) -> Start:
     """The checkpoint that this run shall go on from; a UserError or CheckpointError says what is wrong with it."""
     assert config.resume is not None
-    url, wish = split(config.resume)
+    url, wish = split_cut(config.resume)
     manifests, broken = Storage.open(url).manifests()
     if not manifests:
         text = f"; {len(broken)} cannot be read, the first: {broken[0][1]}" if broken else ""
         raise UserError(f"{url}: there is no checkpoint{text}")
     plan, _ = Graph(manifests).restore_plan(wish)
     target = plan.target
-    before = target.extra.get("config", {})
+    before = read_stored(target.extra.get("config", {}))
     for name in DATA_OPTIONS:  # a step is a batch of certain samples, for every worker
         if name in before and before[name] != getattr(config, name):
             raise UserError(

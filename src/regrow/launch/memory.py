@@ -13,6 +13,7 @@ from pathlib import Path
 
 from regrow import _kernels
 from regrow.config import GIB, MIB, TrainConfig
+from regrow.core.job import OptimizerSpec
 from regrow.data.catalog import table_rows
 from regrow.errors import MemoryShort
 from regrow.nn.presets import ModelConfig
@@ -20,7 +21,6 @@ from regrow.nn.presets import ModelConfig
 # Resident memory of an interpreter with what its role imports, before it holds any data.
 BASE_BYTES = {"coordinator": 60 * MIB, "server": 60 * MIB, "worker": 400 * MIB}
 FLOAT_BYTES = 4
-DENSE_STATE = {"sgd": 0, "momentum": 1, "adagrad": 1, "adam": 2}  # floats of optimizer state per weight
 
 CGROUP_ROOT = Path("/sys/fs/cgroup")
 UNLIMITED_BYTES = 1 << 60  # version 1 says "no limit" with a number near 2**63
@@ -59,7 +59,8 @@ def needed(config: TrainConfig, model: ModelConfig) -> Need:
         _kernels.shard_bytes(rows, model.dim, k, r, rings, config.servers, config.optimizer)
         for rows in table_rows(model)
     )
-    dense = dense_parameters(model) * (1 + DENSE_STATE[config.dense_optimizer]) * FLOAT_BYTES * (1 + r)
+    state = OptimizerSpec(kind=config.dense_optimizer, learning_rate=0.0).state_parts(1)  # type: ignore[arg-type]
+    dense = dense_parameters(model) * (1 + sum(floats for _, floats in state)) * FLOAT_BYTES * (1 + r)
     # A worker holds batches pulled ahead, as rows and gradients, and the pushes nobody has confirmed yet.
     batch_bytes = config.batch * model.tables * model.dim * FLOAT_BYTES
     worker = BASE_BYTES["worker"] + (2 + config.prefetch) * 2 * batch_bytes + config.redo_bytes_max

@@ -23,8 +23,8 @@ import numpy as np
 from regrow.checkpoint.chunks import CHUNK_BYTES, Chunk, Rows, split
 from regrow.checkpoint.lineage import Graph
 from regrow.checkpoint.load import LoadReport, restore
-from regrow.checkpoint.manifest import ChunkInfo, Cut, Manifest, TableInfo, apart, chunk_name, shard_name
-from regrow.checkpoint.policy import clear_wanted, wanted_full
+from regrow.checkpoint.manifest import ChunkInfo, Cut, Manifest, TableInfo, are_apart, chunk_name, shard_name
+from regrow.checkpoint.policy import clear_wanted, read_wanted_full
 from regrow.checkpoint.staging import CHUNKS_IN_MEMORY_MAX, Stager
 from regrow.checkpoint.storage import Storage
 from regrow.core.cut import Save, Saved
@@ -227,7 +227,7 @@ def write_manifest(
 def _full_wanted(storage: Storage, *, full: bool) -> bool:
     """Whether a merger misses a delta, and asks for a full. This one counts, if it is one."""
     try:
-        wanted = wanted_full(storage) is not None
+        wanted = read_wanted_full(storage) is not None
         if wanted and full:
             clear_wanted(storage)
         return wanted and not full
@@ -298,7 +298,7 @@ class Loader:
                 storage,
                 plan,
                 apply,
-                shard_filter=lambda shard: shard == mine or not apart([shard, mine]),
+                shard_filter=lambda shard: shard == mine or not are_apart([shard, mine]),
                 progress=self._progress,
             )
             told(LoadedAll(marks=marks)).result()

@@ -19,12 +19,12 @@ import helpers
 import numpy as np
 import pytest
 import torch
+from bench_runs import overhead_runs, plant_wrong_parity, trace_of
 
-from regrow.bench import accuracy, common, kernels, load, overhead, peer, plots, recovery, soak, train
+from regrow.bench import accuracy, balance, common, kernels, overhead, peer, plots, recovery, soak, train
 from regrow.errors import RegrowError, UserError
 from regrow.launch.failures import Failure
 from regrow.nn.check import check_parity
-from regrow.runtime.client import Client
 from regrow.runtime.inprocess import InProcessCluster
 
 needs_fbgemm = pytest.mark.skipif(peer.missing_reason() is not None, reason="FBGEMM is not installed")
@@ -126,7 +126,7 @@ def test_bandwidth_is_measured_per_thread_count() -> None:
     assert min(one.copy, one.random_rows, two.copy, two.random_rows) > 0
 
 
-@pytest.mark.parametrize("module", [kernels, train, accuracy, overhead, recovery, load, soak])
+@pytest.mark.parametrize("module", [kernels, train, accuracy, overhead, recovery, balance, soak])
 def test_benches_have_the_same_door(module: Any) -> None:
     assert module.SUMMARY.endswith(".")
     parameters = inspect.signature(module.run).parameters
@@ -231,11 +231,11 @@ def test_peer_reason_says_how_to_install(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(peer.importlib.util, "find_spec", lambda name: None)
     assert f"pip install --no-deps {peer.PACKAGE}" in str(peer.missing_reason())
 
-    def broken() -> None:
+    def fail() -> None:
         raise OSError("undefined symbol: x\nmore")
 
     monkeypatch.setattr(peer.importlib.util, "find_spec", lambda name: object())
-    monkeypatch.setattr(peer, "_import_fbgemm", broken)
+    monkeypatch.setattr(peer, "_import_fbgemm", fail)
     assert "undefined symbol: x)" in str(peer.missing_reason())
 
 
@@ -346,32 +346,10 @@ def test_overhead_rounds_rotate_and_explain_once() -> None:
     assert [variant.name for variant in overhead.order(0, explained=False)] == ["none", "k4", "k2"]
 
 
-def _overhead_runs() -> list[dict[str, Any]]:
-    rates = {"none": (100.0, 200.0), "k4": (98.0, 190.0), "k2": (90.0, 200.0), "k4_flush1": (50.0, None)}
-    flushed = {"none": 0.0, "k4": 1000.0, "k2": 900.0, "k4_flush1": 4000.0}
-    return [
-        {
-            "kind": "run",
-            "model": "kaggle",
-            "variant": name,
-            "round": turn,
-            "samples_per_second": rate,
-            "cpu_seconds_per_1000_samples": 2.0 if name == "none" else 2.1,
-            "table_bytes": 100 if name == "none" else 126,
-            "memory_overhead": 0.0 if name == "none" else 0.26,
-            "flush_bytes_per_push": flushed[name],
-            "redo_bytes_peak": 7,
-        }
-        for name, both in rates.items()
-        for turn, rate in enumerate(both)
-        if rate is not None
-    ]
-
-
 def test_overhead_is_compared_round_by_round(capsys: pytest.CaptureFixture[str]) -> None:
     report = common.Report.start("overhead")
-    report.rows += _overhead_runs()
-    overhead.compare(report, "kaggle", _overhead_runs())
+    report.rows += overhead_runs()
+    overhead.compare(report, "kaggle", overhead_runs())
     found = report.ratios["overhead_kaggle_k4"]
     assert (found.low, found.high) == (pytest.approx(100 / 98 - 1), pytest.approx(200 / 190 - 1))
     assert found.met
@@ -399,14 +377,6 @@ def test_samples_come_evenly_between_reports() -> None:
     assert recovery.samples_between(seen, 0.5, 1.0) == pytest.approx(50.0)
     assert recovery.samples_between(seen, 1.0, 2.0) == 0.0
     assert recovery.samples_between(seen, 0.5, 3.0) == pytest.approx(150.0)
-
-
-def _trace(*workers: list[tuple[float, int]]) -> recovery.Trace:
-    trace = recovery.Trace()
-    for index, seen in enumerate(workers):
-        # The last report comes after the last push is durable and is left out.
-        trace.reports[index] = [*seen, (seen[-1][0] + 100.0, seen[-1][1])]
-    return trace
 
 
 def test_trace_keeps_every_report_and_measures_where_all_workers_train() -> None:
@@ -441,7 +411,7 @@ def test_figures_of_a_failure_by_hand() -> None:
     failure = Failure(role="server", id=2, incarnation=0, step=1, reason="", at=20.0, detected_at=20.1)
     failure.resumed_at, failure.recovered_at = 20.5, 24.5
     summary = {**failure.to_dict(), "rows": 1000, "bytes": 44_000, "faults": 3}
-    found = recovery.figures(_trace(points), failure, summary, server={"bytes": 125, "redundancy_bytes": 25})
+    found = recovery.figures(trace_of(points), failure, summary, server={"bytes": 125, "redundancy_bytes": 25})
     assert found["stall_after_detection_s"] == pytest.approx(0.4)
     assert found["resumed_after_detection_s"] == pytest.approx(0.4)
     assert found["silence_s"] == pytest.approx(0.4)
@@ -453,13 +423,13 @@ def test_figures_of_a_failure_by_hand() -> None:
     assert found["server_row_bytes"] == 100
     assert not found["stall_in_during"]
     assert recovery.marks(failure) == {"death": 0.0, "resumed": 0.5, "recovered": 4.5}
-    assert "stalled for 0.40 s after detection, all steps as usual after 0.40 s, 1,000 rows" in recovery.told(found)
+    assert "stalled for 0.40 s after detection, all steps as usual after 0.40 s, 1,000 rows" in recovery.describe(found)
     assert recovery.sketch_seconds({**found, "k": 4}, 44_000.0) == pytest.approx(5.0)
     # A step that was about to end is not the stall, a silence that begins much later is none.
     points = [(0.0, 0), (20.2, 10), (20.5, 20), *((21.0 + 0.4 * i, 30 + i) for i in range(12))]
     points += [(31.0, 110), (32.0, 120), (33.0, 130)]
     failure.resumed_at, failure.recovered_at = 21.0, 31.5
-    again = recovery.figures(_trace(points), failure, summary, server={"bytes": 125, "redundancy_bytes": 25})
+    again = recovery.figures(trace_of(points), failure, summary, server={"bytes": 125, "redundancy_bytes": 25})
     assert again["stall_after_detection_s"] == pytest.approx(0.5)
     assert again["resumed_after_detection_s"] == pytest.approx(0.9)
     assert again["silence_s"] == pytest.approx(5.6)
@@ -471,18 +441,18 @@ def test_codes_are_compared_within_a_round() -> None:
     assert recovery.slower_to_faster(runs) == [1.25, 1.5]
 
 
-# -- load ----------------------------------------------------------------------------------------------------
+# -- balance -------------------------------------------------------------------------------------------------
 
 
 def test_load_is_own_rows_and_parities_of_others() -> None:
     servers = [{"rows_updated": 10, "parity_rows_applied": 5}, {"rows_updated": 5, "parity_rows_applied": 7}]
-    found = load.loads(servers)
+    found = balance.loads(servers)
     assert found["load"] == [15, 12]
     assert (found["imbalance_own"], found["imbalance"]) == (2.0, 1.25)
     rows = [{"stream": "a, skew 1.5", "k": k, "imbalance": value} for k, value in ((None, 2.0), (4, 1.6))]
-    ratios = load.compare([*rows, {"stream": "b", "k": 4, "imbalance": 9.0}], "a, skew 1.5")
+    ratios = balance.compare([*rows, {"stream": "b", "k": 4, "imbalance": 9.0}], "a, skew 1.5")
     met = {name: (ratio.value, ratio.target, ratio.met) for name, ratio in ratios.items()}
-    assert met == {"load_a_1.5_none": (2.0, 2.28, True), "load_a_1.5_k4": (1.6, 1.58, False)}
+    assert met == {"balance_a_1.5_none": (2.0, 2.28, True), "balance_a_1.5_k4": (1.6, 1.58, False)}
 
 
 # -- soak ----------------------------------------------------------------------------------------------------
@@ -565,26 +535,11 @@ def test_parities_are_checked_and_a_planted_wrong_one_is_found(
     cluster.settle()
     assert check_parity(client) == (stripes, 0)
     for index in range(len(tables)):
-        _plant_wrong_parity(client, index, monkeypatch)
+        plant_wrong_parity(client, index, monkeypatch)
         assert check_parity(client) == (stripes, 1)
         monkeypatch.undo()
     monkeypatch.setattr("regrow.nn.check.PART_BYTES", 1 << 20)
     assert check_parity(client) == (stripes, 0)
-
-
-def _plant_wrong_parity(client: Client, table: int, monkeypatch: pytest.MonkeyPatch, times: int = 1 << 30) -> None:
-    """One bit of one parity of the table is read wrong, so often."""
-    parities = client.parities
-    left = [times]
-
-    def read(index: int, server: int, slot_first: int, slot_count: int) -> Any:
-        found = parities(index, server, slot_first, slot_count).copy()
-        if (index, server, slot_first) == (table, 2, 0) and left[0] > 0:
-            left[0] -= 1
-            found.view(np.uint8).reshape(-1)[0] ^= 4
-        return found
-
-    monkeypatch.setattr(client, "parities", read)
 
 
 # -- pictures ------------------------------------------------------------------------------------------------

@@ -31,11 +31,11 @@ def _trace(*workers: list[tuple[float, int]], cuts: tuple[float, ...] = ()) -> c
         # The last report comes after the last push is durable and is left out.
         trace.reports[index] = [*seen, (seen[-1][0] + 100.0, seen[-1][1])]
     for number, at in enumerate(cuts):
-        trace.hear(_saved(f"c{number}"), at)
+        trace.hear(_save_event(f"c{number}"), at)
     return trace
 
 
-def _saved(cut: str, **more: Any) -> dict[str, Any]:
+def _save_event(cut: str, **more: Any) -> dict[str, Any]:
     values = {"cut": cut, "kind": "full", "seconds": 1.5, "cut_seconds": 0.05}
     return {"event": "checkpoint", "status": "saved", **values, **more}
 
@@ -120,7 +120,7 @@ def test_trace_hears_of_every_checkpoint_and_passes_it_on() -> None:
     trace = checkpoint.Trace()
     trace.update(status, 0.0)
     trace.update(status, 0.1)  # listens once
-    status.receive("coordinator", 0, _saved("a"), 1.0)
+    status.receive("coordinator", 0, _save_event("a"), 1.0)
     status.receive("coordinator", 0, {"event": "checkpoint", "status": "begun", "cut": "b", "kind": "delta"}, 2.0)
     status.receive("coordinator", 0, {"event": "checkpoint", "status": "failed", "reason": "x"}, 3.0)
     status.receive("server", 3, {"event": "server", "capture_seconds_max": 0.004, "hold_seconds_max": 0.01}, 4.0)
@@ -154,12 +154,12 @@ def test_one_run_becomes_a_row(
         }
 
     monkeypatch.setattr(checkpoint.local, "train", run)
-    monkeypatch.setattr(checkpoint, "stored_bytes", lambda url: ({"c0": 1, "c1": 10, "c2": 100}, 1000))
+    monkeypatch.setattr(checkpoint, "count_stored", lambda url: ({"c0": 1, "c1": 10, "c2": 100}, 1000))
     tables = checkpoint.recovery.Size(
         server_bytes=size.server_bytes, before_seconds=0.0, after_seconds=0.0, rounds=1, socket_bytes=0
     )
     base = checkpoint.recovery.make_config(tmp_path, tables)
-    row, picture = checkpoint.trained(base, variant, tmp_path, size=size, rate=200.0)
+    row, picture = checkpoint.train_variant(base, variant, tmp_path, size=size, rate=200.0)
     (config,) = asked
     assert config.prefill
     assert config.saves == (variant.every is not None)
@@ -346,7 +346,7 @@ TINY = 1_000  # bytes; the small tables keep their size, a megabyte or two
 
 def test_what_is_stored_is_loaded(tmp_path: Path) -> None:
     job = checkpoint_store.job_of([(1000, 4), (10, 4)], optimizer="rowwise_adagrad")
-    store = checkpoint_store.filled(job)
+    store = checkpoint_store.make_filled_store(job)
     url = str(tmp_path)
     full = checkpoint_store.save(url, job, store, step=1)
     store.update(*checkpoint_store.push_of(job, [range(5, 25), range(3)], seed=1), 1)

@@ -11,10 +11,10 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from bench_runs import overhead_runs, plant_wrong_parity, trace_of
 from helpers import job, table
-from test_bench import _overhead_runs, _plant_wrong_parity, _trace
 
-from regrow.bench import common, load, overhead, plots, recovery, soak
+from regrow.bench import balance, common, overhead, plots, recovery, soak
 from regrow.config import TrainConfig
 from regrow.errors import RegrowError, UserError
 from regrow.launch.failures import Failure
@@ -57,7 +57,7 @@ def test_trace_of_a_short_run_says_so() -> None:
 
 
 def test_steady_state_leaves_the_warm_up_out() -> None:
-    trace = _trace([(0.0, 0), (1.0, 1), (2.0, 2), (3.0, 102), (4.0, 202)])
+    trace = trace_of([(0.0, 0), (1.0, 1), (2.0, 2), (3.0, 102), (4.0, 202)])
     trace.warmup_seconds = 2.0
     assert trace.steady()["samples_per_second"] == pytest.approx(100.0)
     trace.warmup_seconds = 30.0
@@ -100,7 +100,7 @@ def test_recovery_runs_grow_until_the_recovery_is_over(
     monkeypatch.setattr(recovery.local, "train", run)
     config = recovery.make_config(tmp_path, recovery.QUICK).replace(batch=1, workers=2)
     size = recovery.QUICK
-    row, trace, after = recovery.struck(config, k=4, size=size, rate=20.0, after_seconds=4.0)
+    row, trace, after = recovery.train_struck(config, k=4, size=size, rate=20.0, after_seconds=4.0)
     assert asked == [30 + 40, 30 + 80]
     assert row["recovered_s"] == 6.0
     assert (trace["name"], trace["marks"]["recovered"]) == ("k4", 6.0)
@@ -110,11 +110,11 @@ def test_recovery_runs_grow_until_the_recovery_is_over(
 
 def test_load_needs_counters_and_files() -> None:
     with pytest.raises(RegrowError, match="did not count rows_updated"):
-        load.loads([{"parity_rows_applied": 1}])
+        balance.loads([{"parity_rows_applied": 1}])
     with pytest.raises(RegrowError, match="without any load"):
-        load.imbalance([3, 0])
+        balance.imbalance([3, 0])
     with pytest.raises(UserError, match="there is no file"):
-        load.run(quick=True, json_path=None, data="/nowhere/clicks.tsv")
+        balance.run(quick=True, json_path=None, data="/nowhere/clicks.tsv")
 
 
 def test_resident_bytes_by_role(tmp_path: Path) -> None:
@@ -153,12 +153,12 @@ def test_a_check_tries_again_where_something_may_be_under_way(monkeypatch: pytes
     monkeypatch.setattr("regrow.nn.check.time.sleep", pauses.append)
     client = InProcessCluster(servers=3).client(job(table(rows=20, bound=0.5, k=2, r=1), servers=3))
     stripes, _ = check_parity(client)
-    _plant_wrong_parity(client, 0, monkeypatch, times=2)
+    plant_wrong_parity(client, 0, monkeypatch, times=2)
     assert check_parity(client, tries=2, pause_seconds=0.5) == (stripes, 1)
     assert pauses == [0.5]
     monkeypatch.undo()
     monkeypatch.setattr("regrow.nn.check.time.sleep", pauses.append)
-    _plant_wrong_parity(client, 0, monkeypatch, times=2)
+    plant_wrong_parity(client, 0, monkeypatch, times=2)
     assert check_parity(client, tries=3) == (stripes, 0)
 
 
@@ -189,8 +189,8 @@ def test_pictures_are_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     )
     assert drawn == [tmp_path / "r.png", tmp_path / "img" / "recovery.png"]
     report = common.Report.start("overhead")
-    overhead.compare(report, "kaggle", _overhead_runs())
+    overhead.compare(report, "kaggle", overhead_runs())
     drawn += plots.save(report.to_dict(), json_path=str(tmp_path / "o.json"), docs=None)
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in drawn)
     with pytest.raises(UserError, match="has no picture"):
-        plots.draw({"bench": "load"}, tmp_path / "l.png")
+        plots.draw({"bench": "balance"}, tmp_path / "l.png")

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_property import Model, World
+from worlds import Model, World
 
 from regrow.checkpoint.manifest import MANIFEST, Manifest
 from regrow.checkpoint.merge import fold
@@ -65,17 +65,11 @@ def fill(run: Run) -> Run:
     return run
 
 
-@pytest.fixture
-def empty(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+def make_run(path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
     """Without cuts, at a time that stands still."""
     monkeypatch.delenv("REGROW_DEBUG", raising=False)
     monkeypatch.setattr(ckpt_cli.time, "time", lambda: NOW)
-    return Run(tmp_path / "run", capsys)
-
-
-@pytest.fixture
-def run(empty: Run) -> Run:
-    return fill(empty)
+    return Run(path, capsys)
 
 
 def cut(run: Run, step: int) -> str:
@@ -102,4 +96,4 @@ def tear(run: Run, piece: str) -> None:
 
 
 def state(url: str | Path, wish: str | None = None) -> Model:
-    return World(str(url)).restored(wish)[0]
+    return World(str(url)).restore_rows(wish)[0]

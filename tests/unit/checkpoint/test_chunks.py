@@ -19,7 +19,8 @@ import safetensors.numpy
 
 from regrow.checkpoint import chunks
 from regrow.checkpoint.chunks import Chunk, Rows, decode_chunk, dequantize, describe, encode_chunk, quantize, split
-from regrow.checkpoint.manifest import SUFFIXES, ChunkInfo, Cut, Encoding, Manifest, TableInfo, cut_id
+from regrow.checkpoint.manifest import SUFFIXES, ChunkInfo, Cut, Encoding, Manifest, TableInfo
+from regrow.core.names import cut_id
 from regrow.errors import CheckpointError, UserError
 
 SHAPES = {
@@ -45,7 +46,7 @@ def make(count: int, *, seed: int = 1) -> Chunk:
     return made
 
 
-def stored(chunk: Chunk, *, encoding: Encoding = "raw", bits: int = 32) -> tuple[bytes, ChunkInfo, Manifest]:
+def store_chunk(chunk: Chunk, *, encoding: Encoding = "raw", bits: int = 32) -> tuple[bytes, ChunkInfo, Manifest]:
     buffers = encode_chunk(chunk, encoding=encoding, bits=bits)
     info = describe(buffers, f"s0of1-00000{SUFFIXES[encoding]}", chunk, shard="s0of1")
     data = b"".join(buffers)
@@ -76,7 +77,7 @@ def refusal(data: bytes, tables: Any, info: ChunkInfo) -> str:
     return caught.value.message
 
 
-def described(data: bytes, info: ChunkInfo, **changes: Any) -> ChunkInfo:
+def describe_again(data: bytes, info: ChunkInfo, **changes: Any) -> ChunkInfo:
     """The manifest's words about another file, whose size and checksum are right."""
     again = describe([memoryview(data)], info.name, {}, shard=info.shard)
     return msgspec.structs.replace(info, bytes=again.bytes, crc32c=again.crc32c, **changes)
@@ -89,7 +90,7 @@ def test_exact_there_and_back(encoding: Encoding, count: int) -> None:
     if count:
         odd = np.array([0x7FC00001, 0xFF800000, 0x7F800000, 0x80000000, 1, 0xFFFFFFFF, 0x7F7FFFFF], np.uint32)
         chunk["a/b"].weight[0] = odd.view(np.float32)
-    data, info, manifest = stored(chunk, encoding=encoding)
+    data, info, manifest = store_chunk(chunk, encoding=encoding)
     for tables in (manifest, TABLES):
         again = decode_chunk(data, tables, info)
         assert equal(again, chunk)
@@ -104,7 +105,7 @@ def test_rows_are_not_copied() -> None:
     assert len(buffers) == len(parts)
     assert all(any(np.shares_memory(np.asarray(buffer), part) for part in parts) for buffer in buffers)
     file = bytearray(b"".join([header, *buffers]))
-    _, info, manifest = stored(chunk)
+    _, info, manifest = store_chunk(chunk)
     for rows in decode_chunk(file, manifest, info).values():
         assert all(np.shares_memory(values, np.frombuffer(file, np.uint8)) for _, values in rows.parts())
 
@@ -127,8 +128,8 @@ def test_rows_are_not_copied() -> None:
 def test_headers_that_cannot_be(entry: dict[str, Any], reason: str) -> None:
     text = msgspec.json.encode({"x": entry})
     file = len(text).to_bytes(8, "little") + text + bytes(8)
-    _, info, manifest = stored(make(2))
-    message = refusal(file, manifest, described(file, info))
+    _, info, manifest = store_chunk(make(2))
+    message = refusal(file, manifest, describe_again(file, info))
     assert "not a safetensors file" in message
     assert reason in message
 
@@ -136,23 +137,23 @@ def test_headers_that_cannot_be(entry: dict[str, Any], reason: str) -> None:
 def test_tensors_that_are_not_aligned() -> None:
     """Another writer need not pad its header."""
     chunk = make(5)
-    data, info, manifest = stored(chunk)
+    data, info, manifest = store_chunk(chunk)
     length = int.from_bytes(data[:8], "little")
     file = bytearray((length + 1).to_bytes(8, "little") + data[8 : 8 + length] + b" " + data[8 + length :])
-    again = decode_chunk(file, manifest, described(bytes(file), info))
+    again = decode_chunk(file, manifest, describe_again(bytes(file), info))
     assert equal(again, chunk)
     assert all(values.flags.aligned for rows in again.values() for _, values in rows.parts())
 
 
 def test_no_tables_at_all() -> None:
-    data, info, manifest = stored({})
+    data, info, manifest = store_chunk({})
     assert decode_chunk(data, manifest, info) == {}
 
 
 def test_views_that_are_not_contiguous() -> None:
     wide = make(100)["a"]
     part = Rows(wide.ids[::2], wide.weight[::2], {name: state[::2] for name, state in wide.states.items()})
-    data, info, manifest = stored({"a": part})
+    data, info, manifest = store_chunk({"a": part})
     assert equal(decode_chunk(data, manifest, info), {"a": part})
 
 
@@ -172,7 +173,7 @@ def test_the_library_would_write_the_same_but_for_the_order(bits: int) -> None:
 
 @pytest.mark.parametrize("encoding", ["raw", "zstd"])
 def test_damage_is_found_everywhere(encoding: Encoding) -> None:
-    data, info, manifest = stored(make(2), encoding=encoding)
+    data, info, manifest = store_chunk(make(2), encoding=encoding)
     for length in [*range(0, len(data), 7), len(data) - 1]:
         assert "the manifest says" in refusal(data[:length], manifest, info)
     for position in range(len(data)):
@@ -184,12 +185,12 @@ def test_damage_is_found_everywhere(encoding: Encoding) -> None:
 def test_damage_behind_a_right_checksum_never_gets_through_as_other_shapes() -> None:
     """Whatever the bytes are, there are rows of the promised shape or there is a CheckpointError."""
     for encoding in ("raw", "zstd"):
-        data, info, manifest = stored(make(2), encoding=encoding)
+        data, info, manifest = store_chunk(make(2), encoding=encoding)
         for position in range(len(data)):
             flipped = bytearray(data)
             flipped[position] ^= 1 << position % 8
             try:
-                again = decode_chunk(bytes(flipped), manifest, described(bytes(flipped), info))
+                again = decode_chunk(bytes(flipped), manifest, describe_again(bytes(flipped), info))
             except CheckpointError:
                 continue
             shapes = {name: rows.weight.shape for name, rows in again.items()}
@@ -214,21 +215,21 @@ def test_damage_behind_a_right_checksum_never_gets_through_as_other_shapes() -> 
     ],
 )
 def test_a_file_that_is_not_what_the_manifest_says(name: str, tensor: npt.NDArray[Any] | None, reason: str) -> None:
-    data, info, manifest = stored(make(2))
+    data, info, manifest = store_chunk(make(2))
     tensors = safetensors.numpy.load(data)
     if tensor is None:
         del tensors[name]
     else:
         tensors[name] = tensor
     other = safetensors.numpy.save(tensors)
-    assert reason in refusal(other, manifest, described(other, info))
+    assert reason in refusal(other, manifest, describe_again(other, info))
 
 
 def test_garbage_behind_a_right_checksum() -> None:
-    _, info, manifest = stored(make(2))
+    _, info, manifest = store_chunk(make(2))
     for garbage in (b"", b"x", bytes(8), bytes(100), b"\xff" * 100):
-        assert "not a safetensors file" in refusal(garbage, manifest, described(garbage, info))
-        packed = msgspec.structs.replace(described(garbage, info), name="s0of1-00000.safetensors.zst")
+        assert "not a safetensors file" in refusal(garbage, manifest, describe_again(garbage, info))
+        packed = msgspec.structs.replace(describe_again(garbage, info), name="s0of1-00000.safetensors.zst")
         refusal(garbage, TABLES, packed)
 
 
@@ -236,15 +237,15 @@ def test_a_small_file_cannot_become_a_huge_one(monkeypatch: pytest.MonkeyPatch) 
     import zstandard
 
     monkeypatch.setattr(chunks, "HEADER_BYTES_MAX", 1000)
-    _, info, manifest = stored(make(2), encoding="zstd")
+    _, info, manifest = store_chunk(make(2), encoding="zstd")
     bomb = zstandard.ZstdCompressor().compress(bytes(1 << 20))
-    assert "uncompressed" in refusal(bomb, manifest, described(bomb, info))
+    assert "uncompressed" in refusal(bomb, manifest, describe_again(bomb, info))
 
 
 @pytest.mark.parametrize("bits", [8, 4])
 def test_fewer_bits(bits: int) -> None:
     chunk = make(1000)
-    data, info, manifest = stored(chunk, bits=bits)
+    data, info, manifest = store_chunk(chunk, bits=bits)
     for tables in (manifest, TABLES):
         again = decode_chunk(data, tables, info)
         for name, rows in chunk.items():
@@ -257,7 +258,7 @@ def test_fewer_bits(bits: int) -> None:
                     assert (np.abs(close - values) <= half_step * 1.0001 + 1e-6).all(), part
     wide, _ = quantize(np.zeros((1000, 64), np.float32), bits)
     assert wide.nbytes == 1000 * 64 * bits // 8
-    exact = stored(chunk)[2]
+    exact = store_chunk(chunk)[2]
     assert "should be float32" in refusal(data, exact, info)  # the manifest's bits must be the file's
 
 
@@ -316,7 +317,7 @@ def test_a_chunk_in_parts_is_the_same_file(bits: int, encoding: Any) -> None:
 def test_what_is_not_finite_needs_32_bits(strange: float, part: str) -> None:
     chunk = make(10)
     dict(chunk["a"].parts())[part][7, 3] = strange
-    assert equal(decode_chunk(*(stored(chunk)[i] for i in (0, 2, 1))), chunk)
+    assert equal(decode_chunk(*(store_chunk(chunk)[i] for i in (0, 2, 1))), chunk)
     for bits in (8, 4):
         with pytest.raises(CheckpointError, match=rf"a/{part}: row {chunk['a'].ids[7]} is not finite") as caught:
             encode_chunk(chunk, bits=bits)
@@ -327,17 +328,17 @@ def test_huge_but_finite_is_not_strange() -> None:
     """A row whose sum overflows is looked at again."""
     chunk = make(10)
     chunk["a"].weight[3] = np.finfo(np.float32).max
-    data, info, manifest = stored(chunk, bits=8)
+    data, info, manifest = store_chunk(chunk, bits=8)
     assert np.array_equal(decode_chunk(data, manifest, info)["a"].weight[3], chunk["a"].weight[3])
 
 
 @pytest.mark.parametrize("bad", [[np.nan, 0], [-1, 0], [1, np.inf]])
 def test_a_scale_that_cannot_be(bad: list[float]) -> None:
-    data, info, manifest = stored(make(2), bits=8)
+    data, info, manifest = store_chunk(make(2), bits=8)
     tensors = safetensors.numpy.load(data)
     tensors["a/weight.range"][1] = bad
     other = safetensors.numpy.save(tensors)
-    assert "cannot be" in refusal(other, manifest, described(other, info))
+    assert "cannot be" in refusal(other, manifest, describe_again(other, info))
 
 
 def test_without_the_zstd_library(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -348,7 +349,7 @@ def test_without_the_zstd_library(monkeypatch: pytest.MonkeyPatch) -> None:
             raise ImportError(name)
         return really(name, *args, **kwargs)
 
-    data, info, manifest = stored(make(1), encoding="zstd")
+    data, info, manifest = store_chunk(make(1), encoding="zstd")
     monkeypatch.setattr(builtins, "__import__", absent)
     for use in (lambda: encode_chunk(make(1), encoding="zstd"), lambda: decode_chunk(data, manifest, info)):
         with pytest.raises(UserError, match=r"pip install 'regrow\[zstd\]'"):

@@ -23,7 +23,7 @@ from regrow.errors import StorageError
 SIZES = (1, 4095, 4096, 4097, direct.BLOCK_BYTES - 1, direct.BLOCK_BYTES, direct.BLOCK_BYTES + 1, 9_000_001)
 
 
-def opened(path: Path) -> Storage:
+def open_direct(path: Path) -> Storage:
     files = LocalFiles(path, direct_bytes_min=1)
     return Storage(str(path), files, timeout_seconds=60.0, attempts=1)
 
@@ -35,7 +35,7 @@ def parts_of(data: bytes, seed: int) -> list[memoryview]:
 
 
 def there_and_back(path: Path) -> None:
-    store, usual = opened(path), Storage.open(str(path))
+    store, usual = open_direct(path), Storage.open(str(path))
     for seed, size in enumerate(SIZES):
         data = np.random.default_rng(seed).bytes(size)
         for form in (data, memoryview(data), parts_of(data, seed)):
@@ -58,12 +58,12 @@ def test_large_files_are_direct_and_small_ones_are_not(tmp_path: Path, monkeypat
     asked: list[bool] = []
     really = fcntl.fcntl
 
-    def noted(file: int, command: int, *value: int) -> Any:
+    def note(file: int, command: int, *value: int) -> Any:
         if command == fcntl.F_SETFL:
             asked.append(bool(value[0] & direct.FLAG))
         return really(file, command, *value)
 
-    monkeypatch.setattr(fcntl, "fcntl", noted)
+    monkeypatch.setattr(fcntl, "fcntl", note)
     store = Storage.open(str(tmp_path))
     store.write("small", bytes(direct.BYTES_MIN - 1))
     store.read("small")
@@ -79,7 +79,7 @@ def test_a_file_system_that_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     refusals: list[int] = []
     get_flags = fcntl.fcntl
 
-    def refused(file: int) -> None:
+    def refuse(file: int) -> None:
         if get_flags(file, fcntl.F_GETFL) & direct.FLAG:
             refusals.append(file)
             raise OSError(errno.EINVAL, "not here")
@@ -95,10 +95,10 @@ def test_a_file_system_that_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr(fcntl, "fcntl", switch)
     elif step == "write":
         write = os.write
-        monkeypatch.setattr(os, "write", lambda file, data: (refused(file), write(file, data))[1])
+        monkeypatch.setattr(os, "write", lambda file, data: (refuse(file), write(file, data))[1])
     else:
         preadv = os.preadv
-        monkeypatch.setattr(os, "preadv", lambda file, *rest: (refused(file), preadv(file, *rest))[1])
+        monkeypatch.setattr(os, "preadv", lambda file, *rest: (refuse(file), preadv(file, *rest))[1])
     there_and_back(tmp_path)
     assert refusals or not direct.FLAG
 
@@ -109,13 +109,13 @@ def test_a_refusal_in_the_middle_begins_anew(tmp_path: Path, monkeypatch: pytest
     write, preadv = os.write, os.preadv
     monkeypatch.setattr(os, "write", lambda file, part: write(file, part[:8192] if len(part) > 8192 else part))
     monkeypatch.setattr(os, "preadv", lambda file, parts, at: preadv(file, [parts[0][:1_000_000]], at))
-    store = opened(tmp_path)
+    store = open_direct(tmp_path)
     store.write("file", parts_of(data, 1))
     assert store.read("file") == data
 
 
 def test_other_errors_are_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    store = opened(tmp_path)
+    store = open_direct(tmp_path)
     store.write("file", bytes(10_000))
 
     def full(*_: Any) -> int:
@@ -153,14 +153,14 @@ def test_memory_is_used_again() -> None:
 def test_read_into_memory(tmp_path: Path) -> None:
     """What is too small for a file, or too small a file for it, is read as usual."""
     data = np.random.default_rng(1).bytes(10_000)
-    store = opened(tmp_path)
+    store = open_direct(tmp_path)
     store.write("file", data)
     for size, used in ((10_000, True), (20_000, True), (4_096, False)):
-        buffer = direct.aligned(size)
+        buffer = direct.allocate_aligned(size)
         found = store.read("file", into=buffer)
         assert found == data
         assert np.shares_memory(np.asarray(found), buffer) == used
-    assert Storage.open(str(tmp_path)).read("file", into=direct.aligned(10_000)) == data
+    assert Storage.open(str(tmp_path)).read("file", into=direct.allocate_aligned(10_000)) == data
     remote = Storage.open("memory://test_read_into_memory/x")
     remote.write("file", data)
-    assert remote.read("file", into=direct.aligned(10_000)) == data
+    assert remote.read("file", into=direct.allocate_aligned(10_000)) == data

@@ -21,10 +21,11 @@ from torch_models import Model
 from regrow.checkpoint.chunks import Rows, write_chunk
 from regrow.checkpoint.export import Format, export
 from regrow.checkpoint.lineage import Graph
-from regrow.checkpoint.manifest import Cut, Manifest, TableInfo, cut_id
+from regrow.checkpoint.manifest import Cut, Manifest, TableInfo
 from regrow.checkpoint.storage import Storage
 from regrow.checkpoint.torch.checkpointer import DeltaCheckpointer
 from regrow.core.job import JobSpec, OptimizerSpec, TableSpec
+from regrow.core.names import cut_id
 from regrow.core.twins import initial_rows
 from regrow.errors import CheckpointError, UserError
 from regrow.store.memory import MemoryStore
@@ -114,7 +115,7 @@ TABLES = (
 )
 
 
-def trained_by_servers(storage: Storage) -> dict[str, Tensor]:
+def train_by_servers(storage: Storage) -> dict[str, Tensor]:
     """A full and a delta as one server would write them; returns the whole tables. Most rows are never touched."""
     job = JobSpec(tables=TABLES, servers=1, workers=1, seed=SEED)
     store = MemoryStore(job, 0)
@@ -168,7 +169,7 @@ def whole(store: MemoryStore, index: int) -> np.ndarray[Any, Any]:
 def test_tables_of_servers(format: Format, arena_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("regrow.checkpoint.export.INITIAL_BYTES", arena_bytes)
     storage = Storage.open(str(tmp_path / "url"))
-    trained = trained_by_servers(storage)
+    trained = train_by_servers(storage)
     plan, _ = Graph(storage.manifests()[0]).restore_plan(None)
     shapes = {"over.weight": (1, 5), "over.bias": (1,), "deep.weight": (4, 4)}
     export(storage, plan, tmp_path / "out", format=format, prefix="sparse.", dense_shapes=shapes)
@@ -185,7 +186,7 @@ def test_tables_of_servers(format: Format, arena_bytes: int, tmp_path: Path, mon
 
 def test_untouched_rows_are_as_computed(tmp_path: Path) -> None:
     storage = Storage.open(str(tmp_path / "url"))
-    trained_by_servers(storage)
+    train_by_servers(storage)
     export(storage, None, tmp_path / "out")
     found = load_file(tmp_path / "out")
     slow = initial_rows([3, 998], dim=8, seed=SEED, table=0, bound=0.25)
@@ -233,7 +234,7 @@ def test_progress_covers_initial_values_and_pieces(tmp_path: Path, monkeypatch: 
     """It rises to the end, and initial values, which take longest where few rows were touched, are a part of it."""
     monkeypatch.setattr("regrow.checkpoint.export.INITIAL_BYTES", 4096)
     storage = Storage.open(str(tmp_path / "url"))
-    trained_by_servers(storage)
+    train_by_servers(storage)
     told: list[tuple[int, int]] = []
     done = export(storage, None, tmp_path / "out", progress=lambda *each: told.append(each))
     read = Graph(storage.manifests()[0]).restore_plan()[0].bytes

@@ -6,7 +6,6 @@ code that tries every path. The picture is parsed and its parts are counted.
 
 from __future__ import annotations
 
-import itertools
 import re
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Iterator
@@ -14,40 +13,15 @@ from collections.abc import Iterator
 import hypothesis
 import hypothesis.strategies as st
 import pytest
+from chains import chain, cut, piece
 
 from regrow.checkpoint import picture
-from regrow.checkpoint.lineage import CANDIDATES_SHOWN_MAX, Graph, age_text, kind, size_text
-from regrow.checkpoint.manifest import ChunkInfo, Cut, Manifest, TableInfo, cut_id, piece_name
-from regrow.checkpoint.retention import Rules, kept_fulls, prune_plan
+from regrow.checkpoint.lineage import CANDIDATES_SHOWN_MAX, Graph, kind
+from regrow.checkpoint.manifest import Manifest
+from regrow.checkpoint.retention import Rules, choose_fulls, prune_plan
 from regrow.errors import CheckpointError, ConfigError, UserError
 
 HOUR = 3600.0
-TABLES = (TableInfo(name="t", rows=10, dim=1, states=(), init_bound=None, index=0),)
-
-
-def cut(step: int, salt: str = "", *, created: float | None = None) -> Cut:
-    at = created if created is not None else step * 60.0
-    return Cut(id=cut_id(step, salt), step=step, marks=(), created=at, job={}, extra={})
-
-
-def piece(source: Cut | None, target: Cut, size: int = 10, *, folded: int = 0, bits: int = 32) -> Manifest:
-    chunk = ChunkInfo(name="s0of1-00000.safetensors", bytes=size, crc32c=0, rows={"t": 1}, shard="s0of1")
-    return Manifest(
-        source=source.id if source else None,
-        target=target,
-        tables=TABLES,
-        seed=0,
-        chunks=(chunk,) if size else (),
-        bits=bits,  # type: ignore[arg-type]
-        folded=tuple(piece_name(None, cut_id(index, "")) for index in range(folded)),
-        made_by="test",
-    )
-
-
-def chain(count: int, *, full: int = 100, delta: int = 10) -> tuple[list[Cut], list[Manifest]]:
-    cuts = [cut(step) for step in range(1, count + 1)]
-    deltas = [piece(a, b, delta) for a, b in itertools.pairwise(cuts)]
-    return cuts, [piece(None, cuts[0], full), *deltas]
 
 
 def names(way: list[Manifest] | None) -> list[str] | None:
@@ -194,7 +168,7 @@ def test_a_wish_that_fits_none_or_several_lists_what_there_is() -> None:
 # -- text and picture --------------------------------------------------------------------------------------
 
 
-def branched() -> Graph:
+def make_branches() -> Graph:
     cuts, pieces = chain(4, full=3 << 20, delta=2048)
     branch = [cut(3, "again", created=500.0), cut(4, "again", created=560.0)]
     merged = piece(cuts[0], cuts[2], 3000, folded=2)
@@ -204,7 +178,7 @@ def branched() -> Graph:
 
 
 def test_the_tree_says_what_there_is_and_what_a_restore_needs() -> None:
-    lines = branched().tree(now=560.0 + 2 * HOUR)
+    lines = make_branches().tree(now=560.0 + 2 * HOUR)
     assert [re.sub(r" {2,}", " | ", re.sub(r"-[0-9a-f]{6}", "", line)) for line in lines] == [
         "○ 0000000008 | step 8 | 2 h ago | delta 5 B from step 7 | not restorable: missing 0000000007",
         "● 0000000001 | step 1 | 2 h ago | full 3.0 MiB | restore: 1 piece, 3.0 MiB",
@@ -220,7 +194,7 @@ def test_the_tree_says_what_there_is_and_what_a_restore_needs() -> None:
 
 
 def test_the_picture_has_every_cut_and_every_piece() -> None:
-    graph = branched()
+    graph = make_branches()
     drawn = ElementTree.fromstring(picture.svg(graph, now=600.0, title="A & <B>"))
     classes = [element.get("class", "").split() for element in drawn.iter()]
     legend = {"cut": 2, "lost": 1, "edge": 3, "way": 1, "bar": 1, "merged": 1}
@@ -244,13 +218,7 @@ def test_a_picture_of_many_cuts_shows_the_newest(monkeypatch: pytest.MonkeyPatch
     assert drawn.count("<circle") == 3 + 2, "and two in the legend"
 
 
-def test_words() -> None:
-    assert [size_text(count) for count in (0, 1023, 1024, 5 << 20, 7 << 30, 3 << 40)] == [
-        "0 B", "1023 B", "1.0 KiB", "5.0 MiB", "7.0 GiB", "3.0 TiB",
-    ]  # fmt: skip
-    assert [age_text(s) for s in (-3.0, 5.0, 130.0, 7200.0, 200_000.0)] == [
-        "0 s ago", "5 s ago", "2 min ago", "2 h ago", "2 d ago",
-    ]  # fmt: skip
+def test_kinds_of_pieces() -> None:
     assert [kind(each) for each in (piece(None, cut(1), folded=2), piece(cut(1), cut(2)))] == ["full", "delta"]
 
 
@@ -299,7 +267,7 @@ def test_fulls_thin_out_with_age_and_one_that_was_passed_over_is_never_wanted_ag
     left, before = fulls, None
     for now in range(0, 400, 3):
         there = [each for each in left if each.target.created <= now * HOUR / 2]
-        kept = {each.name for each, _ in kept_fulls(Graph(there), rules, now=now * HOUR / 2)}
+        kept = {each.name for each, _ in choose_fulls(Graph(there), rules, now=now * HOUR / 2)}
         left = [each for each in left if each.name in kept or each.target.created > now * HOUR / 2]
         before = now
     assert before == 399

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_property import World
+from worlds import World
 
 from regrow.checkpoint import load
 from regrow.checkpoint.chunks import Chunk
@@ -30,10 +30,10 @@ _numbers = itertools.count()
 @pytest.fixture
 def world() -> Iterator[World]:
     """A full, five deltas, a shortcut over three of them, and a second full in the middle."""
-    yield built()
+    yield build_world()
 
 
-def built() -> World:
+def build_world() -> World:
     world = World(f"memory://load-{next(_numbers)}", seed=3)
     for _ in range(6):
         world.update()
@@ -67,7 +67,7 @@ class Slow:
 
 def test_every_cut_comes_back(world: World) -> None:
     for cut, model in world.history.items():
-        found, report = world.restored(cut)
+        found, report = world.restore_rows(cut)
         plan, _ = world.graph().restore_plan(cut)
         assert found == model
         assert (report.bytes, report.rows) == (plan.bytes, plan.rows)
@@ -77,14 +77,14 @@ def test_every_cut_comes_back(world: World) -> None:
 
 def test_progress_ends_with_everything(world: World) -> None:
     seen: list[tuple[int, int]] = []
-    _, report = world.restored(progress=lambda done, total: seen.append((done, total)))
+    _, report = world.restore_rows(progress=lambda done, total: seen.append((done, total)))
     assert [done for done, _ in seen] == sorted(done for done, _ in seen)
     assert seen[-1] == (report.bytes, report.bytes)
 
 
 def test_only_the_shards_that_are_wanted_are_read(world: World) -> None:
     for cut, model in world.history.items():
-        found, _ = world.restored(cut, shard_filter=lambda shard: shard == shard_name(1, 2, "by number"))
+        found, _ = world.restore_rows(cut, shard_filter=lambda shard: shard == shard_name(1, 2, "by number"))
         assert found == {key: value for key, value in model.items() if key[1] % 2 == 1}
 
 
@@ -92,25 +92,25 @@ def test_only_the_shards_that_are_wanted_are_read(world: World) -> None:
 def test_a_broken_piece_is_gone_around_or_named(how: str) -> None:
     """Each piece alone, and with flipped bits each pair, for the newest cut: the other path is taken also when half of
     the first was applied already, because a flipped bit is only found on reading."""
-    count = len(built().graph().pieces)
+    count = len(build_world().graph().pieces)
     went_around = refused = 0
     for pair in itertools.combinations_with_replacement(range(count), 2):
         if how != "flip" and pair[0] != pair[1]:
             continue
-        world = built()
+        world = build_world()
         pieces = list(world.graph().pieces.values())
         for index in set(pair):
             world.lose(pieces[index], how=how)
         newest = list(world.history)[-1]
         if newest in world.reachable():
-            found, report = world.restored(newest)
+            found, report = world.restore_rows(newest)
             assert found == world.history[newest]
             assert {problem.piece for problem in report.broken} <= world.damaged
             went_around += bool(report.broken)
             continue
         refused += 1
         with pytest.raises(CheckpointError) as error:
-            world.restored(newest)
+            world.restore_rows(newest)
         assert f"cut {newest} cannot be restored" in error.value.message
         assert any(name in error.value.message for name in world.damaged)
         assert {"lose": "missing", "flip": "damaged", "short": "the manifest says"}[how] in error.value.message
@@ -122,7 +122,7 @@ def test_without_any_way_the_newest_other_cut_is_named(world: World) -> None:
     last = list(world.graph().pieces.values())[-1]
     world.lose(last, how="flip")
     with pytest.raises(CheckpointError) as error:
-        world.restored()
+        world.restore_rows()
     assert f"@{list(world.history)[-2]}" in str(error.value.hint)
 
 
@@ -146,10 +146,10 @@ def test_storage_that_does_not_answer_is_not_called_damage(world: World) -> None
 
 def test_it_gives_up_after_so_many_broken_pieces(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     world.lose(world.graph().restore_plan()[0].pieces[0], how="flip")
-    assert len(world.restored()[1].broken) == 1
+    assert len(world.restore_rows()[1].broken) == 1
     monkeypatch.setattr(load, "BROKEN_PIECES_MAX", 0)
     with pytest.raises(CheckpointError, match="no way around"):
-        world.restored()
+        world.restore_rows()
 
 
 @pytest.mark.parametrize("threads", [1, 3])

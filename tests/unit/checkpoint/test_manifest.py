@@ -13,19 +13,8 @@ import msgspec
 import pytest
 
 from regrow import _kernels
-from regrow.checkpoint.manifest import (
-    ChunkInfo,
-    Cut,
-    Manifest,
-    TableInfo,
-    chunk_name,
-    cut_id,
-    decode,
-    encode,
-    is_piece_name,
-    parse_piece_name,
-    piece_name,
-)
+from regrow.checkpoint.manifest import ChunkInfo, Cut, Manifest, TableInfo, chunk_name, decode, encode
+from regrow.core.names import cut_id, is_piece_name, parse_piece_name, piece_name
 from regrow.errors import CheckpointError
 
 OLD, NEW = cut_id(100, "a"), cut_id(200, "a")
@@ -52,7 +41,7 @@ def manifest(**changes: Any) -> Manifest:
     return Manifest(**{**values, **changes})
 
 
-def sealed(body: bytes) -> bytes:
+def seal(body: bytes) -> bytes:
     """A file whose checksum is right, whatever is in it."""
     return b'{"crc32c":"%08x","manifest":' % _kernels.crc32c(body) + body + b"}\n"
 
@@ -113,15 +102,15 @@ def test_every_truncation_and_every_flipped_bit_is_refused() -> None:
 
 def test_another_format_is_named() -> None:
     body = b'{"format":2,"whatever":{"it":"has"}}'
-    assert refusal(sealed(body)) == "format 2 is not known; this Regrow reads format 1"
+    assert refusal(seal(body)) == "format 2 is not known; this Regrow reads format 1"
 
 
 def test_what_is_not_a_manifest_behind_a_right_checksum() -> None:
-    assert "cannot be read" in refusal(sealed(b"[]"))
-    assert "cannot be read" in refusal(sealed(b'{"format":1}'))
-    assert "cannot be read" in refusal(sealed(b'{"format":"1"}'))
-    assert "cannot be read" in refusal(sealed(b"[" * 100_000))
-    assert "cannot be read" in refusal(sealed(b"\xff"))
+    assert "cannot be read" in refusal(seal(b"[]"))
+    assert "cannot be read" in refusal(seal(b'{"format":1}'))
+    assert "cannot be read" in refusal(seal(b'{"format":"1"}'))
+    assert "cannot be read" in refusal(seal(b"[" * 100_000))
+    assert "cannot be read" in refusal(seal(b"\xff"))
 
 
 def chunk(**changes: Any) -> dict[str, Any]:
@@ -163,7 +152,7 @@ def test_each_rule_on_both_sides(changes: dict[str, Any], reason: str) -> None:
     with pytest.raises(CheckpointError, match="this cannot be a manifest") as caught:
         encode(wrong)
     assert reason in caught.value.message
-    assert reason in refusal(sealed(msgspec.json.encode(wrong)))
+    assert reason in refusal(seal(msgspec.json.encode(wrong)))
 
 
 @pytest.mark.parametrize("value", [math.nan, [math.inf], {"a": {"b": -math.inf}}, {1: 2}, object(), b"x"])

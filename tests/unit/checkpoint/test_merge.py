@@ -15,15 +15,16 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from test_property import TABLES, World
+from worlds import TABLES, World
 
 from regrow.checkpoint import failpoints, merge
 from regrow.checkpoint.chunks import Rows, read_chunk, write_chunk
 from regrow.checkpoint.lineage import Graph
 from regrow.checkpoint.load import ALL_SHARDS, verify
-from regrow.checkpoint.manifest import Cut, Manifest, TableInfo, chunk_name, cut_id, piece_name, shard_name
-from regrow.checkpoint.merge import PieceBroken, fold, leftovers
+from regrow.checkpoint.manifest import Cut, Manifest, TableInfo, chunk_name, shard_name
+from regrow.checkpoint.merge import PieceBroken, find_leftovers, fold
 from regrow.checkpoint.storage import LocalFiles, Storage
+from regrow.core.names import cut_id, piece_name
 from regrow.errors import CheckpointError
 
 _numbers = itertools.count()
@@ -112,7 +113,7 @@ def test_layouts_that_differ_become_one_shard_that_everybody_reads() -> None:
     assert {info.shard for info in made.chunks} == {ALL_SHARDS}
     for old in [piece for piece in world.graph().pieces.values() if piece.name != made.name]:
         world.storage.delete_piece(old.name)
-    assert world.restored(shard_filter=lambda shard: False)[0] == world.history[cuts[-1]]
+    assert world.restore_rows(shard_filter=lambda shard: False)[0] == world.history[cuts[-1]]
 
 
 def test_rows_that_moved_between_shards_of_another_division_are_found_once() -> None:
@@ -223,7 +224,7 @@ def test_what_a_fold_that_failed_left_behind_is_written_over(tmp_path: Path) -> 
     for name in dict.fromkeys(passed):
         for count in range(1, passed.count(name) + 1):
             once.delete_piece(piece_name(None, target))
-            with failpoints.armed(f"{name}:{count}:raise"):
+            with failpoints.arm_inside(f"{name}:{count}:raise"):
                 try:
                     fold(once, graph, None, target, **options)  # type: ignore[arg-type]
                 except CheckpointError:
@@ -240,14 +241,14 @@ def test_leftovers_are_known_from_files_of_training(tmp_path: Path) -> None:
     (tmp_path / made.name / f"s0of2-{merge.MARK}0123456789-00004.safetensors").write_bytes(b"x")
     world.storage.delete(f"{piece_name(cuts[0], cuts[1])}/manifest.json")  # training's, unfinished: not ours
 
-    def found() -> list[tuple[str, str]]:
-        return leftovers(world.storage, world.graph().pieces.values(), world.storage.unfinished())
+    def find() -> list[tuple[str, str]]:
+        return find_leftovers(world.storage, world.graph().pieces.values(), world.storage.list_unfinished())
 
-    assert found() == [(made.name, f"s0of2-{merge.MARK}0123456789-00004.safetensors")]
+    assert find() == [(made.name, f"s0of2-{merge.MARK}0123456789-00004.safetensors")]
     world.storage.delete(f"{made.name}/manifest.json")
     (tmp_path / piece_name(cuts[0], "0000000099-abcdef")).mkdir()
-    assert len(found()) == len(made.chunks) + 2
-    assert {piece for piece, _ in found()} == {made.name, piece_name(cuts[0], "0000000099-abcdef")}
+    assert len(find()) == len(made.chunks) + 2
+    assert {piece for piece, _ in find()} == {made.name, piece_name(cuts[0], "0000000099-abcdef")}
 
 
 def test_a_broken_piece_is_named_and_one_that_was_deleted_is_not_called_broken() -> None:

@@ -16,9 +16,9 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from test_lineage import chain as manifests
-from test_lineage import piece
-from test_property import World
+from chains import chain as manifests
+from chains import piece
+from worlds import World
 
 from regrow.checkpoint import policy
 from regrow.checkpoint.lineage import Graph
@@ -37,10 +37,10 @@ from regrow.checkpoint.policy import (
     Merger,
     choose,
     clear_wanted,
-    left,
+    measure_rest,
     next_fold,
+    read_wanted_full,
     union,
-    wanted_full,
     watch,
     work,
 )
@@ -54,7 +54,7 @@ _numbers = itertools.count()
 # -- the inequalities --------------------------------------------------------------------------------------
 
 
-def simulated(n: int, s: int, *, d: float, f: float) -> tuple[float, float, int]:
+def simulate(n: int, s: int, *, d: float, f: float) -> tuple[float, float, int]:
     """(work per delta, size left, pieces left) after n deltas, by merging a queue of spans as soon as s are equal."""
     spans: list[int] = []
     read = 0.0
@@ -71,8 +71,8 @@ def simulated(n: int, s: int, *, d: float, f: float) -> tuple[float, float, int]
 @pytest.mark.parametrize(("d", "f"), [(0.0, 1000.0), (0.5, 20.0), (1.0, 3.0)])
 def test_what_is_left_and_what_is_read_are_as_simulated(s: int, d: float, f: float) -> None:
     for n in range(1, 300):
-        load, size, pieces = simulated(n, s, d=d, f=f)
-        assert left(n, s, d=d, f=f) == (pytest.approx(size), pieces)
+        load, size, pieces = simulate(n, s, d=d, f=f)
+        assert measure_rest(n, s, d=d, f=f) == (pytest.approx(size), pieces)
         # The formula counts a level from its first merge on; a level that is not full yet has merged less.
         assert load <= work(s, n, d=d, f=f) + 1e-9
         if n == s ** round(np.log(n) / np.log(s)):
@@ -98,7 +98,7 @@ def test_the_choice_is_the_best_of_all_that_keep_up(d: float, v: float, f: float
     table = {}
     for s, n in itertools.product(range(2, S_MAX + 1), N_CHOICES):
         if s <= n:
-            every = [left(count, s, d=d, f=f) for count in range(n)]
+            every = [measure_rest(count, s, d=d, f=f) for count in range(n)]
             assert all(size <= count + 1e-9 for count, (size, _) in enumerate(every)), "never more than the chain"
             table[s, n] = (
                 work(s, n, d=d, f=f),
@@ -129,9 +129,9 @@ def test_before_anything_was_measured_there_are_defaults() -> None:
 
 
 def test_measurements_are_smoothed() -> None:
-    seen = Measured().seen(overlap=0.5, speed_ratio=None)
+    seen = Measured().mix_in(overlap=0.5, speed_ratio=None)
     assert seen == Measured(overlap=0.5)
-    assert seen.seen(overlap=1.0) == Measured(overlap=pytest.approx(0.65))
+    assert seen.mix_in(overlap=1.0) == Measured(overlap=pytest.approx(0.65))
 
 
 def test_overlap_is_what_it_was_made_of() -> None:
@@ -167,7 +167,7 @@ def test_the_hierarchy_grows_as_a_counter_does(s: int, n: int) -> None:
                 since = 0
         way = Graph(there).path(delta.target.id, by="pieces")
         assert way is not None
-        assert len(way) - 1 == left(since, s, d=0.0, f=1e9)[1]
+        assert len(way) - 1 == measure_rest(since, s, d=0.0, f=1e9)[1]
 
 
 def test_pieces_of_different_bits_are_left_alone() -> None:
@@ -379,7 +379,7 @@ def test_two_mergers_at_once_do_no_harm(tmp_path: Path) -> None:
         for thread in threads:
             thread.join()
         newest = list(run.world.history)[-1]
-        assert run.world.restored()[0] == run.world.history[newest]
+        assert run.world.restore_rows()[0] == run.world.history[newest]
     run.merger = run.another()
     for _ in range(3):
         run.round()
@@ -413,9 +413,9 @@ def test_a_broken_delta_makes_it_ask_for_a_full() -> None:
     run.train(4)
     broken = run.pieces()[1]
     run.world.lose(broken, how="flip")
-    assert wanted_full(run.world.storage) is None
+    assert read_wanted_full(run.world.storage) is None
     assert run.round() == ["choice", "broken", "wanted"]
-    asked = wanted_full(run.world.storage)
+    asked = read_wanted_full(run.world.storage)
     assert asked is not None
     assert asked.cut == list(run.world.history)[-1]
     assert broken.name in asked.why and "damaged" in asked.why
@@ -424,7 +424,7 @@ def test_a_broken_delta_makes_it_ask_for_a_full() -> None:
     run.world.save(full=True)
     clear_wanted(run.world.storage)
     assert run.round() == []
-    assert wanted_full(run.world.storage) is None
+    assert read_wanted_full(run.world.storage) is None
     run.world.check()
 
 
@@ -450,7 +450,7 @@ def test_a_missing_delta_for_good_makes_it_ask(meanwhile: int) -> None:
     assert run.round() == ["choice"]
     run.train(meanwhile)
     assert run.round() == ["wanted"]
-    asked = wanted_full(run.world.storage)
+    asked = read_wanted_full(run.world.storage)
     assert asked is not None and asked.why.endswith(f"no piece leads to {gone.target.id}")
 
 
@@ -462,7 +462,7 @@ def test_a_torn_manifest_of_the_newest_cut_makes_it_ask(full: bool) -> None:
     torn = run.world.save(full=full)
     run.world.storage.write(f"{torn.name}/{MANIFEST}", b"torn")
     assert run.round() == ["broken", "wanted", "choice"]
-    asked = wanted_full(run.world.storage)
+    asked = read_wanted_full(run.world.storage)
     assert asked is not None and asked.cut == torn.target.id
 
 
@@ -475,17 +475,17 @@ def test_damage_in_a_branch_that_was_left_is_nothing_to_ask_about() -> None:
     run.world.storage.write(f"{old[3].name}/{MANIFEST}", b"torn")
     assert run.round() == ["broken", "choice"]
     assert run.round() == []
-    assert wanted_full(run.world.storage) is None
+    assert read_wanted_full(run.world.storage) is None
 
 
 def test_a_request_that_cannot_be_read_is_a_request() -> None:
     run = Run()
     run.world.storage.write(policy.WANTED, b"{")
-    asked = wanted_full(run.world.storage)
+    asked = read_wanted_full(run.world.storage)
     assert asked is not None and "cannot be read" in asked.why
     clear_wanted(run.world.storage)
     clear_wanted(run.world.storage)
-    assert wanted_full(run.world.storage) is None
+    assert read_wanted_full(run.world.storage) is None
 
 
 # -- the loop ----------------------------------------------------------------------------------------------

@@ -21,9 +21,10 @@ from helpers import wait_until
 
 from regrow.checkpoint import failpoints, staging
 from regrow.checkpoint.chunks import Chunk, Rows, decode_chunk, describe, encode_chunk
-from regrow.checkpoint.manifest import ChunkInfo, TableInfo, chunk_name, cut_id, piece_name
+from regrow.checkpoint.manifest import ChunkInfo, TableInfo, chunk_name
 from regrow.checkpoint.staging import Pace, Progress, Stager
 from regrow.checkpoint.storage import RemoteFiles, Storage
+from regrow.core.names import cut_id, piece_name
 from regrow.errors import CheckpointError, StorageError
 
 TABLES = [TableInfo(name="t", rows=10**6, dim=8, states=(), init_bound=0.1, index=0)]
@@ -78,7 +79,7 @@ def check(storage: Storage, piece: str, infos: list[ChunkInfo], numbers: range) 
         assert np.array_equal(found.weight, rows(number)["t"].weight)
 
 
-def staged(path: Path) -> list[str]:
+def list_staged(path: Path) -> list[str]:
     """Everything in the staging directory."""
     return sorted(str(found.relative_to(path / "staging")) for found in (path / "staging").rglob("*"))
 
@@ -113,8 +114,8 @@ def test_there_and_back(tmp_path: Path) -> None:
         assert stager.finish("nothing was submitted") == []
         assert stager.progress.stored_chunks == 21
         assert stager.progress.stored_bytes == 21 * CHUNK_BYTES
-        assert len(staged(tmp_path)) == 1  # its own directory, empty
-    assert staged(tmp_path) == []
+        assert len(list_staged(tmp_path)) == 1  # its own directory, empty
+    assert list_staged(tmp_path) == []
 
 
 def test_a_local_file_system_needs_no_staging(tmp_path: Path) -> None:
@@ -166,12 +167,12 @@ def test_who_makes_chunks_waits_first(tmp_path: Path) -> None:
         check(storage, PIECES[0], stager.finish(PIECES[0]), range(5))
         files.broken = True
         submit(stager, PIECES[1], range(1))
-        wait_until(lambda: stager.progress == Progress(**{**vars_of(NOTHING), **stored_of(stager)}))
+        wait_until(lambda: stager.progress == Progress(**{**vars_of(NOTHING), **read_stored(stager)}))
         with pytest.raises(StorageError, match="not today"):
             stager.wait_for_room(PIECES[1])
 
 
-def stored_of(stager: Stager) -> dict[str, int]:
+def read_stored(stager: Stager) -> dict[str, int]:
     return {name: getattr(stager.progress, name) for name in ("stored_chunks", "stored_bytes")}
 
 
@@ -260,11 +261,11 @@ def test_abort_does_not_wait_for_other_pieces(tmp_path: Path, monkeypatch: pytes
     """The disk is full of one piece, and stays so, while another that waits for room in it is given up."""
     encoded: list[str] = []
 
-    def noted(data: Any, name: str, chunk: Chunk, *, shard: str) -> ChunkInfo:
+    def note(data: Any, name: str, chunk: Chunk, *, shard: str) -> ChunkInfo:
         encoded.append(shard)
         return describe(data, name, chunk, shard=shard)
 
-    monkeypatch.setattr(staging, "describe", noted)
+    monkeypatch.setattr(staging, "describe", note)
     stager, storage, files = world(tmp_path, disk_bytes_max=1)
     with stager:
         files.open.clear()
@@ -309,7 +310,7 @@ def test_close_in_the_middle(tmp_path: Path) -> None:
     files.open.set()
     closing.join()
     assert isinstance(submitter.error, StorageError)
-    assert staged(tmp_path) == []
+    assert list_staged(tmp_path) == []
     with pytest.raises(StorageError, match="given up"):
         stager.submit(PIECES[1], "x", rows(1), shard="s")
 
@@ -341,7 +342,7 @@ def test_waiting_for_the_pace_can_be_aborted(tmp_path: Path, local: bool) -> Non
 
 def crash(path: Path, point: str) -> None:
     """Runs the end of this file in a process that dies there."""
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), failpoints.VARIABLE: point}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, sys.path)), failpoints.VARIABLE: point}
     done = subprocess.run([sys.executable, __file__, str(path)], timeout=60, env=environment)
     assert done.returncode == failpoints.EXIT_CODE
 
@@ -349,31 +350,31 @@ def crash(path: Path, point: str) -> None:
 @pytest.mark.parametrize("point", ["stage.data:2:exit", "stage.data:2:tear", "stage.delete:1:exit", "chunk.put:2:exit"])
 def test_what_a_crash_left_is_removed(tmp_path: Path, point: str) -> None:
     crash(tmp_path, point)
-    left = staged(tmp_path)
+    left = list_staged(tmp_path)
     assert len(left) > 1
     alive, _, _ = world(tmp_path)
     with alive:
-        assert len(staged(tmp_path)) == 1
-        own = staged(tmp_path)
+        assert len(list_staged(tmp_path)) == 1
+        own = list_staged(tmp_path)
         second, storage, _ = world(tmp_path)
         with second:
-            assert len(staged(tmp_path)) == 2  # the first is alive and keeps its own
+            assert len(list_staged(tmp_path)) == 2  # the first is alive and keeps its own
             submit(second, PIECES[0], range(3))
             check(storage, PIECES[0], second.finish(PIECES[0]), range(3))
-        assert staged(tmp_path) == own
+        assert list_staged(tmp_path) == own
         assert not set(own) & set(left)
 
 
 def test_a_crash_at_the_start(tmp_path: Path) -> None:
     crash(tmp_path, "stage.mkdir:1:exit")
     world(tmp_path)[0].close()
-    assert staged(tmp_path) == []
+    assert list_staged(tmp_path) == []
 
 
 def test_staging_directories_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stager, storage, _ = world(tmp_path)
     with stager:
-        with failpoints.armed("stage.data:1:raise"):
+        with failpoints.arm_inside("stage.data:1:raise"):
             submit(stager, PIECES[0], range(1))
             with pytest.raises(StorageError, match=f"cannot stage chunks in {tmp_path}/staging/.*: failpoint"):
                 stager.finish(PIECES[0])
@@ -384,7 +385,7 @@ def test_staging_directories_that_cannot_be_used(tmp_path: Path, monkeypatch: py
                 stager.finish(PIECES[1])
         submit(stager, PIECES[2], range(2))
         check(storage, PIECES[2], stager.finish(PIECES[2]), range(2))
-        assert len(staged(tmp_path)) == 1
+        assert len(list_staged(tmp_path)) == 1
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(StorageError, match="cannot stage chunks in"):
         Stager(storage, directory=tmp_path / "file")

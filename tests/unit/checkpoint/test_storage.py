@@ -27,8 +27,9 @@ import pytest
 
 from regrow.checkpoint import failpoints, storage
 from regrow.checkpoint.chunks import Chunk, Rows, read_chunk, write_chunk
-from regrow.checkpoint.manifest import MANIFEST, Cut, Manifest, TableInfo, chunk_name, cut_id, piece_name
+from regrow.checkpoint.manifest import MANIFEST, Cut, Manifest, TableInfo, chunk_name
 from regrow.checkpoint.storage import TEMPORARY, Known, LocalFiles, RemoteFiles, Storage
+from regrow.core.names import cut_id, piece_name
 from regrow.errors import CheckpointError, StorageError, UserError
 
 TABLE = TableInfo(name="t", rows=100, dim=4, states=(("momentum1", 1),), init_bound=0.1, index=0)
@@ -97,7 +98,7 @@ def tree(path: Path) -> dict[str, bytes]:
     return {str(file.relative_to(path)): file.read_bytes() for file in sorted(path.rglob("*")) if file.is_file()}
 
 
-def recorded(kind: str, base: Path) -> list[str]:
+def record(kind: str, base: Path) -> list[str]:
     """Every failpoint the scenario passes, as often as it does."""
     before(OPEN[kind](base / "before"))
     if kind == "local":  # left by an earlier crash
@@ -120,7 +121,7 @@ def memory_path(tmp_path: Path) -> Iterator[Path]:
 
 
 def points(kind: str, base: Path) -> list[str]:
-    names = recorded(kind, base)
+    names = record(kind, base)
     passes = [(name, names[: i + 1].count(name)) for i, name in enumerate(names)]
     torn = [f"{name}:{count}:tear" for name, count in passes if name.endswith((".data", ".put"))]
     return [f"{name}:{count}:exit" for name, count in passes] + torn
@@ -162,12 +163,12 @@ def test_killed_at_every_failpoint(kind: str, memory_path: Path) -> None:
         scenario(store)  # whoever comes next does it all again
         assert tree(path) == undisturbed, point
         assert check(store) == [OLD, NEW, AGAIN, EMPTY]
-        assert store.unfinished() == [], point
+        assert store.list_unfinished() == [], point
 
 
 def test_all_failpoints_are_passed_somewhere(memory_path: Path) -> None:
     """Those of staging are in its own tests."""
-    passed = {name for kind in OPEN for name in recorded(kind, memory_path / kind)}
+    passed = {name for kind in OPEN for name in record(kind, memory_path / kind)}
     assert passed == {name for name in failpoints.NAMES if not name.startswith("stage.")}
 
 
@@ -201,20 +202,20 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Storage]:
 
 
 def test_pieces_and_litter(store: Storage) -> None:
-    assert (store.pieces(), store.unfinished(), store.manifests(), store.names(OLD)) == ([], [], ([], []), {})
+    assert (store.pieces(), store.list_unfinished(), store.manifests(), store.names(OLD)) == ([], [], ([], []), {})
     before(store)
     store.write(f"{NEW}/s0of1-00000.safetensors", b"some rows")
     store.write("something else/file", b"of somebody else")
     store.write(f"{MANIFEST}", b"of nothing")
     assert store.pieces() == [OLDEST, OLD]
-    assert store.unfinished() == [NEW]
+    assert store.list_unfinished() == [NEW]
     assert store.names(NEW) == {"s0of1-00000.safetensors": 9}
     assert list(store.names(OLD)) == [MANIFEST, "s0of1-00000.safetensors", "s0of1-00001.safetensors"]
     store.delete_piece(NEW)
     store.delete_piece(OLDEST)
     store.delete_piece(OLDEST)
     store.delete(f"{OLD}/not there")
-    assert store.unfinished() == []
+    assert store.list_unfinished() == []
     assert check(store) == [OLD]
     with pytest.raises(CheckpointError, match="not the name of a piece"):
         store.delete_piece("something else")
@@ -504,12 +505,12 @@ def test_no_answer_is_not_an_empty_list(tmp_path: Path, no_waits: None) -> None:
 def test_an_io_error_once_is_not_seen(memory_path: Path, no_waits: None) -> None:
     """Every failpoint of the scenario fails once; each is tried again, and nothing is left over."""
     for kind in OPEN:
-        names = recorded(kind, memory_path / kind)
+        names = record(kind, memory_path / kind)
         undisturbed = tree(memory_path / kind / "recorded")
         for index, name in enumerate(dict.fromkeys(names)):
             path = memory_path / kind / str(index)
             shutil.copytree(memory_path / kind / "before", path)
-            with failpoints.armed(f"{name}:1:raise"):
+            with failpoints.arm_inside(f"{name}:1:raise"):
                 scenario(OPEN[kind](path))
             assert tree(path) == undisturbed, name
 

@@ -4,8 +4,6 @@ Method: unfinished pieces of all ages, on a local file system whose times are tu
 system that tells times in its own way or not at all. The merger and `regrow ckpt prune` are let loose on them.
 """
 
-# ruff: noqa: F401, F811  (the fixtures of ckpt_run.py are taken as arguments)
-
 from __future__ import annotations
 
 import datetime
@@ -17,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ckpt_run import NOW, Run, empty, run
-from test_property import World
+from ckpt_run import NOW, Run
+from worlds import World
 
-from regrow.checkpoint.manifest import cut_id, piece_name
 from regrow.checkpoint.policy import Event, Merger
-from regrow.checkpoint.retention import UNFINISHED_SECONDS, unfinished_plan
-from regrow.checkpoint.storage import TEMPORARY, Storage, Unfinished, _changed
+from regrow.checkpoint.retention import UNFINISHED_SECONDS, plan_unfinished
+from regrow.checkpoint.storage import TEMPORARY, Storage, Unfinished, _read_change_time
+from regrow.core.names import cut_id, piece_name
 
 DAY = 86400.0
 CUTS = [cut_id(step, "unfinished") for step in range(5)]
@@ -47,7 +45,7 @@ def leave(path: Path, name: str, *, ages: dict[str, float], now: float) -> None:
 def test_the_newest_file_counts_temporary_ones_too(tmp_path: Path) -> None:
     leave(tmp_path, NAMES[0], ages={"a": 500.0, "bb": 300.0, f"c{TEMPORARY}1": 100.0}, now=1000.0)
     leave(tmp_path, NAMES[1], ages={}, now=700.0)
-    found = Storage.open(str(tmp_path)).unfinished_pieces()
+    found = Storage.open(str(tmp_path)).look_at_unfinished()
     assert found == [
         Unfinished(name=NAMES[0], bytes=3 + len(f"c{TEMPORARY}1"), changed=900.0),
         Unfinished(name=NAMES[1], bytes=0, changed=700.0),
@@ -59,7 +57,7 @@ def test_the_newest_file_counts_temporary_ones_too(tmp_path: Path) -> None:
 def test_memory_tells_times_too() -> None:
     store = Storage.open(f"memory://unfinished-{next(_numbers)}")
     store.write(f"{NAMES[0]}/file", b"1234")
-    (found,) = store.unfinished_pieces()
+    (found,) = store.look_at_unfinished()
     assert (found.name, found.bytes) == (NAMES[0], 4)
     assert found.changed is not None
     assert found.seconds(time.time()) < DAY / 2
@@ -80,14 +78,14 @@ def test_memory_tells_times_too() -> None:
     ],
 )
 def test_times_of_many_kinds(entry: dict[str, Any], changed: float | None) -> None:
-    assert _changed(entry) == changed
+    assert _read_change_time(entry) == changed
 
 
 def test_one_file_without_a_time_makes_the_age_unknown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     store = Storage.open(str(tmp_path))
     store.write(f"{NAMES[0]}/file", b"1234")
     monkeypatch.setattr(store._files, "changes", lambda directory: [(4, 10.0), (5, None)])
-    assert store.unfinished_pieces() == [Unfinished(name=NAMES[0], bytes=9, changed=None)]
+    assert store.look_at_unfinished() == [Unfinished(name=NAMES[0], bytes=9, changed=None)]
 
 
 # -- the rule ----------------------------------------------------------------------------------------------
@@ -106,7 +104,7 @@ def test_the_rule() -> None:
         Unfinished(name=piece_name(CUTS[0], known), bytes=1, changed=now),
         Unfinished(name=piece_name(None, known), bytes=1, changed=0.0),
     ]
-    doomed, why = unfinished_plan(world.graph(), found, now=now, dead=(CUTS[3], known))
+    doomed, why = plan_unfinished(world.graph(), found, now=now, dead=(CUTS[3], known))
     assert doomed == [NAMES[0], NAMES[3]]
     assert [why[piece.name] for piece in found] == [
         "deleted: unfinished, nobody wrote to it for 1 d",
@@ -117,7 +115,7 @@ def test_the_rule() -> None:
         "kept: its manifest was there a moment ago; somebody deletes it",
     ]
     nothing = World(f"memory://unfinished-{next(_numbers)}").graph()
-    assert unfinished_plan(nothing, found[:1], now=now)[0] == [], "perhaps manifests cannot be seen just now"
+    assert plan_unfinished(nothing, found[:1], now=now)[0] == [], "perhaps manifests cannot be seen just now"
 
 
 def test_the_merger_deletes_it(tmp_path: Path) -> None:
@@ -134,7 +132,7 @@ def test_the_merger_deletes_it(tmp_path: Path) -> None:
         f"{NAMES[0]}: unfinished, nobody wrote to it for 2 d (23 B)",
         f"{NAMES[2]}: unfinished, and whoever wrote it has ended (30 B)",
     ]
-    assert world.storage.unfinished() == [NAMES[1]]
+    assert world.storage.list_unfinished() == [NAMES[1]]
     world.check()
 
 
@@ -147,14 +145,14 @@ def test_what_was_finished_meanwhile_stays(tmp_path: Path, monkeypatch: pytest.M
     manifest = tmp_path / late.name / "manifest.json"
     text = manifest.read_bytes()
     manifest.unlink()
-    look = Storage.unfinished_pieces
+    look = Storage.look_at_unfinished
 
-    def finished_since(self: Storage) -> list[Unfinished]:
+    def finish_first(self: Storage) -> list[Unfinished]:
         found = look(self)
         manifest.write_bytes(text)
         return found
 
-    monkeypatch.setattr(Storage, "unfinished_pieces", finished_since)
+    monkeypatch.setattr(Storage, "look_at_unfinished", finish_first)
     merger = Merger(world.storage, clock=lambda: time.time() + 2 * DAY, on_event=lambda event: None)
     assert merger.round()
     assert late.name in world.storage.pieces()
@@ -181,9 +179,9 @@ def test_ls_and_prune(run: Run) -> None:
     assert lines[-1].startswith(f"would delete {len(goes)} piece")
     assert run.files() == before
     run(f"{prune} --yes")
-    assert run.world.storage.unfinished() == [NAMES[1]]
+    assert run.world.storage.list_unfinished() == [NAMES[1]]
     run(f"{prune} --unfinished 1m --yes")
-    assert run.world.storage.unfinished() == []
+    assert run.world.storage.list_unfinished() == []
     assert run("ckpt prune URL --keep-last 8 --keep-full-every 1d --dry-run").endswith("nothing to delete\n")
     run.world.check()
 
@@ -198,8 +196,8 @@ def test_prune_says_how_much_it_would_free(run: Run) -> None:
 def test_merging_by_hand_deletes_nothing(run: Run) -> None:
     leave(run.path, NAMES[0], ages={"s0of2-00000.safetensors": 3 * DAY}, now=NOW)
     run("ckpt merge URL")
-    assert run.world.storage.unfinished() == [NAMES[0]]
+    assert run.world.storage.list_unfinished() == [NAMES[0]]
     run("merge --once URL --unfinished 100000d")
-    assert run.world.storage.unfinished() == [NAMES[0]]
+    assert run.world.storage.list_unfinished() == [NAMES[0]]
     run("merge --once URL")  # by the real clock it is older still
-    assert run.world.storage.unfinished() == []
+    assert run.world.storage.list_unfinished() == []

@@ -1,12 +1,9 @@
 """Goal: the checkpoint commands that only read say what there is and name what is wrong, and every mistake is answered
-with a line or two. Those that write are in test_ckpt_work.py.
+with a line or two. Those that write are in checkpoint/test_maintain.py.
 
 Method: the entry point is called in process on the store of ckpt_run.py. Files are damaged by hand. Whole outputs are
 compared where they are stable; numbers with what stupid code finds in the world's own copies.
 """
-
-
-# ruff: noqa: F401, F811  (the fixtures of ckpt_run.py are taken as arguments)
 
 from __future__ import annotations
 
@@ -16,21 +13,20 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from ckpt_run import NOW, Run, cut, empty, fill, flip, name, run, tear
+from ckpt_run import Run, cut, flip, name, tear
 from safetensors.numpy import load_file
-from test_property import TABLES, Model
+from worlds import TABLES, Model
 
-from regrow.checkpoint import work as ckpt_work
 from regrow.checkpoint.manifest import MANIFEST
 from regrow.cli import ckpt as ckpt_cli
 from regrow.cli import ckpt_views
 from regrow.cli import main as cli
+from regrow.units import parse_seconds
 
 # -- ls and show -------------------------------------------------------------------------------------------
 
@@ -428,42 +424,22 @@ def test_damaged_manifests(run: Run) -> None:
     assert run("ckpt ls URL").startswith("no checkpoints at URL\ncannot be read: ")
 
 
-def test_an_at_sign_may_be_part_of_a_url(tmp_path: Path) -> None:
-    (tmp_path / "me@home").mkdir()
-    cases: dict[str, tuple[str, str | None]] = {
-        "s3://b/run": ("s3://b/run", None),
-        "s3://b/run@latest": ("s3://b/run", "latest"),
-        "sftp://me@host/run": ("sftp://me@host/run", None),
-        "sftp://me@host/run@0000000100-ee1e5d": ("sftp://me@host/run", "0000000100-ee1e5d"),
-        f"{tmp_path}/me@home": (f"{tmp_path}/me@home", None),
-        f"{tmp_path}/me@home@7": (f"{tmp_path}/me@home", "7"),
-        "@7": ("", "7"),
-    }
-    assert {text: ckpt_work.split_cut(text) for text in cases} == cases
-
-
-@pytest.mark.parametrize("text, seconds", [("90", 90), ("1.5m", 90), ("12h", 43200), ("7d", 604800), ("0", 0)])
-def test_durations(text: str, seconds: float) -> None:
-    assert ckpt_cli.Duration().convert(text, None, None) == seconds
-
-
 def test_defaults_are_those_of_the_package() -> None:
-    """Written again in ckpt_cli.py because help must not load the package."""
+    """Written again in cli/ckpt.py because help must not load the package."""
     from regrow.checkpoint.policy import GRACE_SECONDS, INTERVAL_SECONDS
-    from regrow.checkpoint.retention import Rules
+    from regrow.checkpoint.retention import UNFINISHED_SECONDS, Rules
 
-    convert: Callable[[str], float] = lambda text: ckpt_cli.Duration().convert(text, None, None)  # noqa: E731
-    assert (convert(ckpt_cli.GRACE), convert(ckpt_cli.INTERVAL)) == (GRACE_SECONDS, INTERVAL_SECONDS)
-    assert (ckpt_cli.KEEP_LAST, convert(ckpt_cli.KEEP_FULL_EVERY)) == (
-        Rules().keep_last,
-        Rules().keep_full_every_seconds,
-    )
+    assert parse_seconds(ckpt_cli.GRACE) == GRACE_SECONDS
+    assert parse_seconds(ckpt_cli.INTERVAL) == INTERVAL_SECONDS
+    assert parse_seconds(ckpt_cli.UNFINISHED) == UNFINISHED_SECONDS
+    assert parse_seconds(ckpt_cli.KEEP_FULL_EVERY) == Rules().keep_full_every_seconds
+    assert Rules().keep_last == ckpt_cli.KEEP_LAST
 
 
 def test_help_loads_nothing_slow() -> None:
     code = (
         "import sys; from regrow.cli import main as cli; codes = [cli.run([*line.split(), '--help']) for line in"
-        " ('ckpt', 'merge', *(f'ckpt {name}' for name in cli.ckpt_cli.ckpt.commands))];"
+        " ('ckpt', 'merge', *(f'ckpt {name}' for name in cli.ckpt.ckpt.commands))];"
         " print({*codes}, {'torch', 'numpy', 'rich', 'fsspec', 'regrow.checkpoint.lineage'} & {*sys.modules})"
     )
     output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout

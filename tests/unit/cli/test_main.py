@@ -15,9 +15,11 @@ from typing import Any
 import pytest
 
 from regrow.cli import main as cli
-from regrow.config import MIB, TrainConfig
+from regrow.cli.train import KNOBS
+from regrow.config import TrainConfig
 from regrow.errors import ChildFailed, DataLoss, Interrupted, MemoryShort
 from regrow.launch import local
+from regrow.units import MIB
 
 
 class FakeLauncher:
@@ -44,7 +46,7 @@ def launcher(monkeypatch: pytest.MonkeyPatch) -> FakeLauncher:
 
 
 def test_every_field_is_an_option() -> None:
-    options = [knob.name for knobs in cli.KNOBS.values() for knob in knobs]
+    options = [knob.name for knobs in KNOBS.values() for knob in knobs]
     assert len(set(options)) == len(options)
     assert set(options) == {field.name for field in dataclasses.fields(TrainConfig)}
 
@@ -142,6 +144,7 @@ BAD_LINES = [
     ),
     ("train --mode snyc", "error: Invalid value for '--mode': 'snyc' is not one of 'async', 'sync'.\n"),
     ("train --modle tiny", "error: No such option"),
+    ("train --groups 2", "error: No such option '--groups'"),
     (
         "train --redo-bytes 3X",
         "error: Invalid value for '--redo-bytes': '3X' is not a number of bytes",
@@ -169,6 +172,11 @@ def test_bad_usage(line: str, message: str, launcher: FakeLauncher, capsys: pyte
     assert "Traceback" not in errors
     assert output == ""
     assert launcher.config is None
+
+
+def test_an_option_that_was_renamed(launcher: FakeLauncher, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run(["train", "--groups", "2"]) == 2
+    assert capsys.readouterr().err.endswith("hint: it is called --rings now\n")
 
 
 FAILURES = [
@@ -214,7 +222,7 @@ def test_debug_shows_the_traceback(
 def test_help_names_every_option(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["train", "--help"]) == 0
     text = capsys.readouterr().out
-    for heading, knobs in cli.KNOBS.items():
+    for heading, knobs in KNOBS.items():
         assert f"{heading}:" in text
         for knob in knobs:
             assert f"{knob.flag} " in text
@@ -250,8 +258,3 @@ def test_bench_that_cannot_be_imported(monkeypatch: pytest.MonkeyPatch, capsys: 
     monkeypatch.setitem(sys.modules, "regrow.bench.accuracy", None)
     assert cli.run(["bench", "accuracy"]) == 2
     assert capsys.readouterr().err.startswith("error: bench accuracy cannot be run: ")
-
-
-@pytest.mark.parametrize("text, count", [("1", 1), ("64M", 64 * MIB), ("1.5k", 1536), ("2GiB", 2048 * MIB)])
-def test_bytes(text: str, count: int) -> None:
-    assert cli.Bytes().convert(text, None, None) == count

@@ -102,7 +102,7 @@ def assert_samples(made: list, lines: list[str]) -> None:
     np.testing.assert_allclose([d for _, d, _ in made], [d for _, d, _ in wanted], rtol=1e-6)
 
 
-def joined(batches: list[Batch]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def join(batches: list[Batch]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     ids = np.concatenate([batch.values.reshape(26, -1) for batch in batches], axis=1)
     return np.concatenate([b.dense for b in batches]), ids, np.concatenate([b.labels for b in batches])
 
@@ -160,29 +160,29 @@ def test_trailing_fields_may_be_missing_down_to_the_first_category() -> None:
         assert_samples(made, [line])
 
 
-def replaced(field: int, value: str) -> str:
+def replace_field(field: int, value: str) -> str:
     fields = (GOOD.split("\t") + [""] * 40)[:40]
     fields[field - 1] = value
     return "\t".join(fields)
 
 
 BAD = [
-    (replaced(1, ""), 1, "'' is not 0 or 1"),
-    (replaced(1, "2"), 1, "'2' is not 0 or 1"),
-    (replaced(1, "01"), 1, "'01' is not 0 or 1"),
-    (replaced(2, "x"), 2, "'x' is not an integer"),
-    (replaced(3, "1.5"), 3, "'1.5' is not an integer"),
-    (replaced(4, "-"), 4, "'-' is not an integer"),
-    (replaced(5, "+1"), 5, "'+1' is not an integer"),
-    (replaced(6, " 1"), 6, "' 1' is not an integer"),
-    (replaced(14, "9" * 19), 14, "'9999999999999999999' does not fit 64 bits"),
-    (replaced(15, "xyz"), 15, "'xyz' is not a hexadecimal number"),
-    (replaced(16, "-1"), 16, "'-1' is not a hexadecimal number"),
-    (replaced(17, "0" * 17), 17, "'00000000000000000' has more than 16 hexadecimal digits"),
-    (replaced(40, "é"), 40, "'\\xc3\\xa9' is not a hexadecimal number"),
-    (replaced(40, "g" * 5000), 40, "'gggggggggggggggggggggggg...' has more than 16 hexadecimal digits"),
-    (replaced(40, "1\t"), 41, "the line has 41 fields instead of 40"),
-    (replaced(40, "1\t2\t3"), 41, "the line has 42 fields instead of 40"),
+    (replace_field(1, ""), 1, "'' is not 0 or 1"),
+    (replace_field(1, "2"), 1, "'2' is not 0 or 1"),
+    (replace_field(1, "01"), 1, "'01' is not 0 or 1"),
+    (replace_field(2, "x"), 2, "'x' is not an integer"),
+    (replace_field(3, "1.5"), 3, "'1.5' is not an integer"),
+    (replace_field(4, "-"), 4, "'-' is not an integer"),
+    (replace_field(5, "+1"), 5, "'+1' is not an integer"),
+    (replace_field(6, " 1"), 6, "' 1' is not an integer"),
+    (replace_field(14, "9" * 19), 14, "'9999999999999999999' does not fit 64 bits"),
+    (replace_field(15, "xyz"), 15, "'xyz' is not a hexadecimal number"),
+    (replace_field(16, "-1"), 16, "'-1' is not a hexadecimal number"),
+    (replace_field(17, "0" * 17), 17, "'00000000000000000' has more than 16 hexadecimal digits"),
+    (replace_field(40, "é"), 40, "'\\xc3\\xa9' is not a hexadecimal number"),
+    (replace_field(40, "g" * 5000), 40, "'gggggggggggggggggggggggg...' has more than 16 hexadecimal digits"),
+    (replace_field(40, "1\t"), 41, "the line has 41 fields instead of 40"),
+    (replace_field(40, "1\t2\t3"), 41, "the line has 42 fields instead of 40"),
     ("", 0, "the line is empty"),
     (
         "1\t2",
@@ -209,11 +209,11 @@ def test_bad_line_is_named(line: str, field: int, reason: str) -> None:
 def test_extreme_values() -> None:
     top = str((1 << 63) - 1)
     lines = [
-        replaced(2, top),
-        replaced(2, "-" + top),
-        replaced(15, "F" * 16),
-        replaced(15, "0"),
-        replaced(15, ""),
+        replace_field(2, top),
+        replace_field(2, "-" + top),
+        replace_field(15, "F" * 16),
+        replace_field(15, "0"),
+        replace_field(15, ""),
     ]
     _, _, error, made = kernel("\n".join(lines).encode())
     assert error is None
@@ -295,7 +295,7 @@ def test_split_and_order(path: Path) -> None:
     assert [len(batch) for batch in train] == [16, 16, 16, 16, 6]
     assert [len(batch) for batch in test] == [16, 14]
     assert dataset.train_rows_total() == 70
-    dense, ids, labels = joined(train + test)
+    dense, ids, labels = join(train + test)
     made = [(float(labels[i]), dense[i].tolist(), ids[:, i].tolist()) for i in range(100)]
     assert_samples(made, lines)
     assert (train[0].dense.dtype, train[0].values.dtype, train[0].labels.dtype) == (
@@ -366,7 +366,7 @@ def test_position_of_another_run_is_refused(path: Path) -> None:
 
 def test_bad_line_stops_with_file_line_and_field(tmp_path: Path) -> None:
     lines = make_lines(30)
-    lines[16] = replaced(5, "abc")
+    lines[16] = replace_field(5, "abc")
     bad = write(tmp_path / "bad.tsv", lines)
     dataset = CriteoDataset(bad, rows=ROWS, train_rows=30)
     batches = dataset.train_batches(batch=10, worker=0, workers=1)
@@ -377,9 +377,9 @@ def test_bad_line_stops_with_file_line_and_field(tmp_path: Path) -> None:
     # Lines of another worker are not looked at; that worker finds them.
     assert [len(b) for b in dataset.train_batches(batch=10, worker=0, workers=2)] == [10, 10]
     for line, message in [
-        (replaced(1, "7"), "line 17, field 1 (label): '7'"),
-        (replaced(20, "?"), "line 17, field 20 (category 6): '?'"),
-        (replaced(40, "a\tb"), "line 17, field 41: the line has 41"),
+        (replace_field(1, "7"), "line 17, field 1 (label): '7'"),
+        (replace_field(20, "?"), "line 17, field 20 (category 6): '?'"),
+        (replace_field(40, "a\tb"), "line 17, field 41: the line has 41"),
         ("", "line 17: the line is empty"),
     ]:
         lines[16] = line
@@ -408,8 +408,8 @@ def test_skipped_lines_keep_their_place(tmp_path: Path) -> None:
             k: wanted.position[k] for k in ("epoch", "batch", "line")
         }
     kept = [index for index in range(60) if bad[index] == good[index]]
-    all_good = joined([*clean.train_batches(batch=40, worker=0, workers=1), *clean.test_batches(batch=20)])
-    dense, ids, labels = joined(train + test)
+    all_good = join([*clean.train_batches(batch=40, worker=0, workers=1), *clean.test_batches(batch=20)])
+    dense, ids, labels = join(train + test)
     assert np.array_equal(dense, all_good[0][kept])
     assert np.array_equal(ids, all_good[1][:, kept])
     assert np.array_equal(labels, all_good[2][kept])
@@ -492,6 +492,6 @@ def test_real_lines(name: str) -> None:
     if not path.exists():
         pytest.skip(f"{path} does not exist")
     dataset = CriteoDataset(path, rows=ROWS, train_rows=1000)
-    dense, ids, labels = joined(list(dataset.train_batches(batch=300, worker=0, workers=1)))
+    dense, ids, labels = join(list(dataset.train_batches(batch=300, worker=0, workers=1)))
     made = [(float(labels[i]), dense[i].tolist(), ids[:, i].tolist()) for i in range(1000)]
     assert_samples(made, path.read_text().splitlines())

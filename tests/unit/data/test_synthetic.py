@@ -27,7 +27,7 @@ def small(**changes: object) -> SyntheticDataset:
     return SyntheticDataset(**(settings | changes))  # type: ignore[arg-type]
 
 
-def joined(batches: list[Batch], tables: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def join(batches: list[Batch], tables: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """(dense [N, D], ids [F, N], labels [N]) of several batches."""
     ids = np.concatenate([batch.values.reshape(tables, -1) for batch in batches], axis=1)
     return np.concatenate([b.dense for b in batches]), ids, np.concatenate([b.labels for b in batches])
@@ -58,9 +58,9 @@ def test_shapes_and_types() -> None:
 
 def test_samples_do_not_depend_on_batch_size_or_workers() -> None:
     dataset = small(epochs=2)
-    whole = joined(all_train(dataset, batch=1000), 4)
+    whole = join(all_train(dataset, batch=1000), 4)
     for size in (1, 64, 333):
-        parts = joined(all_train(dataset, batch=size), 4)
+        parts = join(all_train(dataset, batch=size), 4)
         assert all(np.array_equal(a, b) for a, b in zip(whole, parts, strict=True))
     alone = all_train(dataset, batch=64)
     shared = [all_train(dataset, batch=64, worker=worker, workers=3) for worker in range(3)]
@@ -134,17 +134,17 @@ def test_published_access_statistics(model: str) -> None:
 def test_hot_ids_are_scattered() -> None:
     """The hundred hottest ids of a table lie in most of its hundred parts, not at its start."""
     dataset = SyntheticDataset(rows=[100_000], train_rows=200_000)
-    ids = joined(all_train(dataset, batch=100_000), 1)[1][0]
+    ids = join(all_train(dataset, batch=100_000), 1)[1][0]
     hottest = np.argsort(np.bincount(ids, minlength=100_000))[::-1][:100]
     assert len(np.unique(hottest // 1000)) > 60
 
 
 def test_uniform_and_extreme_skew() -> None:
     uniform = SyntheticDataset(rows=[1000], skew=0.0, train_rows=100_000)
-    counts = np.bincount(joined(all_train(uniform, batch=100_000), 1)[1][0], minlength=1000)
+    counts = np.bincount(join(all_train(uniform, batch=100_000), 1)[1][0], minlength=1000)
     assert 50 < counts.min() <= counts.max() < 160
     steep = SyntheticDataset(rows=[1000], skew=4.0, train_rows=100_000)
-    counts = np.bincount(joined(all_train(steep, batch=100_000), 1)[1][0], minlength=1000)
+    counts = np.bincount(join(all_train(steep, batch=100_000), 1)[1][0], minlength=1000)
     assert counts.max() > 80_000
 
 

@@ -11,38 +11,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_property import World
+from worlds import World
 
-from regrow.checkpoint.manifest import MANIFEST, Cut, Manifest, TableInfo, piece_name
+from regrow.checkpoint.manifest import MANIFEST, Cut, Manifest, TableInfo
 from regrow.checkpoint.merge import fold
 from regrow.checkpoint.storage import LocalFiles, Storage
 from regrow.config import TrainConfig
+from regrow.core.names import piece_name
 from regrow.errors import CheckpointError, StorageError, UserError
 from regrow.launch import checkpoints
 
 TABLE = TableInfo(name="t", rows=10, dim=2, states=(), init_bound=0.0, index=0)
 A, B, C, D = "0000000010-aaaaaa", "0000000020-bbbbbb", "0000000030-cccccc", "0000000040-dddddd"
-
-
-@pytest.mark.parametrize(
-    ("text", "url", "cut"),
-    [
-        ("runs/a", "runs/a", None),
-        ("runs/a@0000000010-aaaaaa", "runs/a", A),
-        ("runs/a@10", "runs/a", "10"),
-        ("runs/a@latest", "runs/a", "latest"),
-        ("s3://bucket/run@0000000010", "s3://bucket/run", "0000000010"),
-        ("s3://bucket/run", "s3://bucket/run", None),
-        ("sftp://user@host/run", "sftp://user@host/run", None),
-        ("sftp://user@host/run@10", "sftp://user@host/run", "10"),
-        ("sftp://cafe@beef/run", "sftp://cafe@beef/run", None),
-        ("me@home/a@b/c", "me@home/a@b/c", None),
-        ("runs/a@", "runs/a@", None),
-        ("", "", None),
-    ],
-)
-def test_split(text: str, url: str, cut: str | None) -> None:
-    assert checkpoints.split(text) == (url, cut)
 
 
 MADE = {"mode": "sync", "workers": 2, "seed": 1, "batch": 64}

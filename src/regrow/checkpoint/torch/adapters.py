@@ -129,10 +129,10 @@ class TorchAdapter:
             if parameter.grad is None:
                 self._look_for_strangers(name)
                 continue
-            self._tracker.track(name, self._updated(optimizer, group, name, parameter.grad))
+            self._tracker.track(name, self._find_updated(optimizer, group, name, parameter.grad))
             self._versions[name] = parameter._version
 
-    def _updated(
+    def _find_updated(
         self, optimizer: torch.optim.Optimizer, group: Mapping[str, Any], name: str, grad: Tensor
     ) -> Tensor | None:
         if reason := self._not_row_local(optimizer, group):

@@ -39,7 +39,7 @@ ROW_LOCAL = {
 }
 
 
-def unwrapped(model: nn.Module) -> nn.Module:
+def unwrap(model: nn.Module) -> nn.Module:
     """The model without DistributedModelParallel and DistributedDataParallel around it, so that names are plain."""
     inner: Any = model
     while type(inner).__name__ in ("DistributedModelParallel", "DistributedDataParallel"):
@@ -59,7 +59,7 @@ class TorchRecAdapter:
         self._tracker = Tracker()
         self._warned = False
         for path, module in model.named_modules():
-            attribute = _sharded_attribute(module)
+            attribute = _find_sharded_attribute(module)
             if attribute is not None:
                 self._add(module, f"{path}.{attribute}" if path else attribute)
 
@@ -137,7 +137,7 @@ class TorchRecAdapter:
             )
 
 
-def _sharded_attribute(module: nn.Module) -> str | None:
+def _find_sharded_attribute(module: nn.Module) -> str | None:
     for kind in type(module).__mro__:
         if kind.__name__ in SHARDED and kind.__module__.startswith("torchrec."):
             return SHARDED[kind.__name__]

@@ -20,7 +20,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import queue
-import re
 import secrets
 import tempfile
 import threading
@@ -36,34 +35,25 @@ from torch import nn
 from regrow.checkpoint import load
 from regrow.checkpoint.chunks import Chunk, split
 from regrow.checkpoint.lineage import Graph
-from regrow.checkpoint.manifest import (
-    ChunkInfo,
-    Cut,
-    Encoding,
-    Manifest,
-    TableInfo,
-    chunk_name,
-    cut_id,
-    encode,
-    piece_name,
-)
+from regrow.checkpoint.manifest import ChunkInfo, Cut, Encoding, Manifest, TableInfo, chunk_name, encode
 from regrow.checkpoint.staging import Stager
 from regrow.checkpoint.storage import Storage
 from regrow.checkpoint.torch import dense
 from regrow.checkpoint.torch.model_state import ModelState, Writer
 from regrow.checkpoint.torch.ranks import Ranks
 from regrow.checkpoint.torch.tracker import Handover, Tracker
+from regrow.core.names import cut_id, piece_name
 from regrow.errors import CheckpointError, ConfigError, RegrowError
+from regrow.units import Interval, parse_interval
 
 COPY_BYTES_MAX = 1 << 30
 MADE_BY = "regrow.DeltaCheckpointer"
 
 _now = time.monotonic
-_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Restored:
+class RestoredModel:
     """What a model was restored to. Give it to the next `DeltaCheckpointer` as `resume`."""
 
     cut: str
@@ -103,13 +93,13 @@ class DeltaCheckpointer:
         optimizers: Sequence[Any] = (),
         every: int | str | None = 500,
         full_every: int = 20,
-        resume: Restored | None = None,
+        resume: RestoredModel | None = None,
         encoding: Encoding = "raw",
         copy_bytes_max: int = COPY_BYTES_MAX,
         staging_directory: str | None = None,
         row_local: Sequence[type[torch.optim.Optimizer]] = (),
     ) -> None:
-        self._every_steps, self._every_seconds = _parsed(every)
+        self._every_seconds, self._every_steps = _parse_every(every)
         if full_every < 1:
             raise ConfigError("full_every", full_every, "must be at least 1")
         self._full_every, self._copy_bytes_max, self._encoding = full_every, copy_bytes_max, encoding
@@ -199,7 +189,7 @@ class DeltaCheckpointer:
                 raise  # else the first error says more
 
     @staticmethod
-    def restore(model: nn.Module, url: str, *, at: str | None = None, optimizers: Sequence[Any] = ()) -> Restored:
+    def restore(model: nn.Module, url: str, *, at: str | None = None, optimizers: Sequence[Any] = ()) -> RestoredModel:
         """Writes a cut into a model and its optimizers. `at` is a cut's id or a step; None: the newest.
 
         Without optimizers, only the model is restored. A cut that does not fit changes nothing. To go on from it with
@@ -213,7 +203,7 @@ class DeltaCheckpointer:
         writer = Writer(state, plan.pieces[-1], with_optimizers=bool(state.dense.optimizers))
         report = load.restore(storage, plan, writer.apply)
         writer.finish()
-        return Restored(
+        return RestoredModel(
             cut=plan.target.id,
             step=plan.target.step,
             extra=plan.target.extra,
@@ -225,7 +215,7 @@ class DeltaCheckpointer:
 
     # --- a cut
 
-    def _resume(self, resume: Restored) -> None:
+    def _resume(self, resume: RestoredModel) -> None:
         now = self._state.versions()
         if changed := [name for name, version in now.items() if resume.versions.get(name) != version]:
             raise CheckpointError(
@@ -250,7 +240,7 @@ class DeltaCheckpointer:
         began = _now()
         self._last_step, self._last_seconds = self._step, began
         self._state.before_cut()
-        packed = self._state.packed_dense()
+        packed = self._state.pack_dense()
         plan = self._agree(full=full, dense_bytes=len(packed), extra=extra)
         handover = self._tracker.compact(full=plan.source is None)
         try:
@@ -329,17 +319,17 @@ class DeltaCheckpointer:
     def _commit(self, plan: _Plan, piece: str, parts: Iterable[Chunk]) -> None:
         """Chunks of all ranks, then the manifest by the first, then everybody knows. A rank with a problem says so and
         waits with the others: they cannot be left alone in the middle of it."""
-        infos, problem = self._written(piece, plan.shard, parts)
+        infos, problem = self._write_chunks(piece, plan.shard, parts)
         said = self._ranks.gather((infos, problem), writing=True)
         problem = next((each for _, each in said if each is not None), None)
         if problem is None:
             if self._ranks.first:
-                problem = self._exists(plan, tuple(info for each, _ in said for info in each))
+                problem = self._write_manifest(plan, tuple(info for each, _ in said for info in each))
             problem = self._ranks.gather(problem, writing=True)[0]
         if problem is not None:
             raise problem
 
-    def _written(self, piece: str, shard: str, parts: Iterable[Chunk]) -> tuple[list[ChunkInfo], Exception | None]:
+    def _write_chunks(self, piece: str, shard: str, parts: Iterable[Chunk]) -> tuple[list[ChunkInfo], Exception | None]:
         try:
             for number, chunk in enumerate(split(parts)):
                 name = chunk_name(shard, number, self._encoding)
@@ -347,13 +337,13 @@ class DeltaCheckpointer:
             return self._stager.finish(piece), None
         except Exception as error:
             self._stager.abort(piece)
-            return [], self._told(error)
+            return [], self._make_portable(error)
 
-    def _exists(self, plan: _Plan, chunks: tuple[ChunkInfo, ...]) -> Exception | None:
+    def _write_manifest(self, plan: _Plan, chunks: tuple[ChunkInfo, ...]) -> Exception | None:
         try:
             self._storage.write_manifest(self._manifest(plan, chunks))
         except Exception as error:
-            return self._told(error)
+            return self._make_portable(error)
         return None
 
     def _manifest(self, plan: _Plan, chunks: tuple[ChunkInfo, ...]) -> Manifest:
@@ -367,7 +357,7 @@ class DeltaCheckpointer:
             made_by=MADE_BY,
         )
 
-    def _told(self, error: Exception) -> Exception:
+    def _make_portable(self, error: Exception) -> Exception:
         """As it can travel to other ranks."""
         return CheckpointError(f"rank {self._ranks.rank}: {error}") if self._ranks.several else error
 
@@ -398,13 +388,14 @@ def _staging_directory() -> str:
     return os.path.join(tempfile.gettempdir(), "regrow-staging")
 
 
-def _parsed(every: int | str | None) -> tuple[int | None, float | None]:
-    """(steps, seconds), one of them at most."""
+def _parse_every(every: int | str | None) -> Interval:
+    """A number is one of steps."""
     if every is None:
-        return None, None
+        return Interval()
     if isinstance(every, int) and not isinstance(every, bool) and every >= 1:
-        return every, None
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([smh])", every) if isinstance(every, str) else None
-    if match is None or float(match[1]) <= 0:
-        raise ConfigError("every", every, 'must be a number of steps, or a time such as "60s", "5m" or "1h"')
-    return None, float(match[1]) * _UNITS[match[2]]
+        return Interval(steps=every)
+    try:
+        return parse_interval(every if isinstance(every, str) else repr(every))
+    except ValueError:
+        problem = 'must be a number of steps, or a time such as "60s", "5m" or "1h"'
+        raise ConfigError("every", every, problem) from None

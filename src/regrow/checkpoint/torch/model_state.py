@@ -16,7 +16,7 @@ from regrow.checkpoint.chunks import Chunk, Rows
 from regrow.checkpoint.manifest import Manifest, TableInfo
 from regrow.checkpoint.torch import dense
 from regrow.checkpoint.torch.adapters import Table, TorchAdapter, all_optimizers, embedding_weights
-from regrow.checkpoint.torch.adapters_torchrec import TorchRecAdapter, unwrapped
+from regrow.checkpoint.torch.adapters_torchrec import TorchRecAdapter, unwrap
 from regrow.checkpoint.torch.tracker import WEIGHT, Tracker
 from regrow.errors import CheckpointError
 
@@ -34,7 +34,7 @@ class ModelState:
         first_rank: bool = True,
         row_local: Sequence[type[torch.optim.Optimizer]] = (),
     ) -> None:
-        model = unwrapped(model)
+        model = unwrap(model)
         self.fused = TorchRecAdapter(model)
         found = all_optimizers(model, optimizers)
         weights = embedding_weights(model, skipped=self.fused.names)
@@ -61,7 +61,7 @@ class ModelState:
             self.plain.before_cut()
         self.fused.before_cut()
 
-    def packed_dense(self) -> bytes:
+    def pack_dense(self) -> bytes:
         return dense.pack(*self.dense.collect()) if self._first_rank else b""
 
     def job(self) -> dict[str, Any]:

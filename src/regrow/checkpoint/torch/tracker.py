@@ -48,7 +48,7 @@ class Tracker:
                     raise CheckpointError(f"table {fqn!r} is not known: its first rows must come with its tensors")
                 table = self._tables[fqn] = _Table(fqn, len(states[WEIGHT]))
             if states is not None:
-                table.states = _checked(fqn, table.rows, states)
+                table.states = _check_states(fqn, table.rows, states)
             if ids is None:
                 table.all_rows()
             elif ids.numel():
@@ -229,7 +229,7 @@ class _Table:
         self._waiting = []
 
 
-def _checked(fqn: str, rows: int, states: States) -> States:
+def _check_states(fqn: str, rows: int, states: States) -> States:
     for name, values in states.items():
         if values.ndim < 1 or len(values) != rows:
             raise CheckpointError(f"table {fqn!r} has {rows} rows, its {name!r} is {list(values.shape)}")

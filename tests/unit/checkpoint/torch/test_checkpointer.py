@@ -223,7 +223,7 @@ def test_a_failed_write_costs_a_larger_delta_and_nothing_else(tmp_path: Path) ->
         train(model, optimizers, 0)
         first = checkpointer.save()
         train(model, optimizers, 1)
-        with failpoints.armed("manifest.rename:1:raise", times=9):
+        with failpoints.arm_inside("manifest.rename:1:raise", times=9):
             with pytest.raises(StorageError):
                 checkpointer.save()
             train(model, optimizers, 2)
@@ -243,7 +243,7 @@ def test_a_failed_write_costs_a_larger_delta_and_nothing_else(tmp_path: Path) ->
 
 def test_training_is_told_of_a_cut_that_failed(tmp_path: Path) -> None:
     checkpointer = DeltaCheckpointer(Model(), str(tmp_path), every=1)
-    with failpoints.armed("chunk.rename:1:raise", times=3):
+    with failpoints.arm_inside("chunk.rename:1:raise", times=3):
         checkpointer.step()
         assert checkpointer._thread is not None
         checkpointer._thread.join()
@@ -302,7 +302,7 @@ def test_a_closed_one_takes_no_cuts(tmp_path: Path) -> None:
 # ---- what does not fit
 
 
-def saved(tmp_path: Path) -> str:
+def save_once(tmp_path: Path) -> str:
     model = Model()
     with DeltaCheckpointer(model, str(tmp_path), optimizers=RULES["adagrad"][2](model), every=None) as checkpointer:
         checkpointer.save()
@@ -334,7 +334,7 @@ class WithMore(Model):
 def test_another_model_is_refused_by_name_and_left_alone(
     make: Callable[[], nn.Module], words: str, tmp_path: Path
 ) -> None:
-    url, model = saved(tmp_path), make()
+    url, model = save_once(tmp_path), make()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     with pytest.raises(CheckpointError, match=words):
         DeltaCheckpointer.restore(model, url)
@@ -342,7 +342,7 @@ def test_another_model_is_refused_by_name_and_left_alone(
 
 
 def test_other_optimizers_are_refused(tmp_path: Path) -> None:
-    url, model = saved(tmp_path), Model()
+    url, model = save_once(tmp_path), Model()
     with pytest.raises(CheckpointError, match=r"optimizers: saved were \[\{'type': 'Adagrad'"):
         DeltaCheckpointer.restore(model, url, optimizers=[torch.optim.SGD(model.parameters(), lr=0.1)])
 
@@ -353,7 +353,7 @@ def test_a_parameter_of_another_model_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_model_that_changed_since_the_restore_cannot_resume(tmp_path: Path) -> None:
-    url, model = saved(tmp_path), Model()
+    url, model = save_once(tmp_path), Model()
     optimizers = RULES["adagrad"][2](model)
     restored = DeltaCheckpointer.restore(model, url, optimizers=optimizers)
     train(model, optimizers, 0)
@@ -362,7 +362,7 @@ def test_a_model_that_changed_since_the_restore_cannot_resume(tmp_path: Path) ->
 
 
 def test_on_another_url_a_resumed_run_begins_with_a_full(tmp_path: Path) -> None:
-    url, model = saved(tmp_path / "a"), Model()
+    url, model = save_once(tmp_path / "a"), Model()
     restored = DeltaCheckpointer.restore(model, url)
     with DeltaCheckpointer(model, str(tmp_path / "b"), every=None, resume=restored) as checkpointer:
         checkpointer.save()

@@ -77,7 +77,7 @@ def run(url: str, steps: int, *, point: str | None = None, wait: bool = True) ->
     return told
 
 
-def forked(job: Callable[[], Any], *, kill_after_seconds: float | None = None) -> tuple[int, Any]:
+def fork(job: Callable[[], Any], *, kill_after_seconds: float | None = None) -> tuple[int, Any]:
     """(how the child ended, what it returned)"""
     reading, writing = os.pipe()
     child = os.fork()
@@ -112,7 +112,7 @@ def warm_up() -> None:
 
 def main(directory: str) -> None:
     warm_up()
-    clean_code, clean = forked(lambda: run(f"{directory}/clean", STEPS))
+    clean_code, clean = fork(lambda: run(f"{directory}/clean", STEPS))
     assert clean_code == 0
     results = []
     counts: Counter[str] = Counter()
@@ -122,22 +122,22 @@ def main(directory: str) -> None:
             if action == "tear" and not name.endswith(".data"):
                 continue
             point, url = f"{name}:{counts[name]}:{action}", f"{directory}/{name}-{counts[name]}-{action}"
-            code, _ = forked(lambda url=url, point=point: run(url, STEPS, point=point))
-            after_code, after = forked(lambda url=url: run(url, STEPS))
+            code, _ = fork(lambda url=url, point=point: run(url, STEPS, point=point))
+            after_code, after = fork(lambda url=url: run(url, STEPS))
             results.append({"point": point, "code": code, "after_code": after_code, "after": after})
-    print(json.dumps({"clean": clean, "points": results, "kills": killed(directory)}))
+    print(json.dumps({"clean": clean, "points": results, "kills": kill_again_and_again(directory)}))
 
 
-def killed(directory: str) -> dict[str, Any]:
+def kill_again_and_again(directory: str) -> dict[str, Any]:
     """One lineage: killed again and again while cuts are written behind training's back."""
-    _, clean = forked(lambda: run(f"{directory}/whole", KILL_STEPS, wait=False))
+    _, clean = fork(lambda: run(f"{directory}/whole", KILL_STEPS, wait=False))
     draw = random.Random(SEED)
     url, results = f"{directory}/killed", []
     for _ in range(KILLS):
-        code, _ = forked(lambda: run(url, KILL_STEPS, wait=False), kill_after_seconds=draw.uniform(0.05, 0.4))
-        after_code, after = forked(lambda: run(url, 0))
+        code, _ = fork(lambda: run(url, KILL_STEPS, wait=False), kill_after_seconds=draw.uniform(0.05, 0.4))
+        after_code, after = fork(lambda: run(url, 0))
         results.append({"code": code, "after_code": after_code, "after": after})
-    _, last = forked(lambda: run(url, KILL_STEPS, wait=False))
+    _, last = fork(lambda: run(url, KILL_STEPS, wait=False))
     return {"expected": clean["hashes"], "results": results, "last": last}
 
 

@@ -64,7 +64,7 @@ def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def left_by(out: Path, rank: int) -> dict[str, Any]:
+def read_rest_of(out: Path, rank: int) -> dict[str, Any]:
     found: dict[str, Any] = torch.load(out / f"rank{rank}.pt")
     return found
 
@@ -158,7 +158,7 @@ def test_columns_are_refused(tmp_path: Path, alone: None) -> None:
 @two_processes
 def test_two_ranks_restore_what_each_held(two_ranks: Path) -> None:
     for rank in range(2):
-        left = left_by(two_ranks, rank)
+        left = read_rest_of(two_ranks, rank)
         assert left["step"] == 4
         assert_held(left["back"], left["cuts"][3][1])
         assert_held(left["final"], left["cuts"][-1][1])  # trained on from step 4 to the same end
@@ -167,14 +167,14 @@ def test_two_ranks_restore_what_each_held(two_ranks: Path) -> None:
 @two_processes
 def test_one_rank_that_cannot_write_is_a_failure_of_all(two_ranks: Path) -> None:
     for rank in range(2):
-        assert "rank 1: cannot write" in left_by(two_ranks, rank)["failure"]
+        assert "rank 1: cannot write" in read_rest_of(two_ranks, rank)["failure"]
 
 
 @two_processes
 def test_each_rank_writes_its_own_rows(two_ranks: Path) -> None:
     storage = Storage.open(str(two_ranks / "url"))
     assert [problem for problem in verify(storage) if problem.harmful] == []
-    cuts = [[cut for cut, _ in left_by(two_ranks, rank)["cuts"]] for rank in range(2)]
+    cuts = [[cut for cut, _ in read_rest_of(two_ranks, rank)["cuts"]] for rank in range(2)]
     assert cuts[0] == cuts[1]
     full = storage.read_manifest(f"{cuts[0][0]}.full")
     rows: dict[tuple[str, str], int] = {}
@@ -195,7 +195,7 @@ def test_each_rank_writes_its_own_rows(two_ranks: Path) -> None:
 def test_two_ranks_become_one(merged: bool, two_ranks: Path, tmp_path: Path, alone: None) -> None:
     storage = Storage.open(str(two_ranks / "url"))
     for index in range(ranks.STEPS):
-        cut = left_by(two_ranks, 0)["cuts"][index][0]
+        cut = read_rest_of(two_ranks, 0)["cuts"][index][0]
         if merged:
             fold(storage, Graph(storage.manifests()[0]), None, cut)
         model = ranks.Model(3)
@@ -205,7 +205,7 @@ def test_two_ranks_become_one(merged: bool, two_ranks: Path, tmp_path: Path, alo
         assert restored.extra == {"position": index + 1}
         found = ranks.held(ModelState(sharded, []))
         for rank in range(2):
-            expected = left_by(two_ranks, rank)["cuts"][index][1]
+            expected = read_rest_of(two_ranks, rank)["cuts"][index][1]
             assert_held(found["dense"], expected["dense"])
             for name in expected.keys() - {"dense", "scalars"}:
                 first, states = expected[name]

@@ -135,7 +135,7 @@ def look_up(model: Any, step: int, rank: int) -> None:
     model(*batch(70 + step, rank))
 
 
-def held(checkpointer_state: Any) -> dict[str, Any]:
+def copy_state(checkpointer_state: Any) -> dict[str, Any]:
     """What this rank has: table -> (first row, tensors), and the dense tensors."""
     found: dict[str, Any] = {
         table.name: (table.first, {name: value.detach().clone() for name, value in table.states().items()})
@@ -150,7 +150,7 @@ def fail(checkpointer: DeltaCheckpointer, rank: int) -> str:
     """The second rank cannot write; both must hear of it, and neither may forget its rows."""
     storage.WAIT_SECONDS = 0.0
     try:
-        with failpoints.armed("chunk.rename:1:raise", times=9) if rank == 1 else contextlib.nullcontext():
+        with failpoints.arm_inside("chunk.rename:1:raise", times=9) if rank == 1 else contextlib.nullcontext():
             checkpointer.save()
     except CheckpointError as error:
         return str(error)
@@ -173,20 +173,20 @@ def main(rank: int, store: str, url: str, out: str) -> None:
             checkpointer.step()
             if step == STEPS - 1:
                 failure = fail(checkpointer, rank)
-            cuts.append((checkpointer.save(extra={"position": step}), held(checkpointer._state)))
+            cuts.append((checkpointer.save(extra={"position": step}), copy_state(checkpointer._state)))
     again = Model(seed=7)
     fuse(again)
     again_sharded = shard(again, 2)
     again_optimizer = dense_optimizer(again_sharded)
     restored = DeltaCheckpointer.restore(again_sharded, url, at=cuts[3][0], optimizers=[again_optimizer])
     with DeltaCheckpointer(again_sharded, url, optimizers=[again_optimizer], every=1, resume=restored) as checkpointer:
-        back = held(checkpointer._state)
+        back = copy_state(checkpointer._state)
         for step in range(restored.step + 1, STEPS + 1):
             train(again_sharded, again_optimizer, step, rank)
             look_up(again_sharded, step, rank)
             checkpointer.step()
         checkpointer.wait()
-        final = held(checkpointer._state)
+        final = copy_state(checkpointer._state)
     torch.save(
         {"cuts": cuts, "back": back, "final": final, "step": restored.step, "failure": failure}, f"{out}/rank{rank}.pt"
     )

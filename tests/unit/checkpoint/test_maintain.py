@@ -4,9 +4,6 @@ Method: the entry point is called in process on the store of ckpt_run.py. What i
 the world kept. Ctrl-C comes as a real signal in the middle of a write, or as what its second one raises.
 """
 
-
-# ruff: noqa: F401, F811  (the fixtures of ckpt_run.py are taken as arguments)
-
 from __future__ import annotations
 
 import io
@@ -17,9 +14,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from ckpt_run import Run, cut, empty, flip, name, run, state
+from ckpt_run import Run, cut, flip, name, state
 
-from regrow.checkpoint import work as ckpt_work
+from regrow.checkpoint import maintain
+from regrow.checkpoint.guard import Stop
 from regrow.checkpoint.manifest import MANIFEST
 from regrow.checkpoint.merge import fold
 from regrow.checkpoint.policy import Merger
@@ -74,12 +72,12 @@ def test_interrupting_a_restore_leaves_nothing(
 ) -> None:
     write = Storage.write
 
-    def interrupted(self: Storage, path: str, data: bytes) -> None:
+    def interrupt(self: Storage, path: str, data: bytes) -> None:
         write(self, path, data)
         os.kill(os.getpid(), signal.SIGINT)
 
-    monkeypatch.setattr(Storage, "write", interrupted)
-    monkeypatch.setattr(ckpt_work.Stop, "_noted", lambda self, number, _: setattr(self, "_number", number))
+    monkeypatch.setattr(Storage, "write", interrupt)
+    monkeypatch.setattr(Stop, "_note", lambda self, number, _: setattr(self, "_number", number))
     run(f"ckpt restore URL@{step} --to {tmp_path / 'b'}", code=130)
     assert run.err == "interrupted; nothing half-written is left\n"
     assert list((tmp_path / "b").iterdir()) == []
@@ -92,7 +90,7 @@ def test_restore_with_little_memory_leaves_one_piece(run: Run, tmp_path: Path, m
     made: list[str] = []
     write = Storage.write_manifest
     monkeypatch.setattr(Storage, "write_manifest", lambda self, found: (made.append(found.name), write(self, found)))
-    monkeypatch.setattr(ckpt_work, "fold", lambda *args, **options: fold(*args, **options, memory_bytes_max=9_050))
+    monkeypatch.setattr(maintain, "fold", lambda *args, **options: fold(*args, **options, memory_bytes_max=9_050))
     run(f"ckpt restore URL@600 --to {tmp_path / 'b'}")
     assert len(made) > 1 and made[-1] == name(run, 600)
     assert os.listdir(tmp_path / "b") == [name(run, 600)]
@@ -145,11 +143,11 @@ def test_merge_as_the_policy_says(run: Run) -> None:
 def test_interrupting_a_merge_leaves_nothing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     write, before = Storage.write, run.files()
 
-    def interrupted(self: Storage, path: str, data: bytes) -> None:
+    def interrupt(self: Storage, path: str, data: bytes) -> None:
         write(self, path, data)
         raise KeyboardInterrupt  # as the second Ctrl-C does
 
-    monkeypatch.setattr(Storage, "write", interrupted)
+    monkeypatch.setattr(Storage, "write", interrupt)
     for line in ("ckpt merge URL --to 710", "ckpt merge URL", "merge --watch URL"):
         run(line, code=130)
         assert {path for path in run.files() if not path.startswith("merge/")} == set(before)
@@ -178,14 +176,14 @@ def test_watch_goes_on_until_it_is_stopped(number: int, code: int, run: Run, mon
 def test_watch_waits_for_checkpoints_that_do_not_exist_yet(
     empty: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ckpt_work.Stop, "wait", lambda self, timeout=None: True)
+    monkeypatch.setattr(Stop, "wait", lambda self, timeout=None: True)
     empty(f"merge --watch {tmp_path}/later")
     assert empty.fails(f"merge --once {tmp_path}/later", code=2)[0].endswith("is not there")
 
 
 def test_an_outage_is_one_line(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     rounds = itertools.count(1)
-    monkeypatch.setattr(ckpt_work.Stop, "wait", lambda self, timeout=None: next(rounds) == 4)
+    monkeypatch.setattr(Stop, "wait", lambda self, timeout=None: next(rounds) == 4)
     (run.path / "merge").write_text("in the way")  # of merge/state.json
     assert "error" in run("merge --watch URL")
     assert run.out.count("error") == 1
@@ -251,13 +249,13 @@ def test_prune_trusts_no_damaged_piece(run: Run) -> None:
 def test_interrupting_a_prune_stops_between_two_pieces(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     delete = Storage.delete_piece
 
-    def interrupted(self: Storage, piece: str) -> None:
+    def interrupt(self: Storage, piece: str) -> None:
         os.kill(os.getpid(), signal.SIGINT)
         delete(self, piece)
 
-    monkeypatch.setattr(Storage, "delete_piece", interrupted)
+    monkeypatch.setattr(Storage, "delete_piece", interrupt)
     text = run(f"{PRUNE} --yes", code=130)
     assert run.err == "interrupted; what was not listed as deleted is still there\n"
     assert text.count("\ndeleted ") == 1
-    assert run.world.storage.unfinished() == []
+    assert run.world.storage.list_unfinished() == []
     run.world.check()

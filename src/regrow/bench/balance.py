@@ -46,7 +46,7 @@ def run(*, quick: bool, json_path: str | None, data: str | None = None) -> int:
     if data is not None and not Path(data).is_file():
         raise UserError(f"there is no file {data}", hint="give a Criteo TSV (plain or .gz) with --data PATH")
     size = QUICK if quick else FULL
-    report = common.Report.start("load")
+    report = common.Report.start("balance")
     streams = [f"synthetic, skew {skew:g}" for skew in size.skews] + (["criteo"] if data is not None else [])
     for stream in streams:
         for k in CODES:
@@ -112,8 +112,9 @@ def imbalance(loads: Sequence[int]) -> float:
 
 def compare(rows: Sequence[dict[str, Any]], stream: str) -> dict[str, common.Ratio]:
     """Most / least loaded for each code, held against the paper's."""
+    short = stream.replace(", skew ", "_")
     return {
-        f"load_{stream.replace(', skew ', '_')}_{'none' if row['k'] is None else 'k' + str(row['k'])}": common.Ratio.of(
+        f"balance_{short}_{'none' if row['k'] is None else 'k' + str(row['k'])}": common.Ratio.of(
             [row["imbalance"]], target=paper(row["k"]), better="lower"
         )
         for row in rows

@@ -1,0 +1,245 @@
+"""`regrow train`: the table of its options, and the command.
+
+Every option is a field of `TrainConfig`; what is here is how it is spelled and explained. Defaults and checks are
+there. To add one: a field in `config.py`, and a line in KNOBS (a test compares the two).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from regrow import config as configuration
+from regrow.cli.options import BYTES
+from regrow.config import TrainConfig
+from regrow.errors import ConfigError, RegrowError
+from regrow.units import MIB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Knob:
+    """A field of `TrainConfig` as an option. `default` is said in words where it depends on something."""
+
+    name: str
+    help: str
+    type: Any = None
+    metavar: str | None = None
+    default: str | None = None
+    flag_short: str | None = None  # where the name of the field is too long to be typed
+    repeated: bool = False
+
+    @property
+    def flag(self) -> str:
+        return self.flag_short or "--" + self.name.replace("_", "-")
+
+    @property
+    def shown(self) -> str | None:
+        """What stands for the value in the help; None: the type knows."""
+        return self.metavar or {int: "N", float: "X"}.get(self.type)
+
+
+CHOICE = click.Choice
+KNOBS: dict[str, tuple[Knob, ...]] = {
+    "What to train": (
+        Knob(
+            name="data",
+            metavar="DATA",
+            help="synthetic, or criteo:PATH for a TSV in Criteo's format (also .gz).",
+        ),
+        Knob(name="model", metavar="NAME", help="A preset ({models}) or FILE.toml (dim, bottom, top)."),
+        Knob(
+            name="rows_max",
+            type=int,
+            default="the model's",
+            help="Rows per table at most; less is less memory.",
+        ),
+        Knob(name="train_rows", type=int, default="all", help="Train on this many rows, from the front."),
+        Knob(name="test_rows", type=int, default="all", help="Judge on this many; under 20000 is noisy."),
+        Knob(
+            name="skew",
+            type=float,
+            help="Zipf exponent of synthetic ids: 0 is uniform; at the default 0.1 % of ids take 90 %.",
+        ),
+        Knob(name="prefill", type=bool, help="Give every row a value first, as after a long training."),
+        Knob(name="skip_bad_lines", type=bool, help="Leave out malformed lines; or stop at the first."),
+    ),
+    "How to train": (
+        Knob(name="steps", type=int, default="300 for synthetic", help="Steps of each worker; or use --epochs."),
+        Knob(name="epochs", type=int, default="1 for a file", help="Passes over the data; or use --steps."),
+        Knob(name="batch", type=int, default="2048; less for a small file", help="Samples per worker and step."),
+        Knob(
+            name="mode",
+            type=CHOICE(configuration.MODES),
+            help="async: every push at once. sync: a step's pushes together, so the same bits in every run.",
+        ),
+        Knob(name="optimizer", type=CHOICE(configuration.OPTIMIZERS), help="Of the embedding rows."),
+        Knob(name="learning_rate", type=float, default="by optimizer", help="Of the embedding rows."),
+        Knob(name="dense_optimizer", type=CHOICE(configuration.DENSE_OPTIMIZERS), help="Of the dense network."),
+        Knob(name="dense_learning_rate", type=float, default="by optimizer", help="Of the dense network."),
+        Knob(
+            name="prefetch",
+            type=int,
+            default="1, in sync mode 0",
+            help="Batches pulled ahead. More hides waiting and uses staler rows.",
+        ),
+        Knob(name="seed", type=int, help="Of initial values, synthetic data and the order of batches."),
+    ),
+    "Where to run": (
+        Knob(name="servers", type=int, help="Processes that hold the rows."),
+        Knob(name="workers", type=int, help="Processes that train."),
+        Knob(name="device", metavar="DEVICE", help="Where workers compute: cpu, cuda or cuda:N."),
+        Knob(name="threads_per_worker", type=int, default="by cores", help="For the dense network."),
+        Knob(name="threads_per_server", type=int, help="For gathers and updates."),
+        Knob(
+            name="transport",
+            type=CHOICE(configuration.TRANSPORTS),
+            default="unix on Linux",
+            help="Unix sockets in a private directory, or TCP on the loopback interface.",
+        ),
+        Knob(
+            name="redo_bytes_max",
+            type=BYTES,
+            flag_short="--redo-bytes",
+            help="Pushes a worker may have that are not safe yet, before it waits.",
+        ),
+        Knob(name="frame_bytes_max", type=BYTES, help="The largest message a process accepts."),
+    ),
+    "What to survive": (
+        Knob(
+            name="protection",
+            type=CHOICE(configuration.PROTECTIONS),
+            flag_short="--protect",
+            help="What keeps rows when a process dies. none: the run ends. ec: erasure coding. full, delta: storage.",
+        ),
+        Knob(name="k", type=int, help="Rows that share parities. More is less memory; k + r servers are needed."),
+        Knob(name="r", type=int, help="Parities: so many servers may be lost together."),
+        Knob(name="rings", type=int, help="Rings of servers that protect each other; each has k + r or more."),
+        Knob(
+            name="flush_pushes",
+            type=int,
+            default="16, with 2pc always 1",
+            help="Changes leave for the parities after so many pushes. Fewer is more traffic, more is a longer redo.",
+        ),
+        Knob(name="flush_bytes", type=BYTES, help="... or when so many bytes of rows have changed."),
+        Knob(
+            name="commit",
+            type=CHOICE(configuration.COMMITS),
+            help="exactly-once; 2pc: the same in two phases per push (flushes every push); none: losses tolerated.",
+        ),
+        Knob(
+            name="sweep_bytes_per_s",
+            type=BYTES,
+            default="0, no limit",
+            help="For bringing lost rows back, all servers together. A low one costs more training in all.",
+        ),
+    ),
+    "Checkpoints": (
+        Knob(name="ckpt", metavar="URL", default="none", help="Where: a directory, or a URL such as s3://bucket/run."),
+        Knob(name="every", metavar="TIME|STEPS", help="How often: 60s, 5m or 500steps."),
+        Knob(name="full_every", type=int, help="With delta: every so many stands alone."),
+        Knob(name="ckpt_keep_last", type=int, help="So many of the newest stay; of older ones, a full a day."),
+        Knob(name="ckpt_encoding", type=CHOICE(("raw", "zstd")), help="zstd compresses; embeddings gain little."),
+        Knob(name="ckpt_bits", type=int, help="8 or 4: fewer bits per value, approximate."),
+        Knob(name="ckpt_bytes_per_s", type=BYTES, default="no limit", help="To storage, per server."),
+        Knob(name="ckpt_pause", type=bool, help="Training waits while one is stored, to compare with."),
+        Knob(name="resume", metavar="URL[@CUT]", default="from the start", help="Go on from a checkpoint."),
+    ),
+    "What goes wrong on purpose": (
+        Knob(
+            name="kill",
+            metavar="ROLE:ID@step:N",
+            repeated=True,
+            default="nobody",
+            help="SIGKILL at a step: server:2@step:100, worker:0@step:50, coordinator@step:60. Repeatable.",
+        ),
+        Knob(
+            name="pause",
+            metavar="ROLE:ID@step:N:Ts",
+            repeated=True,
+            default="nobody",
+            help="SIGSTOP, and SIGCONT T seconds later: server:1@step:80:5s. Repeatable.",
+        ),
+        Knob(name="mtbf", type=float, default="never", help="Mean seconds between random kills, by --seed."),
+        Knob(name="mtbf_roles", metavar="ROLES", help="Whom they hit: some of server,worker,coordinator."),
+    ),
+    "What to keep": (
+        Knob(name="out", metavar="DIR", default="runs/DATE-TIME-MODEL", help="Run directory, new or empty."),
+        Knob(name="digest", type=bool, help="Compute model_sha256 over all rows at the end."),
+        Knob(name="check_parity", type=bool, help="Compare every parity with its rows at the end."),
+    ),
+}
+
+
+class TrainCommand(click.Command):
+    """Help with options under headings: thirty in one list are none."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        records = {}
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None and parameter.name is not None:
+                records[parameter.name] = record
+        for heading, knobs in KNOBS.items():
+            with formatter.section(heading):
+                formatter.write_dl([records.pop(knob.name) for knob in knobs])
+        with formatter.section("Other"):
+            formatter.write_dl(list(records.values()))
+
+
+def knob_options(function: Any) -> Any:
+    """Adds an option for every knob. None means: not given, so the file or the default decides."""
+    defaults = {field.name: field.default for field in dataclasses.fields(TrainConfig)}
+    for knobs in reversed(KNOBS.values()):
+        for knob in reversed(knobs):
+            default = knob.default or default_text(defaults[knob.name])
+            text = knob.help.replace("{models}", ", ".join(configuration.model_names()))
+            name = f"{knob.flag}/--no-{knob.flag[2:]}" if knob.type is bool else knob.flag
+            kind: dict[str, Any] = {} if knob.type is bool else {"type": knob.type or str, "metavar": knob.shown}
+            option = click.option(
+                name, knob.name, default=None, multiple=knob.repeated, help=f"{text}  [{default}]", **kind
+            )
+            function = option(function)
+    return function
+
+
+def default_text(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int) and value >= MIB and value % MIB == 0:
+        return f"{value // MIB}M"
+    return str(value)
+
+
+@click.command(cls=TrainCommand, short_help="Train a model with servers and workers on this machine.")
+@knob_options
+@click.option("--config", "config_path", metavar="FILE", help="Options from a TOML file; the command line wins.")
+@click.option("--overwrite", is_flag=True, help="Replace the run in --out.")
+@click.option("-q", "--quiet", is_flag=True, help="No progress, no summary; errors only.")
+def train(config_path: str | None, overwrite: bool, quiet: bool, **options: Any) -> None:
+    """Train a model with servers and workers on this machine.
+
+    \b
+    regrow train
+    regrow train --data criteo:train.tsv.gz --epochs 1 --batch 512
+    regrow train --mode sync --steps 100 --out runs/a
+    regrow train --config runs/a/config.toml --servers 8
+    regrow train --protect ec --kill server:2@step:100
+
+    Leaves config.toml, metrics.jsonl, summary.json and logs/ in the run directory.
+    """
+    given = {name: value for name, value in options.items() if value not in (None, ())}
+    config = TrainConfig.from_dict(given) if config_path is None else TrainConfig.from_toml(config_path, given)
+    from regrow.launch import display, local  # late: numpy and rich
+
+    local.train(config, overwrite=overwrite, display=display.choose(quiet=quiet))
+
+
+def name_flags(error: RegrowError) -> str:
+    """A bad option is named as it was typed; one from a file as it stands there."""
+    if isinstance(error, ConfigError) and error.message.startswith(f"{error.option} = "):
+        flags = [knob.flag for knobs in KNOBS.values() for knob in knobs if knob.name == error.option]
+        return f"{flags[0]} {error.value}: {error.problem}"
+    return error.message
