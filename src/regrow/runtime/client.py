@@ -12,14 +12,13 @@ import asyncio
 import hashlib
 import logging
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, assert_never
 
 import numpy as np
 
-from regrow.core.effects import Delivered, Dial, Forget, Joined, Log, Lost, Notice, Send, Stop
+from regrow.core.effects import Delivered, Forget, Joined, Lost, Send
 from regrow.core.identity import Identity
 from regrow.core.job import JobSpec
 from regrow.core.messages import Declare, Float32Array, Message, Rows, View
@@ -52,7 +51,6 @@ RECORDS_BYTES_MAX = 8 << 20  # per request; too large: servers make everybody el
 # Before the first view nothing can begin without a coordinator, and nobody else would say that there is none. Too
 # small: a worker gives up while it is restarted. Too large: a run that cannot begin is noticed late.
 COORDINATOR_SECONDS_MAX = 10.0
-NOTICES_MAX = 1000  # the last ones; a caller that never looks must not grow us
 RECORD_PADDING_FLOATS = 4  # as servers pad their records
 
 
@@ -91,7 +89,6 @@ class Client:
         self.staleness_max = 0.0
         self.staleness_count = 0
         self.opened: Future[SessionOpened] = Future()
-        self.notices: deque[Notice] = deque(maxlen=NOTICES_MAX)  # what the session found worth showing
         self._request = 0
         self._durable = 0
         self._waiting: dict[int, Future[Any]] = {}
@@ -241,9 +238,6 @@ class Client:
     def _connect(self, view: View) -> None:
         raise NotImplementedError
 
-    def _dial(self, peer: Identity, address: str) -> None:
-        """Keep a link to this peer; where messages are handed over by reference there is nothing to do."""
-
     def _forget(self, peer: Identity) -> None:
         """This incarnation is over; nothing comes from it any more."""
 
@@ -274,24 +268,14 @@ class Client:
             else:
                 self._run_rare(effect)
 
-    def _run_rare(self, effect: Any) -> None:
+    def _run_rare(self, effect: Forget | Failed) -> None:
         """What views and failures ask for."""
-        match effect:
-            case Dial(peer=peer, address=address):
-                self._dial(peer, address)
-            case Forget(peer=peer):
-                self._forget(peer)
-            case Notice():
-                self.notices.append(effect)
-            case Log(text=text):
-                log.info("%s", text)
-            case Stop(reason=reason):
-                self._fail(ConnectionLost(reason))
-            case Failed(reason=reason):
-                is_data_loss = getattr(effect, "data_loss", False)
-                self._fail(DataLoss(reason) if is_data_loss else ConnectionLost(reason))
-            case _:
-                raise AssertionError(f"an effect that a client does not know: {effect!r}")
+        if isinstance(effect, Forget):
+            self._forget(effect.peer)
+        elif isinstance(effect, Failed):
+            self._fail(DataLoss(effect.reason) if effect.data_loss else ConnectionLost(effect.reason))
+        else:
+            assert_never(effect)
 
     def _fail(self, error: RegrowError) -> None:
         """Every wait, now and later, ends with this error."""
@@ -444,9 +428,6 @@ class SocketClient(Client):
             self.endpoint.dial(member.identity, member.address)  # known ones stay as they are
             # At once: what the session sends a newcomer first must be queued before whatever comes next.
             self._receive(Joined(peer=member.identity))
-
-    def _dial(self, peer: Identity, address: str) -> None:
-        self.endpoint.dial(peer, address)
 
     def _forget(self, peer: Identity) -> None:
         self.endpoint.forget(peer)
