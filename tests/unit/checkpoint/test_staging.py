@@ -341,7 +341,8 @@ def test_waiting_for_the_pace_can_be_aborted(tmp_path: Path, local: bool) -> Non
 
 def crash(path: Path, point: str) -> None:
     """Runs the end of this file in a process that dies there."""
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2]), failpoints.VARIABLE: point}
+    found = os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": found, failpoints.VARIABLE: point}
     done = subprocess.run([sys.executable, __file__, str(path)], timeout=60, env=environment)
     assert done.returncode == failpoints.EXIT_CODE
 
