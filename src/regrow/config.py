@@ -5,7 +5,7 @@ is left open: defaults that depend on another option or on the machine are fille
 repeats the run it came from. Nothing here imports torch or reads an environment variable.
 
 To add a knob: a field with a comment that says what too small and too large do, a line in `_check`, and a
-line in the option table of `cli.py` (a test compares the two).
+line in the option table of `cli/main.py` (a test compares the two).
 """
 
 from __future__ import annotations
@@ -310,11 +310,6 @@ class TrainConfig:
             return None
         names = [field.name for field in dataclasses.fields(ErasureCode)]
         return ErasureCode(**{name: getattr(self, name) for name in names})
-
-    @property
-    def replaces_servers(self) -> bool:
-        """Whether a process that dies has a successor and training goes on."""
-        return self.code is not None
 
     @property
     def saves(self) -> bool:

@@ -16,7 +16,7 @@ BINS = 64
 
 def auc(labels: ArrayLike, scores: ArrayLike) -> float:
     """The chance that a positive outscores a negative, ties counting half; NaN when a kind is missing."""
-    positive, values = _checked(labels, scores)
+    positive, values = _check(labels, scores)
     positives = int(positive.sum())
     negatives = len(positive) - positives
     if positives == 0 or negatives == 0:
@@ -36,7 +36,7 @@ def auc(labels: ArrayLike, scores: ArrayLike) -> float:
 
 def logloss(labels: ArrayLike, logits: ArrayLike) -> float:
     """The mean binary cross-entropy in nats, from logits (not probabilities)."""
-    positive, values = _checked(labels, logits)
+    positive, values = _check(labels, logits)
     if len(values) == 0:
         return float("nan")
     # log(1 + exp(z)) - y*z, in the form that neither overflows nor loses small values.
@@ -61,7 +61,7 @@ class ScoreHistogram:
 
     def add(self, labels: ArrayLike, logits: ArrayLike) -> None:
         """Counts predictions, given as logits."""
-        positive, values = _checked(labels, logits)
+        positive, values = _check(labels, logits)
         bins = (BINS / (1.0 + np.exp(-values.astype(np.float32).clip(-30.0, 30.0)))).astype(np.int64)
         np.minimum(bins, BINS - 1, out=bins)
         self.positives += np.bincount(bins[positive], minlength=BINS)
@@ -84,7 +84,7 @@ class ScoreHistogram:
         return f"ScoreHistogram({positives} positives, {negatives} negatives, AUC {self.auc():.4f})"
 
 
-def _checked(labels: ArrayLike, scores: ArrayLike) -> tuple[NDArray[np.bool_], NDArray[np.floating]]:
+def _check(labels: ArrayLike, scores: ArrayLike) -> tuple[NDArray[np.bool_], NDArray[np.floating]]:
     """Labels as booleans and scores, or a ValueError: a NaN has no rank, so it must not pass silently."""
     positive, values = np.asarray(labels), np.asarray(scores)
     if positive.shape != values.shape or positive.ndim != 1:

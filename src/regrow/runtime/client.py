@@ -171,13 +171,13 @@ class Client:
 
     def _parts(self, table: int, row_count: int) -> Iterator[slice]:
         """Cuts rows into requests that no server finds too large."""
-        size = max(1, self.records_bytes_max // (4 * _padded(self.job.tables[table].record_floats)))
+        size = max(1, self.records_bytes_max // (4 * _pad_floats(self.job.tables[table].record_floats)))
         for start in range(0, row_count, size):
             yield slice(start, min(start + size, row_count))
 
     def _read(self, table: int, row_first: int, out: Float32Array) -> None:
         asked: list[tuple[Any, Any, Future[Any]]] = []
-        for server, mine, slots in self._placed(table, row_first, len(out)):
+        for server, mine, slots in self._place_rows(table, row_first, len(out)):
             request, answered = self._expect()
             first, count = int(slots.min()), int(slots.max() - slots.min()) + 1
             self._submit(ReadWanted(request=request, server=server, table=table, slot_first=first, slot_count=count))
@@ -189,9 +189,9 @@ class Client:
     def _write(self, table: int, row_first: int, records: Float32Array) -> None:
         floats = records.shape[1]
         asked: list[Future[Any]] = []
-        for server, mine, slots in self._placed(table, row_first, len(records)):
+        for server, mine, slots in self._place_rows(table, row_first, len(records)):
             request, answered = self._expect()
-            part = np.zeros((mine.size, _padded(floats)), np.float32)
+            part = np.zeros((mine.size, _pad_floats(floats)), np.float32)
             part[:, :floats] = records[mine]
             wanted = WriteWanted(
                 request=request,
@@ -205,7 +205,7 @@ class Client:
         for answered in asked:
             answered.result()
 
-    def _placed(self, table: int, row_first: int, row_count: int) -> list[tuple[int, Any, Any]]:
+    def _place_rows(self, table: int, row_first: int, row_count: int) -> list[tuple[int, Any, Any]]:
         """(server, which of the rows, their slots) for every server that has some of these rows."""
         servers, slots = self.job.layout(table).place(np.arange(row_first, row_first + row_count), table=table)
         found = [(server, np.flatnonzero(servers == server)) for server in range(self.job.servers)]
@@ -246,7 +246,7 @@ class Client:
             if isinstance(effect, Send):
                 self._send(effect.target, effect.message)
             elif isinstance(effect, PullAnswered | WriteAnswered):
-                self._answered(effect.request, None)
+                self._answer(effect.request, None)
             elif isinstance(effect, PushReceived):
                 self.staleness_sum += effect.staleness
                 self.staleness_count += 1
@@ -257,7 +257,7 @@ class Client:
                     self._redo.pop(effect.seq, None)
                     self._window.notify_all()
             elif isinstance(effect, ReadAnswered):
-                self._answered(effect.request, effect.records)
+                self._answer(effect.request, effect.records)
             elif isinstance(effect, Connect):
                 self._connect(effect.view)
             elif isinstance(effect, SessionOpened):
@@ -290,7 +290,7 @@ class Client:
         with self._window:
             self._window.notify_all()
 
-    def _answered(self, request: int, result: Any) -> None:
+    def _answer(self, request: int, result: Any) -> None:
         waiting = self._waiting.pop(request, None)
         if waiting is not None:  # else: a failure was faster
             waiting.set_result(result)
@@ -441,7 +441,7 @@ class SocketClient(Client):
         return None if place is None else [place]
 
 
-def _padded(floats: int) -> int:
+def _pad_floats(floats: int) -> int:
     return -(-floats // RECORD_PADDING_FLOATS) * RECORD_PADDING_FLOATS
 
 

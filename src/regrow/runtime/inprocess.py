@@ -150,7 +150,7 @@ class InProcessCluster:
                 self._join(self.servers[old.id])
             elif isinstance(effect, Refuse):
                 if effect.target in self._clients:  # else: a server of before, and nobody waits for it
-                    self._clients[effect.target].refused(local, effect.reason)
+                    self._clients[effect.target].fail_refused(local, effect.reason)
             elif isinstance(effect, Stop):
                 # Nobody replaces a server here but `kill`, and a server that was killed hears nothing more.
                 raise RegrowError(f"{local} stops: {effect.reason}")
@@ -190,7 +190,7 @@ class InProcessClient(Client):
         except ProtocolError as error:
             self._fail(error)
 
-    def refused(self, source: Identity, reason: str) -> None:
+    def fail_refused(self, source: Identity, reason: str) -> None:
         self._fail(ConnectionLost(f"lost {source}: refused: {reason}"))
 
     def _submit(self, event: Event) -> None:
