@@ -1,5 +1,5 @@
 """Goal: the checkpoint commands that only read say what there is and name what is wrong, and every mistake is answered
-with a line or two. Those that write are in test_ckpt_work.py.
+with a line or two. Those that write are in test_work.py.
 
 Method: the entry point is called in process on the store of ckpt_run.py. Files are damaged by hand. Whole outputs are
 compared where they are stable; numbers with what stupid code finds in the world's own copies.
@@ -448,7 +448,7 @@ def test_durations(text: str, seconds: float) -> None:
 
 
 def test_defaults_are_those_of_the_package() -> None:
-    """Written again in ckpt_cli.py because help must not load the package."""
+    """Written again in cli/ckpt.py because help must not load the package."""
     from regrow.checkpoint.policy import GRACE_SECONDS, INTERVAL_SECONDS
     from regrow.checkpoint.retention import Rules
 

@@ -131,7 +131,7 @@ def test_nothing_is_planned_ahead_while_every_server_is_well(monkeypatch: pytest
             taken.append(number)
             yield batch
 
-    planned = trainer._planned(batches())
+    planned = trainer._plan_ahead(batches())
     for number in range(4):
         next(planned)
         assert taken == list(range(number + 1))
