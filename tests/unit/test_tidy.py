@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 from sources import (
+    COMING,
     MODULES,
     ROOT,
     SOURCE,
@@ -385,7 +386,7 @@ def file_names() -> frozenset[str]:
 
 def is_there(mention: str, *, said_in: Path) -> bool:
     """A path is one from a place where people read; a name alone is that of any file."""
-    if mention.rpartition("/")[2] in NOT_OURS:
+    if mention in COMING or mention.rpartition("/")[2] in NOT_OURS:
         return True
     if "/" not in mention:
         return mention in file_names()
