@@ -386,7 +386,7 @@ def file_names() -> frozenset[str]:
 
 def is_there(mention: str, *, said_in: Path) -> bool:
     """A path is one from a place where people read; a name alone is that of any file."""
-    if mention in COMING or mention.rpartition("/")[2] in NOT_OURS:
+    if mention.removeprefix("src/regrow/") in COMING or mention.rpartition("/")[2] in NOT_OURS:
         return True
     if "/" not in mention:
         return mention in file_names()
