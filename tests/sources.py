@@ -20,8 +20,7 @@ MODULES = {
 }
 # Modules that pages may speak of before they are there. Empty when nothing is under way.
 COMING = {
-    *("core/door.py", "core/protection.py", "core/wayback.py", "core/cuts.py", "store/interface.py"),
-    *("launch/backend.py", "launch/orders.py", "launch/supervisor.py", "tests/unit/store/test_conformance.py"),
+    *("launch/backend.py", "launch/orders.py", "launch/supervisor.py"),
 }
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 

@@ -21,11 +21,11 @@ import pytest
 from helpers import job, plan_of, server, table, wait_until, worker
 
 from regrow.core.coordinator import Coordinator
+from regrow.core.door import ServerDoor
 from regrow.core.effects import Delivered, Dial, Forget, Joined, Lost, Refuse, Send, Tick
+from regrow.core.identity import COORDINATOR, Identity
 from regrow.core.job import JobSpec
-from regrow.core.link import Identity
 from regrow.core.messages import Message, Pushed, View
-from regrow.core.server import ShardServer
 from regrow.core.session import (
     AssignWanted,
     Event,
@@ -50,7 +50,6 @@ from regrow.store.memory import MemoryStore
 
 SECONDS_MAX = 20.0
 TOKEN = b"t" * 32
-COORDINATOR = Identity(role="coordinator", id=0)
 
 
 class NotedWindow(threading.Condition):
@@ -351,8 +350,8 @@ class Sockets:
         for index in range(servers):
             identity = server(index)
 
-            def make(address: str, identity: Identity = identity) -> ShardServer:
-                return ShardServer(identity=identity, build_store=MemoryStore, reply_bytes_max=1 << 20, address=address)
+            def make(address: str, identity: Identity = identity) -> ServerDoor:
+                return ServerDoor(identity=identity, build_store=MemoryStore, reply_bytes_max=1 << 20, address=address)
 
             endpoint = await self._serve(identity, make)
             endpoint.dial(COORDINATOR, f"unix:{self.folder}/C")
