@@ -1,12 +1,19 @@
-# Three commands: `make install` makes .venv, `make test` runs every test, `make train` trains a model
-# twice, once with a server killed half way, and shows that the two models are equal.
+# `make install` makes .venv, `make test` runs every test, `make check` a part of them that answers within two minutes,
+# `make format` writes files as the checks want them, `make train` trains a model twice, once with a server killed
+# half way, and shows that the two models are equal.
 # Nothing but Python 3.11 and a C++20 compiler is needed beforehand.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 NATIVE := $(shell find cpp -type f) CMakeLists.txt
+FORMATTED := $(shell find cpp -name '*.cpp' -o -name '*.hpp' -o -name '*.inl')
+# Tests at a time. More than there are cores: tests that start many processes wait for each other.
+JOBS ?= 2
+# Each process takes tests from the other's end of the list when its own is done: those with many processes stand at
+# one end, so that they seldom run two at a time.
+PYTEST := $(BIN)/pytest -n $(JOBS) --dist worksteal
 
-.PHONY: install test train clean
+.PHONY: install test check lint format train clean
 
 install: $(VENV)/.installed
 
@@ -21,10 +28,24 @@ $(VENV)/.installed: $(VENV)/.python pyproject.toml $(NATIVE)
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/pip install --quiet --disable-pip-version-check --no-build-isolation -e ".[test]"
 	@touch $@
 
-test: install
+test: lint
+	$(PYTEST)
+
+# The daily loop. What it leaves out needs processes, storage or torch, and is in `make test`.
+check: lint
+	$(PYTEST) tests/unit/core tests/unit/test_tidy.py tests/unit/test_glossary.py
+	$(BIN)/regrow sim --seeds 200 --jobs $(JOBS)
+
+lint: install
 	$(BIN)/ruff check src tests examples
+	$(BIN)/ruff format --check --quiet src tests examples
+	$(BIN)/clang-format --dry-run -Werror $(FORMATTED)
 	$(BIN)/mypy
-	$(BIN)/pytest
+
+format: install
+	$(BIN)/ruff check --fix-only --quiet src tests examples
+	$(BIN)/ruff format src tests examples
+	$(BIN)/clang-format -i $(FORMATTED)
 
 train: install
 	$(BIN)/regrow demo

@@ -100,7 +100,7 @@ SummedPush sum_pushes(std::span<const int32_t> dims, std::span<const PushView> p
     for (size_t p = 0; p < parts.size(); ++p) {
       const auto count = static_cast<size_t>(parts[p].counts[t]);
       kernel.add_rows(target, count, static_cast<size_t>(dims[t]), parts[p].grads.data() + begins[p][t].offset,
-                        merged.grads.data() + outs[t].offset);
+                      merged.grads.data() + outs[t].offset);
       target += count;
     }
   });

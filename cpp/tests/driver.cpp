@@ -17,9 +17,9 @@
 #include "regrow/dedupe.hpp"
 #include "regrow/dispatch.hpp"
 #include "regrow/gf.hpp"
-#include "regrow/sums.hpp"
 #include "regrow/router.hpp"
 #include "regrow/shard.hpp"
+#include "regrow/sums.hpp"
 #include "regrow/thread_pool.hpp"
 
 namespace {

@@ -71,7 +71,7 @@ def job_of(config: TrainConfig) -> JobSpec:
         workers=config.workers,
         mode=config.mode,  # type: ignore[arg-type]
         seed=config.seed,
-        groups=ring_count(config.code),
+        rings=ring_count(config.code),
         flush=flush_spec(config.code),
     )
 

@@ -1,27 +1,38 @@
-"""Goal: the shape of the project stays as it was meant: a pure core, imports in one direction, files one can
-read.
+"""Goal: the shape of the project stays as it was meant: a pure core, imports in one direction, files and functions one
+can read, no name that nobody uses, no effect that nobody carries out, no mention of a file that is not there.
 
-Method: every source file is parsed and its imports, wherever they stand, are compared with the table below.
-To add an edge means to change the table, where it is seen.
+Method: every source file is parsed, and what it does is compared with the tables below. To make an exception means to
+change a table, where it is seen, with its reason.
 """
 
 from __future__ import annotations
 
 import ast
+import functools
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from sources import (
+    COMING,
+    MODULES,
+    ROOT,
+    SOURCE,
+    Function,
+    decorators,
+    functions,
+    names_tested,
+    parse,
+    prose,
+    python_files,
+    union_members,
+)
 
-ROOT = Path(__file__).parents[2]
-SOURCE = ROOT / "src" / "regrow"
-MODULES = {
-    ".".join(path.relative_to(SOURCE.parent).with_suffix("").parts).removesuffix(".__init__"): path
-    for path in sorted(SOURCE.rglob("*.py"))
-}
 LINES_MAX = 600
+FUNCTION_LINES_MAX = 70
 
 # What core may use besides itself: values in, values out. No clock, file, socket, thread, chance, torch.
 CORE_MAY_IMPORT = {
@@ -175,3 +186,226 @@ def test_whoever_reads_the_interface_of_stores_loads_nothing_else() -> None:
     code = "import sys, regrow.store.interface; print(*(name for name in sys.modules if name.startswith('regrow')))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["regrow", "regrow.store", "regrow.store.interface"]
+
+
+# --- Functions ---
+
+LONG_ON_PURPOSE = {
+    "test_a_new_holder_ends_with_the_parity_of_one_that_was_never_replaced": "a machine made of inner functions",
+}
+
+
+def test_no_function_is_too_long_for_a_screen() -> None:
+    found = {
+        f"{path.relative_to(ROOT)}: {function.name}": lines
+        for path in python_files("src", "tests", "examples")
+        for function in functions(path)
+        if (lines := (function.end_lineno or 0) - function.lineno + 1) > FUNCTION_LINES_MAX
+        and function.name not in LONG_ON_PURPOSE
+    }
+    assert found == {}
+
+
+# A participle names a value ("the rows that are touched"), a verb what is done. Properties name values.
+PARTICIPLE_ENDINGS = ("ed", "ing")
+PARTICIPLES = {
+    *("begun", "born", "borne", "broken", "built", "chosen", "dealt", "done", "drawn", "felt", "found", "given"),
+    *("gone", "grown", "heard", "held", "hidden", "kept", "known", "laid", "led", "lost", "made", "meant", "met"),
+    *("paid", "said", "seen", "sent", "shown", "sold", "spent", "spoken", "taken", "thrown", "told", "torn", "won"),
+    *("worn", "written"),
+}
+NOT_PARTICIPLES = {"embed", "feed", "need", "proceed", "ring", "seed", "shed", "speed", "string", "succeed"}
+# Where the rule holds. A package that is not here has some left.
+PARTICIPLE_FREE = {"config", "data", "errors", "metrics", "nn", "presets", "protection", "regrow", "store"}
+
+
+def is_participle(name: str) -> bool:
+    word = name.strip("_")
+    return word not in NOT_PARTICIPLES and (
+        word in PARTICIPLES or (word.isalpha() and word.endswith(PARTICIPLE_ENDINGS))
+    )
+
+
+def test_participles_are_known() -> None:
+    assert [name for name in ("_told", "loaded", "reading", "seed", "load", "on_loaded") if is_participle(name)] == [
+        "_told",
+        "loaded",
+        "reading",
+    ]
+
+
+@pytest.mark.parametrize("package", sorted(PARTICIPLE_FREE))
+def test_functions_are_verbs(package: str) -> None:
+    found = [
+        f"{module}: {function.name}"
+        for module, path in MODULES.items()
+        if unit(module) == package
+        for function in functions(path)
+        if is_participle(function.name) and not decorators(function) & {"property", "cached_property"}
+    ]
+    assert found == []
+
+
+# --- Names that nobody uses ---
+
+# Called by others than this project's code: by the names a library looks for, or by our users.
+USED_ELSEWHERE = {
+    "connection_made": "asyncio calls it",
+    "get_buffer": "asyncio calls it",
+    "buffer_updated": "asyncio calls it",
+    "pause_writing": "asyncio calls it",
+    "resume_writing": "asyncio calls it",
+    "eof_received": "asyncio calls it",
+    "connection_lost": "asyncio calls it",
+    "format_options": "click calls it",
+    "format_epilog": "click calls it",
+    "_save_to_state_dict": "torch calls it",
+    "_load_from_state_dict": "torch calls it",
+    "Adapter": "for users who bring one: what TorchAdapter and TorchRecAdapter have in common",
+    "from_offsets_sync": "for users: what TorchRec calls a jagged tensor made of offsets",
+}
+# Looked up by a name that is put together, here and with this in front of it.
+LOOKED_UP = {"regrow.sim.sabotage": "_"}
+
+
+@functools.cache
+def names_used() -> frozenset[str]:
+    """Names that are read somewhere; the definition itself, an import and a keyword argument do not count. Names in
+    strings do where they are alone in them: `getattr`, `monkeypatch`, `__init__._HOMES`."""
+    used = set()
+    for path in python_files("src", "tests", "examples"):
+        if path == Path(__file__):
+            continue
+        for node in ast.walk(parse(path)):
+            if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load):
+                used.add(node.id)
+            elif isinstance(node, ast.Attribute):
+                used.add(node.attr)
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.isidentifier():
+                used.add(node.value)
+    return frozenset(used)
+
+
+def names_defined(module: str) -> Iterator[str]:
+    """Functions, methods, classes and constants, but not what Python or click find by themselves."""
+    tree = parse(MODULES[module])
+    for node in ast.walk(tree):
+        if isinstance(node, Function | ast.ClassDef) and not decorators(node) & {"command", "group"}:
+            yield node.name
+    for owner in [tree, *(node for node in ast.walk(tree) if isinstance(node, ast.ClassDef))]:
+        for node in owner.body:
+            targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+            yield from (target.id for target in targets if isinstance(target, ast.Name) and target.id.isupper())
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_every_name_is_used_by_somebody(module: str) -> None:
+    looked_up = LOOKED_UP.get(module)
+    unused = [
+        name
+        for name in names_defined(module)
+        if name not in names_used()
+        and name not in USED_ELSEWHERE
+        and not name.startswith("__")
+        and not (looked_up and name.startswith(looked_up))
+    ]
+    assert unused == []
+
+
+def test_exceptions_are_still_needed() -> None:
+    defined = {name for module in MODULES for name in names_defined(module)}
+    assert set(USED_ELSEWHERE) <= defined
+    assert not set(USED_ELSEWHERE) & names_used()
+
+
+# --- Effects ---
+
+# Who carries out the effects of a machine. A worker's session has drivers of its own.
+DRIVERS = {
+    "sockets": ["runtime/serve.py"],
+    "one process": ["runtime/inprocess.py"],
+    "simulator": ["sim/driver.py"],
+}
+SESSION_DRIVERS = {
+    "sockets": ["runtime/client.py"],
+    "one process": ["runtime/client.py"],
+    "simulator": ["sim/driver.py", "sim/workers.py"],
+}
+NOT_CARRIED_OUT = {
+    ("simulator", "ReadAnswered"): "a simulated worker reads no records, so no answer comes",
+    ("simulator", "WriteAnswered"): "a simulated worker writes no records, so no answer comes",
+}
+
+
+def effects_of(module: str) -> set[str]:
+    return union_members(module, "Effect")
+
+
+MACHINES = [module for module in MODULES if unit(module) == "core" and effects_of(module)]
+
+
+def test_machines_are_found() -> None:
+    assert {"regrow.core.session", "regrow.core.server", "regrow.core.coordinator"} <= set(MACHINES)
+    assert "Replace" in effects_of("regrow.core.coordinator")
+    unneeded = [key for key in NOT_CARRIED_OUT if key[1] not in effects_of("regrow.core.session")]
+    assert unneeded == []
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("driver", DRIVERS)
+def test_every_effect_is_carried_out_by_every_driver(machine: str, driver: str) -> None:
+    """By name: an effect that is dropped is dropped on purpose, in a place that says so."""
+    files = (SESSION_DRIVERS if machine == "regrow.core.session" else DRIVERS)[driver]
+    tested = set[str]().union(*(names_tested(SOURCE / file) for file in files))
+    missing = {effect for effect in effects_of(machine) if (driver, effect) not in NOT_CARRIED_OUT}
+    assert missing - tested == set()
+
+
+# --- Mentions ---
+
+# Files that are the reader's own, or that a run makes.
+NOT_OURS = {"FILE.toml", "config.toml"}
+PATH_MENTIONED = re.compile(r"(?<![\w./:-])((?:[\w.-]+/)*[\w-]+\.(?:py|pyi|cpp|hpp|inl|md|toml))\b(?!\()")
+MODULE_MENTIONED = re.compile(r"(?<![\w./-])regrow((?:\.\w+)+)")
+READ_FROM = [
+    *("", "src", "src/regrow", "tests", "tests/unit", "docs"),
+    *("cpp", "cpp/include", "cpp/include/regrow", "cpp/src"),
+]
+
+
+def texts() -> list[Path]:
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    return sorted(pages) + python_files("src", "tests", "examples")
+
+
+@functools.cache
+def file_names() -> frozenset[str]:
+    folders = ("src", "tests", "docs", "cpp", "examples")
+    inside = (path for folder in folders for path in (ROOT / folder).rglob("*"))
+    return frozenset(path.name for path in [*inside, *ROOT.iterdir()])
+
+
+def is_there(mention: str, *, said_in: Path) -> bool:
+    """A path is one from a place where people read; a name alone is that of any file."""
+    if mention.removeprefix("src/regrow/") in COMING or mention.rpartition("/")[2] in NOT_OURS:
+        return True
+    if "/" not in mention:
+        return mention in file_names()
+    return any((base / mention).exists() for base in [said_in.parent, *(ROOT / folder for folder in READ_FROM)])
+
+
+def is_a_name(mention: str) -> bool:
+    """Modules and then a name: the modules are there, and the last of them has such a name."""
+    parts = ["regrow", *mention.strip(".").split(".")]
+    count = max(n for n in range(1, len(parts) + 1) if ".".join(parts[:n]) in MODULES)
+    if count == len(parts) or parts[count].startswith("_kernels"):
+        return True
+    return re.search(rf"\b{parts[count]}\b", MODULES[".".join(parts[:count])].read_text()) is not None
+
+
+@pytest.mark.parametrize("path", texts(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_file_and_module_that_is_mentioned_exists(path: Path) -> None:
+    text = prose(path)
+    gone = [mention for mention in PATH_MENTIONED.findall(text) if not is_there(mention, said_in=path)]
+    gone += [f"regrow{mention}" for mention in MODULE_MENTIONED.findall(text) if not is_a_name(mention)]
+    assert gone == []

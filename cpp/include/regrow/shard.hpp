@@ -48,7 +48,7 @@ struct CodingGroup {
 struct ShardSettings {
   int64_t servers = 1;
   int64_t server = 0;
-  int64_t rings = 1;               // independent rings
+  int64_t rings = 1;                // independent rings
   std::vector<CodingGroup> coding;  // none: no table has parities, whatever its r
   bool recovering = false;          // no row is there until it was filled in or put
 };

@@ -3,7 +3,7 @@
 Theory of operation. A server is made of parts that each keep one rule and can be read alone; this file only brings
 together what concerns several of them.
 
-    serving    each push exactly once to each group of rows                    serving.py, serving_async/_sync.py
+    serving    each push exactly once to each group of rows                    serving.py, serving_{async,sync}.py
     flusher    nothing that was called durable is missing from a holder        flusher.py
     holder     same flush number, same parity, at every holder                 holder.py
     decoder    a decoded row contains a push if and only if the marks do       decode.py

@@ -65,9 +65,6 @@ class Life(Generic[S]):
             raise ForbiddenMove(f"{self.moves.title}: {cause!r} cannot happen while {self.state}")
         self.state = target
 
-    def may(self, cause: str) -> bool:
-        return (self.state, cause) in self.moves.by_cause
-
 
 # --- A link between two incarnations (core/link.py) ------------------------------------------------------------
 

@@ -51,11 +51,11 @@ class DenseTable:
 
     @property
     def values(self) -> np.ndarray[Any, Any]:
-        """The flat values, to be filled from pulled rows (then call `loaded`)."""
+        """The flat values, to be filled from pulled rows (then call `adopt_values`)."""
         return self._flat.numpy()
 
-    def loaded(self) -> None:
-        """`values` has changed: the module sees it."""
+    def adopt_values(self) -> None:
+        """Lets the module see that `values` has changed."""
         if not self._on_host:
             with torch.no_grad():
                 torch._foreach_copy_(list[torch.Tensor](self._parameters), self._views)

@@ -154,7 +154,7 @@ class Trainer:
             self.dataset, batch=config.batch, worker=self.worker, workers=config.workers, done=self.done
         )
         self.progress.step = self.done
-        planned = self._planned(batches)
+        planned = self._plan_ahead(batches)
         ahead: deque[tuple[Batch | None, Ticket]] = deque()
         reported = time.monotonic()
         asked = self.done
@@ -177,7 +177,7 @@ class Trainer:
         report(self.progress)
         self.progress.clear()
 
-    def _planned(self, batches: Iterator[Batch]) -> Iterator[tuple[Batch, Any]]:
+    def _plan_ahead(self, batches: Iterator[Batch]) -> Iterator[tuple[Batch, Any]]:
         """Batches with their plans. While a server is coming back they are made ahead of their use, two at a time so
         that no step waits for many, and it is told of several at once: rows that are missing then cost one round of
         messages for all."""
@@ -268,7 +268,7 @@ class Trainer:
     def _load(self, plan: Any, rows: np.ndarray[Any, Any], samples: int) -> torch.Tensor:
         """Takes pulled rows apart: dense parameters into the model, the rest pooled into one matrix."""
         plan.static_get(self.dense_index, rows, self.dense.values)
-        self.dense.loaded()
+        self.dense.adopt_values()
         pooled = torch.empty(samples, self.width)
         plan.pool(rows, pooled.numpy())
         return pooled.to(self.device)

@@ -12,14 +12,13 @@ import asyncio
 import hashlib
 import logging
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, assert_never
 
 import numpy as np
 
-from regrow.core.effects import Delivered, Dial, Forget, Joined, Log, Lost, Notice, Send, Stop
+from regrow.core.effects import Delivered, Forget, Joined, Lost, Send
 from regrow.core.identity import Identity
 from regrow.core.job import JobSpec
 from regrow.core.messages import Declare, Float32Array, Message, Rows, View
@@ -52,7 +51,6 @@ RECORDS_BYTES_MAX = 8 << 20  # per request; too large: servers make everybody el
 # Before the first view nothing can begin without a coordinator, and nobody else would say that there is none. Too
 # small: a worker gives up while it is restarted. Too large: a run that cannot begin is noticed late.
 COORDINATOR_SECONDS_MAX = 10.0
-NOTICES_MAX = 1000  # the last ones; a caller that never looks must not grow us
 RECORD_PADDING_FLOATS = 4  # as servers pad their records
 
 
@@ -91,7 +89,6 @@ class Client:
         self.staleness_max = 0.0
         self.staleness_count = 0
         self.opened: Future[SessionOpened] = Future()
-        self.notices: deque[Notice] = deque(maxlen=NOTICES_MAX)  # what the session found worth showing
         self._request = 0
         self._durable = 0
         self._waiting: dict[int, Future[Any]] = {}
@@ -174,13 +171,13 @@ class Client:
 
     def _parts(self, table: int, row_count: int) -> Iterator[slice]:
         """Cuts rows into requests that no server finds too large."""
-        size = max(1, self.records_bytes_max // (4 * _padded(self.job.tables[table].record_floats)))
+        size = max(1, self.records_bytes_max // (4 * _pad_floats(self.job.tables[table].record_floats)))
         for start in range(0, row_count, size):
             yield slice(start, min(start + size, row_count))
 
     def _read(self, table: int, row_first: int, out: Float32Array) -> None:
         asked: list[tuple[Any, Any, Future[Any]]] = []
-        for server, mine, slots in self._placed(table, row_first, len(out)):
+        for server, mine, slots in self._place_rows(table, row_first, len(out)):
             request, answered = self._expect()
             first, count = int(slots.min()), int(slots.max() - slots.min()) + 1
             self._submit(ReadWanted(request=request, server=server, table=table, slot_first=first, slot_count=count))
@@ -192,9 +189,9 @@ class Client:
     def _write(self, table: int, row_first: int, records: Float32Array) -> None:
         floats = records.shape[1]
         asked: list[Future[Any]] = []
-        for server, mine, slots in self._placed(table, row_first, len(records)):
+        for server, mine, slots in self._place_rows(table, row_first, len(records)):
             request, answered = self._expect()
-            part = np.zeros((mine.size, _padded(floats)), np.float32)
+            part = np.zeros((mine.size, _pad_floats(floats)), np.float32)
             part[:, :floats] = records[mine]
             wanted = WriteWanted(
                 request=request,
@@ -208,7 +205,7 @@ class Client:
         for answered in asked:
             answered.result()
 
-    def _placed(self, table: int, row_first: int, row_count: int) -> list[tuple[int, Any, Any]]:
+    def _place_rows(self, table: int, row_first: int, row_count: int) -> list[tuple[int, Any, Any]]:
         """(server, which of the rows, their slots) for every server that has some of these rows."""
         servers, slots = self.job.layout(table).place(np.arange(row_first, row_first + row_count), table=table)
         found = [(server, np.flatnonzero(servers == server)) for server in range(self.job.servers)]
@@ -241,9 +238,6 @@ class Client:
     def _connect(self, view: View) -> None:
         raise NotImplementedError
 
-    def _dial(self, peer: Identity, address: str) -> None:
-        """Keep a link to this peer; where messages are handed over by reference there is nothing to do."""
-
     def _forget(self, peer: Identity) -> None:
         """This incarnation is over; nothing comes from it any more."""
 
@@ -252,7 +246,7 @@ class Client:
             if isinstance(effect, Send):
                 self._send(effect.target, effect.message)
             elif isinstance(effect, PullAnswered | WriteAnswered):
-                self._answered(effect.request, None)
+                self._answer(effect.request, None)
             elif isinstance(effect, PushReceived):
                 self.staleness_sum += effect.staleness
                 self.staleness_count += 1
@@ -263,7 +257,7 @@ class Client:
                     self._redo.pop(effect.seq, None)
                     self._window.notify_all()
             elif isinstance(effect, ReadAnswered):
-                self._answered(effect.request, effect.records)
+                self._answer(effect.request, effect.records)
             elif isinstance(effect, Connect):
                 self._connect(effect.view)
             elif isinstance(effect, SessionOpened):
@@ -274,24 +268,14 @@ class Client:
             else:
                 self._run_rare(effect)
 
-    def _run_rare(self, effect: Any) -> None:
+    def _run_rare(self, effect: Forget | Failed) -> None:
         """What views and failures ask for."""
-        match effect:
-            case Dial(peer=peer, address=address):
-                self._dial(peer, address)
-            case Forget(peer=peer):
-                self._forget(peer)
-            case Notice():
-                self.notices.append(effect)
-            case Log(text=text):
-                log.info("%s", text)
-            case Stop(reason=reason):
-                self._fail(ConnectionLost(reason))
-            case Failed(reason=reason):
-                is_data_loss = getattr(effect, "data_loss", False)
-                self._fail(DataLoss(reason) if is_data_loss else ConnectionLost(reason))
-            case _:
-                raise AssertionError(f"an effect that a client does not know: {effect!r}")
+        if isinstance(effect, Forget):
+            self._forget(effect.peer)
+        elif isinstance(effect, Failed):
+            self._fail(DataLoss(effect.reason) if effect.data_loss else ConnectionLost(effect.reason))
+        else:
+            assert_never(effect)
 
     def _fail(self, error: RegrowError) -> None:
         """Every wait, now and later, ends with this error."""
@@ -306,7 +290,7 @@ class Client:
         with self._window:
             self._window.notify_all()
 
-    def _answered(self, request: int, result: Any) -> None:
+    def _answer(self, request: int, result: Any) -> None:
         waiting = self._waiting.pop(request, None)
         if waiting is not None:  # else: a failure was faster
             waiting.set_result(result)
@@ -445,9 +429,6 @@ class SocketClient(Client):
             # At once: what the session sends a newcomer first must be queued before whatever comes next.
             self._receive(Joined(peer=member.identity))
 
-    def _dial(self, peer: Identity, address: str) -> None:
-        self.endpoint.dial(peer, address)
-
     def _forget(self, peer: Identity) -> None:
         self.endpoint.forget(peer)
 
@@ -460,7 +441,7 @@ class SocketClient(Client):
         return None if place is None else [place]
 
 
-def _padded(floats: int) -> int:
+def _pad_floats(floats: int) -> int:
     return -(-floats // RECORD_PADDING_FLOATS) * RECORD_PADDING_FLOATS
 
 

@@ -10,13 +10,30 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from regrow.core.coordinator import Coordinator
+from regrow.core.cut import Save, Unsave
+from regrow.core.cuts import WriteManifest
 from regrow.core.door import ServerDoor
-from regrow.core.effects import Delivered, Died, Joined, Lost, Refuse, Replace, Send, Tick
+from regrow.core.effects import (
+    Delivered,
+    Dial,
+    Died,
+    Forget,
+    Joined,
+    Log,
+    Lost,
+    Notice,
+    Refuse,
+    Replace,
+    Send,
+    Stop,
+    Tick,
+)
 from regrow.core.identity import COORDINATOR, Identity
 from regrow.core.job import JobSpec
 from regrow.core.messages import Declare, Message, View
 from regrow.core.serving import Store
 from regrow.core.session import Event
+from regrow.core.wayback import Load
 from regrow.errors import ConnectionLost, ProtocolError, RegrowError
 from regrow.runtime.client import Client
 from regrow.store.memory import MemoryStore
@@ -131,8 +148,18 @@ class InProcessCluster:
                 self.servers[old.id] = self._server(old.id, incarnation=old.incarnation + 1)
                 self._queue = deque(item for item in self._queue if old not in item[:2])
                 self._join(self.servers[old.id])
-            elif isinstance(effect, Refuse) and effect.target in self._clients:
-                self._clients[effect.target].refused(local, effect.reason)
+            elif isinstance(effect, Refuse):
+                if effect.target in self._clients:  # else: a server of before, and nobody waits for it
+                    self._clients[effect.target].fail_refused(local, effect.reason)
+            elif isinstance(effect, Stop):
+                # Nobody replaces a server here but `kill`, and a server that was killed hears nothing more.
+                raise RegrowError(f"{local} stops: {effect.reason}")
+            elif isinstance(effect, Save | Unsave | WriteManifest | Load):
+                raise AssertionError(f"{local} asks for a checkpoint, and none was promised it: {effect!r}")
+            elif isinstance(effect, Dial | Forget | Log | Notice):
+                pass  # messages are handed over by reference, and nobody reads the story of a cluster in a notebook
+            else:
+                raise AssertionError(f"an effect that a cluster in one process does not know: {effect!r}")
 
 
 class InProcessClient(Client):
@@ -163,7 +190,7 @@ class InProcessClient(Client):
         except ProtocolError as error:
             self._fail(error)
 
-    def refused(self, source: Identity, reason: str) -> None:
+    def fail_refused(self, source: Identity, reason: str) -> None:
         self._fail(ConnectionLost(f"lost {source}: refused: {reason}"))
 
     def _submit(self, event: Event) -> None:

@@ -1,7 +1,7 @@
 """Goal: a cut is one instant for all servers, and whatever goes wrong costs the attempt and nothing else.
 
 Method: the coordinator's state machine by hand, one transition at a time. Its peers are names, and time is a number.
-The server's is in test_cut_side.py.
+The server's is in test_cut.py.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from regrow.data.catalog import open_dataset
 from regrow.errors import ConfigError, RegrowError
 from regrow.nn.coded import make_protection
 from regrow.nn.embedding import KeyedTensor
-from regrow.nn.trainer import EXPECTED_TOGETHER, Trainer
+from regrow.nn.trainer import Trainer
 
 
 def _collection(*, servers=3, optimizer="sgd", pooling=regrow.PoolingType.SUM, learning_rate=0.5):
@@ -262,50 +262,3 @@ def test_dense_parameters_are_kept_whole():
     trainer, _ = _trainer(regrow.InProcessCluster(servers=3), steps=9)
     assert {(table.k, table.r) for table in trainer.job.tables[:-1]} == {(2, 1)}
     assert (trainer.job.tables[-1].name, trainer.job.tables[-1].k, trainer.job.tables[-1].r) == ("dense", 1, 1)
-
-
-@pytest.mark.parametrize("mode", ["async", "sync"])
-def test_a_trainer_looks_ahead_while_a_server_comes_back(mode, monkeypatch):
-    """And trains with the same batches in the same order: the same bits as undisturbed."""
-    options = {"mode": mode, "steps": 9, "prefetch": 0, "flush_pushes": 1}
-    whole, client = _trainer(regrow.InProcessCluster(servers=3), **options)
-    whole.train(steps=9, report=lambda progress: None)
-    cluster = regrow.InProcessCluster(servers=3)
-    struck, its_client = _trainer(cluster, **options)
-    expected = []
-    monkeypatch.setattr("regrow.nn.trainer.EXPECTED_AFTER", 0)
-    monkeypatch.setattr(its_client, "expect", lambda plans: expected.append(len(plans)))
-    monkeypatch.setattr(type(its_client), "recovering", property(lambda self: (1,) if 3 <= self.pushes < 7 else ()))
-
-    def report(progress):
-        if progress.step == 3:
-            cluster.kill(1)
-
-    struck.train(steps=9, report=report, report_seconds=0.0)
-    assert expected == [EXPECTED_TOGETHER], "six were left, and two are not worth a message"
-    assert its_client.digest() == client.digest()
-
-
-@pytest.mark.parametrize("mode", ["async", "sync"])
-def test_a_worker_in_anothers_place_goes_on_where_it_was(mode):
-    """Nine steps by one worker, against five by one and the rest by its successor: the same bits."""
-    options = {"mode": mode, "steps": 9, "prefetch": 0}
-    whole, client = _trainer(regrow.InProcessCluster(servers=3), **options)
-    whole.train(steps=9, report=lambda progress: None)
-    cluster = regrow.InProcessCluster(servers=3)
-    _trainer(cluster, **options)[0].train(steps=5, report=lambda progress: None)
-    successor, its_client = _trainer(cluster, **options)
-    assert successor.done == (5 if mode == "async" else 4)  # the last synchronous step is done again
-    reported = []
-    successor.train(
-        steps=9,
-        report=lambda progress: reported.append((progress.step, progress.samples)),
-        report_seconds=3600.0,
-        report_steps={7},
-    )
-    assert reported == [(successor.done + 1, 8 * (successor.done + 1)), (7, 56), (9, 72)]
-    assert its_client.digest() == client.digest()
-    late, late_client = _trainer(cluster, **options)
-    late.train(steps=9, report=lambda progress: None)
-    assert (late.progress.step, late.progress.samples) == (9, 72)
-    assert late_client.digest() == client.digest()

@@ -3,7 +3,7 @@ bytes, and what does not fit is refused by name.
 
 Method: small models of every kind of optimizer are trained with fixed seeds; after each cut the whole state (weights,
 optimizer, buffers) is copied by torch itself, and a fresh model restored from storage must equal it. Broken storage is
-a failpoint. Whole processes are killed in test_checkpoint_torch_kill.py.
+a failpoint. Whole processes are killed in test_kill.py.
 """
 
 from __future__ import annotations

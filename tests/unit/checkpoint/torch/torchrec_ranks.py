@@ -1,6 +1,6 @@
 """Two ranks train a sharded TorchRec model and checkpoint it: `python torchrec_ranks.py STORE URL OUT`.
 
-Not a test by itself; test_checkpoint_torchrec.py runs it and looks at what it leaves: OUT/rank<r>.pt, a list with what
+Not a test by itself; test_torchrec.py runs it and looks at what it leaves: OUT/rank<r>.pt, a list with what
 each rank held at each cut. The parent imports TorchRec once and forks, because importing takes seconds.
 """
 
