@@ -53,11 +53,14 @@ class World:
         defaults = {"servers": 3, "workers": 2, "model": "tiny", "batch": 64, "steps": 3}
         return TrainConfig(**{**defaults, "out": str(self.out), **options})
 
+    @property
+    def command(self) -> list[str]:
+        return [sys.executable, str(HERE / "fake_child.py"), str(self.plan_path)]
+
     def train(self, *, patience: Patience = QUICK, overwrite: bool = False, **options: Any) -> dict[str, Any]:
-        command = [sys.executable, str(HERE / "fake_child.py"), str(self.plan_path)]
         return local.train(
             self.config(**options),
-            command=command,
+            command=self.command,
             patience=patience,
             memory_check=False,
             overwrite=overwrite,

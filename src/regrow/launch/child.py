@@ -6,6 +6,7 @@ Errors end the process with one readable message to the launcher; the traceback,
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -66,6 +67,7 @@ def main() -> int:
 if __name__ == "__main__":
     code = main()
     logging.shutdown()
-    sys.stderr.flush()
+    with contextlib.suppress(OSError):  # a log on a full disk is no reason to fail
+        sys.stderr.flush()
     # Taking an interpreter with torch apart takes a second and frees nothing that exiting does not.
     os._exit(code)

@@ -23,7 +23,7 @@ from regrow.core.job import JobSpec
 from regrow.errors import ChildFailed, ConnectionLost, UserError
 from regrow.launch.crew import CHILD_COMMAND, Crew
 from regrow.launch.processes import Child, Children, Ended, Said
-from regrow.launch.rundir import SocketDir, log_name
+from regrow.launch.rundir import Logs, SocketDir, print_warning
 from regrow.protection import GIB, MIB, ErasureCode
 from regrow.runtime.client import Client, SocketClient
 
@@ -71,7 +71,7 @@ class LocalCluster:
             command=CHILD_COMMAND,
             sockets=self._sockets.path,
             transport=transport or ("unix" if sys.platform.startswith("linux") else "tcp"),
-            log=lambda role, id, incarnation: self._logs / log_name(role, id, incarnation),
+            logs=Logs(self._logs, print_warning),
             threads={"coordinator": 1, "server": threads_per_server, "standby": threads_per_server},
             assignment={
                 "token": self._token,

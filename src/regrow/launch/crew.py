@@ -10,12 +10,13 @@ from __future__ import annotations
 import os
 import sys
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from regrow.errors import RegrowError
 from regrow.launch.processes import Child, Children
+from regrow.launch.rundir import Logs
 
 # -P: a file named like a module in the user's directory must not replace it.
 CHILD_COMMAND = (sys.executable, "-P", "-m", "regrow.launch.child")
@@ -37,7 +38,7 @@ class Crew:
         command: Sequence[str],
         sockets: Path,
         transport: str,
-        log: Callable[[str, int, int], Path],
+        logs: Logs,
         threads: Mapping[str, int],
         assignment: Mapping[str, Any],
     ) -> None:
@@ -47,7 +48,7 @@ class Crew:
         self._command = tuple(command)
         self._sockets = sockets
         self._transport = transport
-        self._log = log
+        self._logs = logs
         self._threads = threads
         self._assignment = assignment
         self._current: dict[tuple[str, int], Child] = {}
@@ -131,7 +132,8 @@ class Crew:
                 incarnation=incarnation,
                 command=self._command,
                 env=child_env(role, self._threads[role]),
-                log=self._log(role, id, incarnation),
+                log=self._logs.log(role, id, incarnation),
+                log_file=self._logs.open_log(role, id, incarnation),
             )
         except OSError as error:
             raise RegrowError(f"cannot start {role} {id}: {error.strerror or error}") from None

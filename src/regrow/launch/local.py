@@ -139,8 +139,9 @@ class _Run:
                 # After the children are reaped, so that their usage is known; while signals are still held
                 # back, so that a third Ctrl-C cannot lose the summary.
                 summary = self._summary(error or self.not_saved)
-                self.run_dir.write_summary(summary)
-        self.display.finish(summary, self.run_dir.path)
+                written = self.run_dir.write_summary(summary)
+        if written:
+            self.display.finish(summary, self.run_dir.path)
         if self.not_saved is not None:
             raise self.not_saved
         return summary
@@ -233,7 +234,7 @@ class _Run:
             command=self.command,
             sockets=sockets.path,
             transport=config.transport,
-            log=self.run_dir.log,
+            logs=self.run_dir.logs,
             threads={
                 "coordinator": 1,
                 "server": config.threads_per_server,
@@ -258,7 +259,7 @@ class _Run:
         if crew.coordinator_address is None:
             raise ChildFailed(
                 f"the coordinator did not listen within {self.patience.listen:.0f} s",
-                hint=f"its log: {self.run_dir.log('coordinator', 0)}",
+                hint=f"its log: {self.run_dir.logs.log('coordinator', 0)}",
                 role="coordinator",
             )
         for id in range(config.servers):

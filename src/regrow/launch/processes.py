@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, BinaryIO
 
 EVENT_BYTES_MAX = 1 << 20  # a longer line is not an event, and goes to the log cut short
 READ_BYTES = 1 << 16
@@ -77,6 +77,7 @@ class Child:
         command: Sequence[str],
         env: Mapping[str, str],
         log: Path,
+        log_file: BinaryIO,
         incarnation: int = 0,
     ) -> None:
         self.role = role
@@ -91,7 +92,7 @@ class Child:
         self._closed_at: float | None = None
         self._pending = b""
         self._peak_rss_bytes: int | None = None
-        with log.open("ab") as log_file:
+        with log_file:
             # A session of its own: Ctrl-C in the terminal reaches the launcher alone, which then stops the
             # children in order; and the whole group can be signalled, should the child have children.
             self._process = subprocess.Popen(
