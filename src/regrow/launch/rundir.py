@@ -52,9 +52,11 @@ class Logs:
     def open_log(self, role: str, id: int, incarnation: int = 0) -> BinaryIO:
         """The log of a new process; one that cannot be opened is none, and keeps nobody from starting."""
         path = self.log(role, id, incarnation)
-        with self.guard(path):
+        try:
             return path.open("ab")
-        return open(os.devnull, "ab")
+        except OSError as error:
+            self._note_failure(path, error)
+            return open(os.devnull, "ab")
 
     @contextlib.contextmanager
     def guard(self, path: Path) -> Iterator[None]:
@@ -62,10 +64,13 @@ class Logs:
         try:
             yield
         except OSError as error:
-            complain, self._complain = self._complain, None
-            if complain is not None:
-                what = error.strerror or str(error)
-                complain(f"cannot write to {path}: {what}; training goes on, and what cannot be written is lost")
+            self._note_failure(path, error)
+
+    def _note_failure(self, path: Path, error: OSError) -> None:
+        complain, self._complain = self._complain, None
+        if complain is not None:
+            what = error.strerror or str(error)
+            complain(f"cannot write to {path}: {what}; training goes on, and what cannot be written is lost")
 
 
 class RunDir:
@@ -124,13 +129,14 @@ class RunDir:
     def write_summary(self, summary: dict[str, Any]) -> bool:
         """Where the file cannot be written, standard output has the summary instead; False says so."""
         text = json.dumps(_plain(summary), indent=2, allow_nan=False) + "\n"
-        path = self.path / SUMMARY
+        path, written = self.path / SUMMARY, False
         with self.logs.guard(path):
             write_whole(path, text.encode())
-            return True
-        sys.stdout.write(text)
-        sys.stdout.flush()
-        return False
+            written = True
+        if not written:
+            sys.stdout.write(text)
+            sys.stdout.flush()
+        return written
 
     def close(self) -> None:
         if self._metrics >= 0:
