@@ -6,53 +6,20 @@ from typing import Any
 
 import msgspec
 import pytest
+from run_reports import progress, started
 
 from regrow.config import TrainConfig
-from regrow.launch import display, status
+from regrow.launch import status
 from regrow.launch.orders import (
     CheckpointBegun,
     CheckpointFailed,
     CheckpointSaved,
-    Damaged,
-    Listening,
     MergerNews,
     Planned,
-    Progress,
     Ready,
-    Recovered,
-    Recovery,
-    ServerCounters,
     Trained,
 )
 from regrow.launch.status import RunStatus
-
-BINS = 64
-
-
-def progress(
-    step: int, samples: int, *, loss: float | None = 0.5, positives: int = 1, negatives: int = 3, **more: int
-) -> Progress:
-    positive, negative = [0] * BINS, [0] * BINS
-    positive[40], negative[20] = positives, negatives
-    return Progress(step=step, samples=samples, loss=loss, hist_pos=positive, hist_neg=negative, **more)  # type: ignore[arg-type]
-
-
-LISTENING = Listening(address="unix:x")
-
-
-def recovered(rows: int, bytes: int, faults: int, seconds: float) -> Recovered:
-    return Recovered(rows_total=rows, rows_back=rows, bytes=bytes, faults=faults, seconds=seconds)
-
-
-def started(**options: Any) -> RunStatus:
-    """Two servers and two workers in training, at 10 seconds."""
-    run = RunStatus(TrainConfig(servers=2, workers=2, **{"steps": 100, **options}), started_at=0.0)
-    for id in range(2):
-        run.receive("server", id, LISTENING, 1.0)
-        run.receive("server", id, Ready(rows=5, bytes=1 << 30), 2.0)
-    run.enter("loading", 1.0)
-    run.enter("training", 10.0)
-    return run
 
 
 def test_progress_adds_up() -> None:
@@ -153,100 +120,6 @@ def test_histograms_of_another_length() -> None:
         started().receive("worker", 0, msgspec.structs.replace(progress(1, 1), hist_pos=[1, 2]), 11.0)
 
 
-def killed_server(run: RunStatus) -> None:
-    """Server 1 is killed at 20 s, in a run that trains 1000 samples/s, and is there again half a second later."""
-    for tenth in range(101):
-        run.receive("worker", 0, progress(tenth, 100 * tenth), 10.0 + tenth / 10)
-    run.receive("server", 1, ServerCounters(pulls=5, pushes=6, bytes_in=7, bytes_out=8), 19.0)
-    run.note_end("server", 1)
-    run.failures.note_death("server", 1, incarnation=0, step=100, reason="was killed by SIGKILL", at=20.0, now=20.1)
-    run.note_successor("server", 1, 1)
-    run.receive("server", 1, LISTENING, 20.2)
-    run.receive("worker", 0, progress(101, 10100), 20.5)
-
-
-def test_failure_from_death_to_recovery() -> None:
-    run = started()
-    killed_server(run)
-    assert (run.servers[1].state, run.servers_down, run.servers_alive) == ("recovering", [1], 2)
-    run.receive("server", 1, Recovery(rows_back=40, rows_total=100, bytes=400, faults=3, seconds=0.4), 20.6)
-    (failure,) = run.failures.all
-    assert display.failure_line(failure, 21.0) == "S1 died at step 100; rows back 40 / 100, 3 faults served, 1.0 s"
-    assert (run.metrics(20.6)["recovering"], run.metrics(20.6)["missing_rows"]) == ([1], 60)
-    for tenth in range(1, 21):
-        run.receive("worker", 0, progress(101 + tenth, 10100 + 90 * tenth), 20.5 + tenth / 10)
-    run.receive("server", 1, recovered(100, 900, 5, 2.0), 22.5)
-    run.failures.tick(22.5)
-    assert run.totals()["failures"] == [
-        {
-            "role": "server",
-            "id": 1,
-            "incarnation": 0,
-            "step": 100,
-            "reason": "was killed by SIGKILL",
-            "detected_s": 0.1,
-            "replaced_s": 0.2,
-            "resumed_s": 0.5,
-            "recovered_s": 2.5,
-            "stall_s": 0.5,
-            "rows": 100,
-            "bytes": 900,
-            "faults": 5,
-            "throughput_before": 1000.0,
-            "throughput_during": 900.0,
-            "ratio": 0.9,
-        }
-    ]
-    assert display.failure_line(failure, 30.0) == (
-        "S1 died at step 100; rows back 100 / 100, 5 faults served, 2.5 s; throughput 0.90 of before"
-    )
-    assert (run.servers[1].state, run.servers_down, run.metrics(23.0)["recovering"]) == ("ready", [], [])
-    # Counts go on from those of the dead.
-    counters = ServerCounters(pulls=1, pushes=1, bytes_in=1, bytes_out=1, flush_bytes=3, redundancy_bytes=9)
-    run.receive("server", 1, counters, 23.0)
-    totals = run.totals()
-    assert (totals["bytes_in"], totals["flush_bytes"], totals["redundancy_bytes"]) == (8, 3, 9)
-
-
-def test_a_step_from_rows_pulled_ahead_is_no_resumption() -> None:
-    run = started()
-    killed_server(run)
-    run.receive("worker", 0, progress(102, 10200), 20.6)
-    run.receive("worker", 0, progress(103, 10300), 21.4)
-    run.receive("worker", 0, progress(104, 10400), 21.5)
-    (failure,) = run.failures.all
-    assert (failure.since(failure.resumed_at), round(failure.stall_seconds, 3)) == (1.4, 0.8)
-    run.receive("worker", 0, progress(105, 10500), 24.0)  # slow for some other reason: it was at work before
-    assert (failure.since(failure.resumed_at), round(failure.stall_seconds, 3)) == (1.4, 2.5)
-
-
-def test_successor_that_dies_too() -> None:
-    """Each death is a failure; only the last is waited for."""
-    run = started()
-    killed_server(run)
-    run.failures.note_death("server", 1, incarnation=1, step=101, reason="exited", at=20.6, now=20.6)
-    run.note_successor("server", 1, 2)
-    assert [failure.settled for failure in run.failures.all] == [True, False]
-    run.receive("server", 1, LISTENING, 20.7)
-    run.receive("server", 1, recovered(100, 900, 5, 1.0), 21.0)
-    run.failures.finish(22.0)
-    assert [failure["recovered_s"] for failure in run.totals()["failures"]] == [None, 0.4]
-
-
-def test_successor_that_begins_anew_is_the_same_failure() -> None:
-    run = started()
-    killed_server(run)
-    assert run.failures.begin_anew("server", 1)
-    assert not run.failures.begin_anew("server", 0)
-    run.note_successor("server", 1, 2)
-    run.receive("server", 1, LISTENING, 21.0)
-    run.receive("worker", 0, progress(102, 10200), 21.5)
-    run.receive("server", 1, recovered(9, 1, 5, 1.0), 22.0)
-    run.failures.finish(30.0)
-    (failure,) = run.totals()["failures"]
-    assert (failure["replaced_s"], failure["resumed_s"], failure["recovered_s"], failure["rows"]) == (1.0, 1.5, 2.0, 9)
-
-
 def test_restarted_worker_repeats_steps_but_not_counts() -> None:
     run = started()
     run.receive("worker", 0, progress(10, 1000, lookups=50, redo_bytes_peak=9), 11.0)
@@ -282,32 +155,6 @@ def test_reports_of_others_are_left_alone() -> None:
     assert run.totals() == before
 
 
-def test_progress_lines() -> None:
-    run = RunStatus(TrainConfig(servers=2, workers=2, steps=100), started_at=0.0)
-    assert display.progress_line(run, 0.0) == "starting"
-    run = started()
-    run.receive("worker", 0, progress(25, 1000, loss=0.4), 11.0)
-    run.receive("worker", 0, progress(100, 3000, loss=0.4), 13.0)
-    assert display.progress_line(run, 15.0) == (
-        "training: step 50/100 (50 %), 1,000 samples/s, loss 0.4000, AUC 1.0000, 2/2 servers, 5.0 s left"
-    )
-    assert display.progress_line(run, 40.0) == (
-        "training: step 50/100 (50 %), 0 samples/s, loss 0.4000, AUC 1.0000, 2/2 servers, 30.0 s left, "
-        "nothing has moved for 27 s"
-    )
-    run.note_end("server", 1)
-    assert "1/2 servers" in str(display.progress_line(run, 15.0))
-    run.enter("evaluating", 20.0)
-    assert display.progress_line(run, 22.0) == "evaluating: 2 s"
-
-
-@pytest.mark.parametrize(
-    "seconds, text", [(0.0, "0.0 s"), (59.94, "59.9 s"), (60, "1:00"), (3599, "59:59"), (7207, "2:00:07")]
-)
-def test_clock(seconds: float, text: str) -> None:
-    assert display.clock_text(seconds) == text
-
-
 def saved(cut: str, *, still: bool = False) -> CheckpointSaved:
     return CheckpointSaved(cut=cut, count=1, still=still, kind="full", seconds=1.5, cut_seconds=0.5)
 
@@ -339,19 +186,3 @@ def test_cuts_that_nobody_stores_any_more() -> None:
     assert run.cuts_dead == ["c"]
     run.start_over(reason="a test", cut=None, cut_step=0, now=14.0)
     assert run.cuts_dead == ["c"]
-
-
-def test_damage_is_told() -> None:
-    """What kept a run from its newest checkpoint, and what a load went around."""
-    run = started(protection="delta", ckpt="c")
-    run.start_over(reason="server 1: no way", cut="a", cut_step=7, now=13.0, damage=["p/f: damaged (checksum)"])
-    run.receive("server", 0, Damaged(what="m/f: missing"), 14.0)
-    assert display.news_lines(run) == [
-        "damaged: p/f: damaged (checksum)",
-        "server 1: no way; all begin again from checkpoint a (step 7), 0 steps back",
-        "damaged, and gone around: m/f: missing",
-    ]
-    assert run.totals()["restores"][0]["damage"] == ["p/f: damaged (checksum)"]
-    assert run.totals()["damage_gone_around"] == ["m/f: missing"]
-    run.checking = (1 << 20, 3 << 20)
-    assert display.progress_line(run, 15.0) == "looking for a checkpoint without damage: 1.0 MiB of 3.0 MiB read"
