@@ -132,7 +132,7 @@ def name_of(who: Identity) -> str:
     return who.role if who.role == "coordinator" else f"{who.role} {who.id}"
 
 
-def running(backend: Backend, role: str | None = None) -> list[Handle]:
+def list_running(backend: Backend, role: str | None = None) -> list[Handle]:
     return [handle for handle in backend.handles if handle.exit is None and role in (None, handle.who.role)]
 
 

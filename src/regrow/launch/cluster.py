@@ -20,7 +20,7 @@ from pathlib import Path
 from regrow.core.identity import Identity
 from regrow.core.job import JobSpec
 from regrow.errors import ChildFailed, ConnectionLost, UserError
-from regrow.launch.backend import Ended, News, end, name_of, running
+from regrow.launch.backend import Ended, News, end, list_running, name_of
 from regrow.launch.crew import Crew
 from regrow.launch.orders import Error, Listening, Malformed, Replace, Stop
 from regrow.launch.processes import LocalProcesses
@@ -147,7 +147,7 @@ class LocalCluster:
         if hasattr(self, "_watcher"):
             self._watcher.join()
         with self._sockets, contextlib.closing(self._backend):
-            everybody = running(self._backend)
+            everybody = list_running(self._backend)
             end(self._backend, everybody, asked_seconds=STOP_SECONDS, term_seconds=2.0, hurry=lambda: False)
         if self._failure is None:
             shutil.rmtree(self._logs, ignore_errors=True)
@@ -236,5 +236,5 @@ class LocalCluster:
         themselves."""
         self._failure = failure
         self._failed.set()
-        for handle in running(self._backend, "coordinator"):
+        for handle in list_running(self._backend, "coordinator"):
             handle.tell(Stop())

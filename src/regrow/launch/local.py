@@ -27,7 +27,7 @@ from regrow.config import TrainConfig
 from regrow.core.identity import Identity
 from regrow.errors import CheckpointError, ChildFailed, DataLoss, Interrupted, NotSaved, RegrowError, UserError
 from regrow.launch import checkpoints, memory
-from regrow.launch.backend import Ended, Handle, News, end, name_of, running
+from regrow.launch.backend import Ended, Handle, News, end, list_running, name_of
 from regrow.launch.causes import KILLED, MISSES_ANOTHER, Suspect, find_cause
 from regrow.launch.crew import Crew
 from regrow.launch.display import Display, QuietDisplay
@@ -314,7 +314,7 @@ class _Run:
         for role in ("standby", "merger", "worker", "server", "coordinator"):
             for news in end(
                 self.backend,
-                running(self.backend, role),
+                list_running(self.backend, role),
                 asked_seconds=self.patience.stop,
                 term_seconds=self.patience.term,
                 hurry=lambda: self.signals.count > 0,
@@ -332,7 +332,7 @@ class _Run:
         known = min(1, self.signals.count)
         for news in end(
             self.backend,
-            running(self.backend),
+            list_running(self.backend),
             asked_seconds=self.patience.abort,
             term_seconds=self.patience.term,
             hurry=lambda: self.signals.count > known,
@@ -376,7 +376,7 @@ class _Run:
         who = handle.who
         match report:
             case Malformed(event=event, problem=problem):
-                raise malformed(handle, event, problem)
+                raise explain_malformed(handle, event, problem)
             case Error(kind="data_loss"):
                 self.data_loss = self.data_loss or DataLoss(report.message, hint=report.hint)
             case Error():
@@ -391,7 +391,7 @@ class _Run:
                 try:
                     self.status.receive(who.role, who.id, report, time.monotonic())
                 except ValueError as error:
-                    raise malformed(handle, str(report.__struct_config__.tag), str(error)) from None
+                    raise explain_malformed(handle, str(report.__struct_config__.tag), str(error)) from None
                 if isinstance(report, Trained) and who.id == 0 and self.status.phase == "evaluating":
                     handle.tell(Evaluate())  # the one that was asked is dead; this is its successor
 
@@ -513,7 +513,7 @@ class _Run:
         }
 
 
-def malformed(handle: Handle, event: str, problem: str) -> ChildFailed:
+def explain_malformed(handle: Handle, event: str, problem: str) -> ChildFailed:
     who = handle.who
     return ChildFailed(
         f"{name_of(who)} sent a malformed {event!r} event: {problem}",

@@ -94,9 +94,9 @@ class RunDir:
         run_dir: RunDir | None = None
         try:
             if config.out is None:
-                run_dir = cls(_new_directory(config, now or datetime.now()))
+                run_dir = cls(_make_new_directory(config, now or datetime.now()))
             else:
-                run_dir = cls(_asked_directory(Path(config.out), overwrite=overwrite))
+                run_dir = cls(_make_asked_directory(Path(config.out), overwrite=overwrite))
             if overwrite:
                 run_dir._remove_old_run()
             (run_dir.path / LOGS).mkdir(exist_ok=True)
@@ -128,7 +128,7 @@ class RunDir:
 
     def write_summary(self, summary: dict[str, Any]) -> bool:
         """Where the file cannot be written, standard output has the summary instead; False says so."""
-        text = json.dumps(_plain(summary), indent=2, allow_nan=False) + "\n"
+        text = json.dumps(_make_plain(summary), indent=2, allow_nan=False) + "\n"
         path, written = self.path / SUMMARY, False
         with self.logs.guard(path):
             write_whole(path, text.encode())
@@ -210,7 +210,7 @@ def write_whole(path: Path, data: bytes) -> None:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())
+        os.chmod(temporary, 0o666 & ~_read_umask())
         os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(OSError):
@@ -223,14 +223,14 @@ def write_whole(path: Path, data: bytes) -> None:
         os.close(directory)
 
 
-def _umask() -> int:
+def _read_umask() -> int:
     """There is no way to read it without setting it."""
     mask = os.umask(0o077)
     os.umask(mask)
     return mask
 
 
-def _new_directory(config: TrainConfig, now: datetime) -> Path:
+def _make_new_directory(config: TrainConfig, now: datetime) -> Path:
     stem = f"{now:%Y%m%d-%H%M%S}-{config.model_name}"
     Path("runs").mkdir(exist_ok=True)
     for attempt in range(1, SAME_SECOND_MAX):
@@ -241,7 +241,7 @@ def _new_directory(config: TrainConfig, now: datetime) -> Path:
     raise UserError(f"there are {SAME_SECOND_MAX} runs named {stem}", hint="choose a name with --out")
 
 
-def _asked_directory(path: Path, *, overwrite: bool) -> Path:
+def _make_asked_directory(path: Path, *, overwrite: bool) -> Path:
     if path.exists() and not path.is_dir():
         raise UserError(f"{path} is a file, not a directory", hint="choose another --out")
     path.mkdir(parents=True, exist_ok=True)
@@ -250,12 +250,12 @@ def _asked_directory(path: Path, *, overwrite: bool) -> Path:
     return path
 
 
-def _plain(value: Any) -> Any:
+def _make_plain(value: Any) -> Any:
     """The same with NaN and infinity as null, which is all JSON can say about them."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):
-        return {name: _plain(item) for name, item in value.items()}
+        return {name: _make_plain(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [_make_plain(item) for item in value]
     return value

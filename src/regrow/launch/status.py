@@ -309,7 +309,7 @@ class RunStatus:
                 histogram = ScoreHistogram(np.array(report.hist_pos), np.array(report.hist_neg))
                 worker.count(report, now)
                 if self._add_histogram(histogram):
-                    worker.loss = finite(report.loss)
+                    worker.loss = keep_finite(report.loss)
                 self.progress_at = now
             case Trained():
                 worker.state, worker.trained_at = "trained", now
@@ -394,7 +394,7 @@ class RunStatus:
     @property
     def auc(self) -> float | None:
         """Of the training samples of late, each judged before the model was trained on it."""
-        return finite(sum(self._histograms, start=ScoreHistogram()).auc()) if self._histograms else None
+        return keep_finite(sum(self._histograms, start=ScoreHistogram()).auc()) if self._histograms else None
 
     @property
     def staleness_mean(self) -> float:
@@ -469,8 +469,8 @@ class RunStatus:
             "seconds": round_known(seconds, 3),
             "samples_per_s": round_known(self.samples / seconds, 1) if seconds else None,
             "loss": round_known(self.loss, 6),
-            "auc": finite(judged.auc),
-            "logloss": finite(judged.logloss),
+            "auc": keep_finite(judged.auc),
+            "logloss": keep_finite(judged.logloss),
             "test_samples": judged.test_samples,
             "model_sha256": judged.model_sha256,
             "parity_stripes": judged.parity_stripes,
@@ -499,7 +499,7 @@ class RunStatus:
         }
 
 
-def finite(value: Any) -> float | None:
+def keep_finite(value: Any) -> float | None:
     """NaN and infinity are no JSON: a loss that has diverged is shown as missing."""
     if value is None:
         return None

@@ -19,7 +19,7 @@ from thread_backend import ThreadBackend
 
 from regrow.core.link import Identity
 from regrow.launch import supervisor
-from regrow.launch.backend import Backend, Ended, Exit, Handle, News, Said, end, name_of, running
+from regrow.launch.backend import Backend, Ended, Exit, Handle, News, Said, end, list_running, name_of
 from regrow.launch.crew import Crew
 from regrow.launch.orders import (
     Assignment,
@@ -123,7 +123,7 @@ def test_a_spare_becomes_somebody(backend: Backend) -> None:
     handle.tell(Become(assignment=assign(listen="another place")))
     handle.who = W1
     assert reports(hear(backend, count(2))) == [Listening(address="here"), Listening(address="another place")]
-    assert [each.who for each in running(backend, "worker")] == [W1]
+    assert [each.who for each in list_running(backend, "worker")] == [W1]
 
 
 def test_last_words_are_heard_before_the_end(backend: Backend) -> None:
@@ -148,7 +148,7 @@ def test_nobody_can_refuse_to_be_killed(backend: Backend, paused: bool) -> None:
     for act in (handle.kill, handle.pause, handle.resume, handle.terminate):
         act()
     assert backend.wait(0.05) == []
-    assert running(backend) == []
+    assert list_running(backend) == []
 
 
 def test_who_is_paused_is_silent_and_then_answers(backend: Backend) -> None:
