@@ -17,7 +17,7 @@ import echo_role
 import pytest
 from thread_backend import ThreadBackend
 
-from regrow.core.link import Identity
+from regrow.core.identity import Identity
 from regrow.launch import supervisor
 from regrow.launch.backend import Backend, Ended, Exit, Handle, News, Said, end, list_running, name_of
 from regrow.launch.crew import Crew

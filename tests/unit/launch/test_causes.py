@@ -10,7 +10,7 @@ import signal
 import pytest
 from thread_backend import ThreadHandle
 
-from regrow.core.link import Identity
+from regrow.core.identity import Identity
 from regrow.launch.backend import Exit
 from regrow.launch.causes import Suspect, find_cause
 from regrow.launch.orders import Error

@@ -15,8 +15,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from regrow.core.cut import CutPlan
-from regrow.core.link import Identity
+from regrow.core.cuts import CutPlan
+from regrow.core.identity import Identity
 from regrow.launch import orders
 from regrow.launch.orders import Malformed, encode, parse_assignment, parse_command, parse_report
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from regrow.core.link import Identity
+from regrow.core.identity import Identity
 from regrow.launch import supervisor
 from regrow.launch.backend import Exit
 from regrow.launch.orders import Error, PeerDied

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from regrow.core.link import Identity
+from regrow.core.identity import Identity
 from regrow.launch.backend import Ended, Exit, News, Said
 from regrow.launch.orders import AnyCommand, Assignment, Command, Report
 
