@@ -45,8 +45,8 @@ CORE_MAY_IMPORT = {
 }
 
 # Some modules belong elsewhere than their package: `presets` is a table of numbers, what a store has to be is said
-# below core, which uses stores, `orders` is what a launcher and its processes say to each other, and the main of a child
-# process stands above whatever role it starts.
+# below core, which uses stores, `orders` is what a launcher and its processes say to each other, and the main of a
+# child process stands above whatever role it starts.
 UNITS = {
     "regrow.nn.presets": "presets",
     "regrow.store.interface": "interface",
