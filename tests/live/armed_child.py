@@ -38,7 +38,7 @@ from regrow.core.job import JobSpec, OptimizerSpec, TableSpec
 from regrow.launch import child, orders
 from regrow.launch.pipes import PipeParent
 from regrow.nn.check import check_parity
-from regrow.nn.coded import flush_spec, protect, ring_count
+from regrow.nn.coded import make_protection, protect
 from regrow.nn.routing import make_router
 from regrow.runtime.client import Client, SocketClient
 from regrow.runtime.inprocess import InProcessCluster
@@ -71,8 +71,7 @@ def job_of(config: TrainConfig) -> JobSpec:
         workers=config.workers,
         mode=config.mode,  # type: ignore[arg-type]
         seed=config.seed,
-        rings=ring_count(config.code),
-        flush=flush_spec(config.code),
+        protection=make_protection(config.code),
     )
 
 
