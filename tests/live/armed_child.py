@@ -34,11 +34,11 @@ import regrow.nn
 import regrow.runtime
 from regrow.checkpoint import failpoints
 from regrow.config import TrainConfig
-from regrow.core.identity import Identity
 from regrow.core.job import JobSpec, OptimizerSpec, TableSpec
-from regrow.launch import child
+from regrow.launch import child, orders
+from regrow.launch.pipes import PipeParent
 from regrow.nn.check import check_parity
-from regrow.nn.coded import flush_spec, protect, ring_count
+from regrow.nn.coded import make_protection, protect
 from regrow.nn.routing import make_router
 from regrow.runtime.client import Client, SocketClient
 from regrow.runtime.inprocess import InProcessCluster
@@ -71,8 +71,7 @@ def job_of(config: TrainConfig) -> JobSpec:
         workers=config.workers,
         mode=config.mode,  # type: ignore[arg-type]
         seed=config.seed,
-        rings=ring_count(config.code),
-        flush=flush_spec(config.code),
+        protection=make_protection(config.code),
     )
 
 
@@ -146,29 +145,30 @@ def digests(config: TrainConfig) -> list[str]:
 def run_worker(parent: Parent) -> None:
     """As regrow.nn.worker.run."""
     assignment = parent.assignment
-    config = TrainConfig.from_dict(assignment["config"])
-    work = Work(config, assignment["id"])
+    config = TrainConfig.from_dict(assignment.config)
+    work = Work(config, assignment.identity.id)
     assert config.steps is not None
-    parent.report("planned", steps=config.steps)
+    assert assignment.coordinator is not None
+    parent.report(orders.Planned(steps=config.steps))
     client = SocketClient(
-        identity=Identity(role="worker", id=assignment["id"], incarnation=assignment["incarnation"]),
-        token=bytes.fromhex(assignment["token"]),
-        coordinator=assignment["coordinator"],
+        identity=assignment.identity,
+        token=bytes.fromhex(assignment.token),
+        coordinator=assignment.coordinator,
         job=work.job,
         redo_bytes_max=config.redo_bytes_max,
         section_bytes_max=config.frame_bytes_max,
     )
     try:
         opened = client.opened.result()
-        again = 0 if assignment.get("resume") is not None and assignment["incarnation"] == 0 else 1
+        again = 0 if assignment.start is not None and assignment.identity.incarnation == 0 else 1
         done = max(again, opened.committed) - again if config.mode == "sync" else opened.durable
         client.pushes = done
         began = time.monotonic()
         train(parent, client, work, config, done=done)
         seconds = time.monotonic() - began
-        parent.report("trained", steps=config.steps, samples=config.steps * config.batch, seconds=seconds)
-        for command in iter(parent.next_command, {"do": "stop"}):
-            assert command["do"] == "evaluate"
+        parent.report(orders.Trained(steps=config.steps, samples=config.steps * config.batch, seconds=seconds))
+        for command in iter(parent.next_command, orders.Stop()):
+            assert command == orders.Evaluate()
             evaluate(parent, client, config)
     finally:
         client.close()
@@ -176,12 +176,12 @@ def run_worker(parent: Parent) -> None:
 
 def train(parent: Parent, client: Client, work: Work, config: TrainConfig, *, done: int) -> None:
     assert config.steps is not None
-    told, room = {fault.step for fault in config.sabotage}, Path(plan["room"])
+    reported, room = {sabotage.step for sabotage in config.sabotage}, Path(plan["room"])
     for step in range(done + 1, config.steps + 1):
         began = time.monotonic()
         ticket = client.pull(work.plan(step), step=step)
         client.push(ticket, work.grads(step, ticket.wait()))
-        if step == done + 1 or step in told or step % 20 == 0:
+        if step == done + 1 or step in reported or step % 20 == 0:
             report(parent, step, config.batch)
         if step == plan.get("go on at"):
             (room / "go on").touch()
@@ -200,7 +200,7 @@ def there(room: Path) -> bool:
 
 def report(parent: Parent, step: int, batch: int) -> None:
     bins = [0] * BINS
-    parent.report("progress", step=step, samples=step * batch, loss=1.0, hist_pos=bins, hist_neg=bins)
+    parent.report(orders.Progress(step=step, samples=step * batch, loss=1.0, hist_pos=bins, hist_neg=bins))
 
 
 def evaluate(parent: Parent, client: Client, config: TrainConfig) -> None:
@@ -210,13 +210,14 @@ def evaluate(parent: Parent, client: Client, config: TrainConfig) -> None:
             time.sleep(0.01)
         stripes, wrong = check_parity(client, tries=5)
     parent.report(
-        "evaluated",
-        auc=0.5,
-        logloss=0.5,
-        test_samples=0,
-        model_sha256=client.digest(),
-        parity_stripes=stripes,
-        parity_wrong=wrong,
+        orders.Evaluated(
+            auc=0.5,
+            logloss=0.5,
+            test_samples=0,
+            model_sha256=client.digest(),
+            parity_stripes=stripes,
+            parity_wrong=wrong,
+        )
     )
 
 
@@ -228,20 +229,15 @@ def die() -> None:
     threading.Event().wait()
 
 
-class ArmedParent(Parent):
+class ArmedParent(PipeParent):
     """Arms as soon as it is known whose life this is; a spare when it takes somebody's place."""
 
     hits: Path
 
-    @property
-    def assignment(self) -> dict[str, Any]:
-        return self._told
-
-    @assignment.setter
-    def assignment(self, told: dict[str, Any]) -> None:
-        self._told = told
+    def become(self, assignment: orders.Assignment) -> None:
+        super().become(assignment)
         room = Path(plan["room"])
-        name = f"{told['role']} {told['id']}"
+        name = f"{assignment.identity.role} {assignment.identity.id}"
         life = next(life for life in range(100) if first(room / f"{name} life {life}"))
         self.hits = room / f"{name} life {life} hits"
         points = plan.get("arm", {}).get(name, [])
@@ -308,7 +304,7 @@ def main() -> int:
         parents.append(ArmedParent())
         return parents[0]
 
-    child.Parent = armed_parent  # type: ignore[attr-defined,assignment,misc]
+    child.PipeParent = armed_parent  # type: ignore[assignment,misc]
     light = types.ModuleType("regrow.nn.worker")
     light.run = run_worker  # type: ignore[attr-defined]
     sys.modules["regrow.nn.worker"] = regrow.nn.worker = light  # type: ignore[attr-defined]

@@ -42,8 +42,8 @@ class FakeChild:
     def take(self, assignment: dict[str, Any]) -> None:
         """This place is ours from now on."""
         self.assignment = assignment
-        self.role, self.id = assignment["role"], assignment["id"]
-        self.incarnation = assignment["incarnation"]
+        who = assignment["identity"]
+        self.role, self.id, self.incarnation = who["role"], who["id"], who["incarnation"]
         self.name = f"{self.role} {self.id}" + (f".{self.incarnation}" if self.incarnation else "")
         manners = self.plan.get("manners", {})
         self.manner = manners.get(self.name, manners.get(f"{self.role} {self.id} always", ""))
@@ -58,7 +58,8 @@ class FakeChild:
             command = json.loads(line)
             with self.heard:
                 if command["do"] == "become":
-                    self.take(command)
+                    self.take(command["assignment"])
+                    (self.room / f"became-{self.role}-{self.id}.{self.incarnation}").touch()
                 with (self.room / f"told-{self.role}-{self.id}").open("a") as told:
                     told.write(line)
                 self.commands.append(command["do"])
@@ -103,7 +104,7 @@ class FakeChild:
             threading.Event().wait()
         if self.manner == "fails to stop":
             sys.exit(5)
-        say("stopped", cpu_seconds=0.1)
+        say("stopped")
 
     def serve(self) -> None:
         address = self.assignment["listen"]
@@ -115,8 +116,8 @@ class FakeChild:
             say("ready", rows=1000, bytes=64000)
             say("server", pulls=1, pushes=1, bytes_in=10, bytes_out=20)
             if self.incarnation:
-                say("recovery", rows_missing=60, rows_back=40, rows_total=100, bytes=400, faults=3)
-                say("recovered", rows=100, bytes=1000, faults=7, seconds=0.1)
+                say("recovery", rows_back=40, rows_total=100, bytes=400, faults=3, seconds=0.05)
+                say("recovered", rows_back=100, rows_total=100, bytes=1000, faults=7, seconds=0.1)
         self.misbehave_after_training_began()
         self.await_command("stop")
         if self.role == "server":
@@ -208,12 +209,12 @@ class FakeChild:
         elif manner == "misses server 1":
             # As the real one does when a server has been silent.
             for _ in range(2):
-                say("replace", role="server", id=1, incarnation=0, reason="silent for 1.5 s")
+                say("replace", peer={"role": "server", "id": 1, "incarnation": 0}, reason="silent for 1.5 s")
         elif manner == "comes back":
             self.await_file("started-server-1.1")  # it is stopped meanwhile
             (self.room / "came-back").touch()
             say("ready", rows=99999, bytes=99999)
-            say("fenced")
+            say("fenced", reason="replaced")
             sys.exit(0)
         elif manner == "talks nonsense":
             say("ready", rows="many") if self.role == "server" else say("trained")

@@ -25,7 +25,8 @@ import pytest
 from helpers import wait_until
 
 from regrow.config import TrainConfig
-from regrow.core.job import FlushSpec, JobSpec, OptimizerSpec, TableSpec
+from regrow.core.job import JobSpec, OptimizerSpec, TableSpec
+from regrow.core.protection import Coded, FlushSpec
 from regrow.errors import DataLoss
 from regrow.launch import local
 from regrow.launch.cluster import LocalCluster
@@ -158,7 +159,8 @@ def test_every_push_counts_once(tmp_path: Path) -> None:
     rows, dim, pushes = 600, 4, 240
     optimizer = OptimizerSpec(kind="sgd", learning_rate=1.0)
     spec = TableSpec(name="t", rows=rows, dim=dim, init_bound=0.0, optimizer=optimizer, k=2, r=1)
-    job = JobSpec(tables=(spec,), servers=4, workers=2, flush=FlushSpec(pushes=5))
+    protection = Coded(k=2, r=1, flush=FlushSpec(pushes=5))
+    job = JobSpec(tables=(spec,), servers=4, workers=2, protection=protection)
     router = make_router(job, feature_tables=[0], static_tables=[])
     counts = np.zeros((2, rows), np.int64)
     with LocalCluster(servers=4) as cluster:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from regrow.core.identity import Identity
 from regrow.core.link import ACK_BYTES_MAX, Acceptor
 from regrow.core.messages import Beat, Declare, Member, Open, Opened, Pull, RecordsWritten, Register, Rows, View
 from regrow.errors import ConnectionLost
+from regrow.launch import orders
 from regrow.runtime import serve, transport
 from regrow.runtime.client import SocketClient
 
@@ -402,24 +404,33 @@ def test_a_client_outlives_its_coordinator_but_not_a_refusal(run: Any, tmp_path:
 class FakeParent:
     """A launcher that keeps what it is told."""
 
-    def __init__(self, *commands: dict[str, Any], **assignment: Any) -> None:
-        config = {"servers": 1, "frame_bytes_max": 1 << 20}
-        self.assignment: Any = {"role": "server", "id": 0, "incarnation": 0, "token": TOKEN.hex(), "threads": 1}
-        self.assignment |= {"config": config} | assignment
-        self.said: list[tuple[str, dict[str, Any]]] = []
+    def __init__(self, who: Identity, *commands: orders.AnyCommand, listen: str = "", coordinator: str | None = None):
+        self.assignment = orders.Assignment(
+            identity=who,
+            token=TOKEN.hex(),
+            listen=listen,
+            coordinator=coordinator,
+            threads=1,
+            servers=1,
+            frame_bytes_max=1 << 20,
+        )
+        self.said: list[orders.Report] = []
         self.commands = list(commands)
 
-    def report(self, event: str, **values: Any) -> None:
-        self.said.append((event, values))
+    def become(self, assignment: orders.Assignment) -> None:
+        self.assignment = assignment
 
-    def on_command(self, callback: Any) -> None:
+    def report(self, report: orders.Report) -> None:
+        self.said.append(report)
+
+    def on_command(self, callback: Callable[[orders.AnyCommand], object]) -> None:
         self.command = callback
 
-    def next_command(self) -> dict[str, Any]:
+    def next_command(self) -> orders.AnyCommand:
         return self.commands.pop(0)
 
-    def heard(self, name: str) -> list[dict[str, Any]]:
-        return [values for event, values in self.said if event == name]
+    def heard(self, kind: type[orders.Report]) -> list[Any]:
+        return [report for report in self.said if isinstance(report, kind)]
 
 
 def test_a_server_registers_with_every_coordinator_and_ends_when_one_says_it_was_replaced(
@@ -427,7 +438,7 @@ def test_a_server_registers_with_every_coordinator_and_ends_when_one_says_it_was
 ) -> None:
     async def main() -> None:
         at = f"unix:{tmp_path}/c"
-        parent: Any = FakeParent(listen=f"unix:{tmp_path}/s", coordinator=at)
+        parent = FakeParent(S0, listen=f"unix:{tmp_path}/s", coordinator=at)
         node = asyncio.ensure_future(serve.Node(parent).run())
         for coordinator in (C0, C1):  # the first of them comes after the server, too
             side = Side(coordinator)
@@ -443,8 +454,8 @@ def test_a_server_registers_with_every_coordinator_and_ends_when_one_says_it_was
         assert not node.done(), "a server does not need its coordinator to live"
         side.endpoint.forget(S0)
         await node
-        (fenced,) = parent.heard("fenced")
-        assert "S0 with incarnation 0 was replaced" in fenced["reason"]
+        (fenced,) = parent.heard(orders.Fenced)
+        assert "S0 with incarnation 0 was replaced" in fenced.reason
         await side.endpoint.close()
 
     run(main())
@@ -452,24 +463,19 @@ def test_a_server_registers_with_every_coordinator_and_ends_when_one_says_it_was
 
 def test_a_coordinator_is_told_of_a_death_and_asks_for_a_replacement(run: Any, tmp_path: Path) -> None:
     async def main() -> None:
-        parent: Any = FakeParent(role="coordinator", listen=f"unix:{tmp_path}/c", coordinator=None)
+        parent = FakeParent(C0, listen=f"unix:{tmp_path}/c")
         node = asyncio.ensure_future(serve.Node(parent).run())
-        await until(lambda: parent.heard("listening"))
+        await until(lambda: parent.heard(orders.Listening))
         left = Side(S0)
         left.endpoint.dial(C0, f"unix:{tmp_path}/c")
         left.endpoint.send(C0, Register(address="unix:/nowhere", known=None))
         await until(lambda: left.opened)
         await asyncio.sleep(0.1)  # until it has registered
-        parent.command({"do": "died", "role": "server", "id": 0, "incarnation": 0})
-        await until(lambda: parent.heard("replace"))
-        assert parent.heard("replace")[0] == {
-            "role": "server",
-            "id": 0,
-            "incarnation": 0,
-            "reason": "its process ended",
-        }
+        parent.command(orders.PeerDied(peer=S0))
+        await until(lambda: parent.heard(orders.Replace))
+        assert parent.heard(orders.Replace)[0] == orders.Replace(peer=S0, reason="its process ended")
         await until(lambda: left.fenced)
-        parent.command({"do": "stop"})
+        parent.command(orders.Stop())
         await node
         await left.endpoint.close()
 
@@ -477,11 +483,12 @@ def test_a_coordinator_is_told_of_a_death_and_asks_for_a_replacement(run: Any, t
 
 
 def test_a_standby_becomes_whom_it_is_told_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
-    became: list[Any] = []
+    became: list[orders.Assignment] = []
     monkeypatch.setattr(serve, "run", lambda parent: became.append(parent.assignment))
-    stopped: Any = FakeParent({"do": "what"}, {"do": "stop"})
+    spare = Identity(role="standby", id=0)
+    stopped = FakeParent(spare, orders.Evaluate(), orders.Stop())
     serve.standby(stopped)
-    assert (became, stopped.said) == ([], [("standby", {})])
-    parent: Any = FakeParent({"do": "become", "role": "server", "id": 2, "incarnation": 1})
-    serve.standby(parent)
-    assert became == [{"role": "server", "id": 2, "incarnation": 1}]
+    assert (became, stopped.said) == ([], [orders.Standby()])
+    assignment = FakeParent(S0).assignment
+    serve.standby(FakeParent(spare, orders.Become(assignment=assignment)))
+    assert became == [assignment]

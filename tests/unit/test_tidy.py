@@ -56,11 +56,14 @@ CORE_MAY_IMPORT = {
 }
 
 # Some modules belong elsewhere than their package: `presets` is a table of numbers, what a store has to be is said
-# below core, which uses stores, and the main of a child process stands above whatever role it starts.
+# below core, which uses stores, `orders` is what a launcher and its processes say to each other, and the main of a
+# child process stands above whatever role it starts.
 UNITS = {
     "regrow.nn.presets": "presets",
     "regrow.store.interface": "interface",
+    "regrow.launch.orders": "orders",
     "regrow.launch.child": "mains",
+    "regrow.launch.pipes": "mains",
 }
 
 # Names of types, for type checking only: nothing is loaded, and a test below sees to it.
@@ -80,11 +83,23 @@ MAY_IMPORT = {
     "checkpoint": {"core", "store", "units"},
     "sim": {"core", "store"},
     "data": {"config", "presets"},
-    "runtime": {"core", "store", "checkpoint"},
-    "nn": {"core", "runtime", "checkpoint", "data", "config", "metrics", "presets", "protection"},
-    "mains": {"runtime", "nn"},
-    "launch": {"core", "runtime", "store", "checkpoint", "data", "config", "metrics", "presets", "protection"},
-    "bench": {"core", "runtime", "store", "checkpoint", "data", "nn", "launch"}
+    "orders": {"core"},
+    "runtime": {"core", "store", "checkpoint", "orders"},
+    "nn": {"core", "orders", "runtime", "checkpoint", "data", "config", "metrics", "presets", "protection"},
+    "mains": {"core", "orders", "runtime", "nn"},
+    "launch": {
+        "core",
+        "orders",
+        "runtime",
+        "store",
+        "checkpoint",
+        "data",
+        "config",
+        "metrics",
+        "presets",
+        "protection",
+    },
+    "bench": {"core", "orders", "runtime", "store", "checkpoint", "data", "nn", "launch"}
     | {"config", "metrics", "presets", "protection"},
     "cli": {"launch", "bench", "sim", "checkpoint", "core", "config", "presets", "data", "units"},
     "regrow": {"core", "runtime", "nn", "launch", "config", "protection"},

@@ -31,6 +31,7 @@ from regrow.bench import checkpoint_figures, checkpoint_peer, checkpoint_store, 
 from regrow.checkpoint.storage import Storage
 from regrow.config import TrainConfig
 from regrow.launch import local
+from regrow.launch.orders import CheckpointSaved, Report, ServerCounters
 from regrow.launch.status import RunStatus
 
 SUMMARY = "What checkpoints cost: training time, memory, bytes; storing, loading and merging them."
@@ -182,17 +183,19 @@ class Trace(recovery.Trace):
     def _listen(self, status: RunStatus) -> None:
         receive = status.receive
 
-        def heard(role: str, id: int, event: dict[str, Any], now: float) -> None:
-            self.hear(event, now)
-            receive(role, id, event, now)
+        def hear_and_pass_on(role: str, id: int, report: Report, now: float) -> None:
+            self.hear(report, now)
+            receive(role, id, report, now)
 
-        setattr(status, "receive", heard)  # noqa: B010  (mypy knows that methods are not assigned to)
+        setattr(status, "receive", hear_and_pass_on)  # noqa: B010  (mypy knows that methods are not assigned to)
 
-    def hear(self, event: Mapping[str, Any], now: float) -> None:
-        self.capture_seconds_max = max(self.capture_seconds_max, float(event.get("capture_seconds_max", 0.0)))
-        self.cut_hold_seconds_max = max(self.cut_hold_seconds_max, float(event.get("hold_seconds_max", 0.0)))
-        if event["event"] == "checkpoint" and event.get("status") == "saved" and "kind" in event:
-            self.cuts.append({**{name: event[name] for name in ("cut", "kind", "seconds", "cut_seconds")}, "at": now})
+    def hear(self, report: Report, now: float) -> None:
+        if isinstance(report, ServerCounters):
+            self.capture_seconds_max = max(self.capture_seconds_max, report.capture_seconds_max or 0.0)
+            self.cut_hold_seconds_max = max(self.cut_hold_seconds_max, report.hold_seconds_max or 0.0)
+        elif isinstance(report, CheckpointSaved) and report.kind is not None:
+            known = {"cut": report.cut, "kind": report.kind}
+            self.cuts.append({**known, "seconds": report.seconds, "cut_seconds": report.cut_seconds, "at": now})
 
     def window(self, settle_seconds: float) -> tuple[float, float]:
         """From one checkpoint's end to the last one's; without two of them, all that was trained but for the start."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import secrets
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from regrow.checkpoint.address import split_cut
 from regrow.checkpoint.lineage import Graph
@@ -13,6 +12,7 @@ from regrow.checkpoint.storage import Storage
 from regrow.config import TrainConfig, read_stored
 from regrow.core.names import parse_piece_name
 from regrow.errors import UserError
+from regrow.launch.orders import CheckpointTimes, Saving
 from regrow.launch.version import version
 
 DATA_OPTIONS = ("mode", "workers", "seed", "data", "batch", "train_rows", "skew", "skip_bad_lines")
@@ -55,7 +55,7 @@ def find(config: TrainConfig) -> Start:
     return Start(url=url, cut=target.id, step=target.step)
 
 
-def newest(url: str, *, run: str, progress: Progress | None = None) -> tuple[Start | None, list[str]]:
+def find_newest(url: str, *, run: str, progress: Progress | None = None) -> tuple[Start | None, list[str]]:
     """The newest checkpoint of this run that can be restored, and the damage that was found on the way. Not of another
     run: one that was started from a checkpoint on purpose must not fall back to what it was to leave behind.
 
@@ -78,32 +78,34 @@ def newest(url: str, *, run: str, progress: Progress | None = None) -> tuple[Sta
         graph = graph.without(damage)
         sound |= {piece.name for piece in unread} - damage.keys()
     beyond = "" if cut is None else cut.id  # ids begin with the step
-    told = [what for name, what in broken if parse_piece_name(name)[1] > beyond]
-    return None if cut is None else Start(url=url, cut=cut.id, step=cut.step), [*damage.values(), *told]
+    unreadable = [what for name, what in broken if parse_piece_name(name)[1] > beyond]
+    return None if cut is None else Start(url=url, cut=cut.id, step=cut.step), [*damage.values(), *unreadable]
 
 
-def told(config: TrainConfig, *, run: str, start: Start | None, dead: Sequence[str] = ()) -> dict[str, Any] | None:
+def plan_saving(config: TrainConfig, *, run: str, start: Start | None, dead: Sequence[str] = ()) -> Saving | None:
     """What servers, the coordinator and the merger need to know to make checkpoints; None: they make none.
 
     `dead`: cuts that processes of this run were making when they died, which the merger clears away."""
     if not config.saves:
         return None
+    assert config.ckpt is not None
     seconds, steps = config.interval
-    return {
-        "url": config.ckpt,
-        "encoding": config.ckpt_encoding,
-        "bits": config.ckpt_bits,
-        "bytes_per_second": config.ckpt_bytes_per_s,
-        "run": run,
-        "salt": secrets.token_hex(8),  # of this start of it
-        "keep": {"keep_last": config.ckpt_keep_last, "pinned": [] if start is None else [start.cut]},
-        "made_by": f"regrow {version()}",
-        "merge_seconds": min(max(seconds or 0.0, MERGE_SECONDS_MIN), MERGE_SECONDS_MAX),
-        "dead": list(dead),
-        "plan": {
-            "every_seconds": seconds,
-            "every_steps": steps,
-            "full_every": 1 if config.protection == "full" else config.full_every,
-            "pause": config.ckpt_pause,
-        },
-    }
+    return Saving(
+        url=config.ckpt,
+        encoding=config.ckpt_encoding,
+        bits=config.ckpt_bits,
+        bytes_per_second=config.ckpt_bytes_per_s,
+        run=run,
+        salt=secrets.token_hex(8),
+        keep_last=config.ckpt_keep_last,
+        pinned=() if start is None else (start.cut,),
+        made_by=f"regrow {version()}",
+        merge_seconds=min(max(seconds or 0.0, MERGE_SECONDS_MIN), MERGE_SECONDS_MAX),
+        dead=tuple(dead),
+        times=CheckpointTimes(
+            every_seconds=seconds,
+            every_steps=steps,
+            full_every=1 if config.protection == "full" else config.full_every,
+            pause=config.ckpt_pause,
+        ),
+    )

@@ -6,6 +6,7 @@ Errors end the process with one readable message to the launcher; the traceback,
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -14,58 +15,65 @@ import traceback
 
 from regrow import _kernels
 from regrow.errors import CheckpointError, ConnectionLost, DataLoss, RegrowError
-from regrow.runtime.parent import Parent, name_process
+from regrow.launch.orders import Error, ErrorKind, Stopped
+from regrow.launch.pipes import PipeParent, log_format
+from regrow.runtime.parent import Parent, peak_rss_bytes
+
+# Whoever lost a peer is a victim: the launcher looks for the cause elsewhere first.
+ERROR_KINDS: tuple[tuple[type[RegrowError], ErrorKind], ...] = (
+    (ConnectionLost, "lost"),
+    (DataLoss, "data_loss"),
+    (CheckpointError, "checkpoint"),
+)
 
 
 def main() -> int:
     # The launcher decides when to stop: Ctrl-C in a terminal reaches only it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    parent = Parent()
-    role, index = parent.assignment["role"], parent.assignment["id"]
-    name_process(role, index)
-    logging.basicConfig(
-        stream=sys.stderr, level=logging.INFO, format=f"%(asctime)s {role[0].upper()}{index} %(message)s"
-    )
-    _kernels.tune_malloc(one_heap=role != "worker")
+    parent = PipeParent()
+    who = parent.assignment.identity
+    logging.basicConfig(stream=sys.stderr, level=logging.INFO, format=log_format(who))
+    _kernels.tune_malloc(one_heap=who.role != "worker")
     try:
-        if role == "worker":
-            from regrow.nn import worker
-
-            worker.run(parent)
-        elif role == "merger":
-            from regrow.runtime import merging
-
-            merging.run(parent)
-        elif role == "standby":
-            from regrow.runtime import serve
-
-            serve.standby(parent)
-        else:
-            from regrow.runtime import serve
-
-            serve.run(parent)
+        run_role(parent)
     except RegrowError as error:
         logging.error("%s", error)
-        # Whoever lost a peer is a victim: the launcher looks for the cause elsewhere first.
-        kinds = ((ConnectionLost, "lost"), (DataLoss, "data_loss"), (CheckpointError, "checkpoint"))
-        kind = next((kind for of, kind in kinds if isinstance(error, of)), "user")
-        parent.report("error", message=error.message, hint=error.hint, kind=kind)
+        kind: ErrorKind = next((kind for of, kind in ERROR_KINDS if isinstance(error, of)), "user")
+        parent.report(Error(message=error.message, hint=error.hint, kind=kind))
         return 1
     except MemoryError as error:
         traceback.print_exc()
-        parent.report("error", message=f"out of memory: {error}", kind="user")
+        parent.report(Error(message=f"out of memory: {error}", kind="user"))
         return 1
     except Exception as error:
         traceback.print_exc()
-        parent.report("error", message=f"{type(error).__name__}: {error}", kind="bug")
+        parent.report(Error(message=f"{type(error).__name__}: {error}", kind="bug"))
         return 1
-    parent.report_stopped()
+    parent.report(Stopped(peak_rss_bytes=peak_rss_bytes()))
     return 0
+
+
+def run_role(parent: Parent) -> None:
+    """Does what this process is for, until it is told to stop. Imports are late: only workers need torch."""
+    role = parent.assignment.identity.role
+    if role == "worker":
+        from regrow.nn import worker
+
+        worker.run(parent)
+    elif role == "merger":
+        from regrow.runtime import merging
+
+        merging.run(parent)
+    else:
+        from regrow.runtime import serve
+
+        serve.standby(parent) if role == "standby" else serve.run(parent)
 
 
 if __name__ == "__main__":
     code = main()
     logging.shutdown()
-    sys.stderr.flush()
+    with contextlib.suppress(OSError):  # a log on a full disk is no reason to fail
+        sys.stderr.flush()
     # Taking an interpreter with torch apart takes a second and frees nothing that exiting does not.
     os._exit(code)

@@ -8,22 +8,39 @@ or a coordinator that dies is replaced, and the clients go on.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import secrets
 import shutil
-import signal
 import sys
 import tempfile
 import threading
 import time
 from pathlib import Path
-from typing import Any
 
 from regrow.core.identity import Identity
 from regrow.core.job import JobSpec
 from regrow.errors import ChildFailed, ConnectionLost, UserError
-from regrow.launch.crew import CHILD_COMMAND, Crew
-from regrow.launch.processes import Child, Children, Ended, Said
-from regrow.launch.rundir import SocketDir, log_name
+from regrow.launch.backend import Ended, News, end, list_running, name_of
+from regrow.launch.crew import Crew
+from regrow.launch.orders import Error, Listening, Malformed, Replace, Stop
+from regrow.launch.processes import LocalProcesses
+from regrow.launch.rundir import Logs, SocketDir, print_warning
+from regrow.launch.supervisor import (
+    Accuse,
+    Appoint,
+    Event,
+    GiveUp,
+    KeepSpares,
+    NoteEnd,
+    NoteSuccessor,
+    ProcessEnded,
+    ProcessFailed,
+    ProcessMissed,
+    Stance,
+    Supervisor,
+    TakeStance,
+    Tick,
+)
 from regrow.protection import GIB, MIB, ErasureCode
 from regrow.runtime.client import Client, SocketClient
 
@@ -31,6 +48,7 @@ START_SECONDS_MAX = 120.0
 OPEN_SECONDS_MAX = 600.0  # filling very large tables takes minutes
 STOP_SECONDS = 10.0
 NEWS_SECONDS_MAX = 2.0
+WATCH_SECONDS = 0.1
 FRAME_BYTES_MAX = 1 * GIB
 
 
@@ -59,33 +77,29 @@ class LocalCluster:
         self._token = secrets.token_hex(32)
         self._sockets = SocketDir()
         self._logs = Path(tempfile.mkdtemp(prefix="regrow-logs-"))
-        self._children = Children()
+        self._backend = LocalProcesses(logs=Logs(self._logs, print_warning))
+        if transport == "unix" or (transport is None and sys.platform.startswith("linux")):
+            self._backend.use_sockets(self._sockets.path)
+        self._supervisor = Supervisor(replaces=True)
         self._clients: list[SocketClient] = []
         self._attempts: dict[int, int] = {}  # worker -> clients there have been
         self._failure: ChildFailed | None = None
         self._failed = threading.Event()
         self._closing = threading.Event()
-        self._spares_wanted = 0  # once a protected job is known
+        self._spares_wanted = 0  # set by whoever connects, read by the watcher: the supervisor is the watcher's
         self._crew = Crew(
-            children=self._children,
-            command=CHILD_COMMAND,
-            sockets=self._sockets.path,
-            transport=transport or ("unix" if sys.platform.startswith("linux") else "tcp"),
-            log=lambda role, id, incarnation: self._logs / log_name(role, id, incarnation),
+            backend=self._backend,
             threads={"coordinator": 1, "server": threads_per_server, "standby": threads_per_server},
-            assignment={
-                "token": self._token,
-                "config": {"servers": servers, "frame_bytes_max": FRAME_BYTES_MAX},
-                "servers": servers,
-                "frame_bytes_max": FRAME_BYTES_MAX,
-            },
+            token=self._token,
+            servers=servers,
+            frame_bytes_max=FRAME_BYTES_MAX,
         )
         atexit.register(self.close)
         try:
-            self._crew.start("coordinator", 0)
-            self._crew.coordinator_address = self._await_address()
+            self._supervise(Appoint(role="coordinator", id=0))
+            self._await_address()
             for index in range(servers):
-                self._crew.start("server", index)
+                self._supervise(Appoint(role="server", id=index))
         except BaseException:
             self.close()
             raise
@@ -132,8 +146,9 @@ class LocalCluster:
             client.close()
         if hasattr(self, "_watcher"):
             self._watcher.join()
-        with self._children as children, self._sockets:
-            children.end(children.running(), asked_seconds=STOP_SECONDS, term_seconds=2.0, hurry=lambda: False)
+        with self._sockets, contextlib.closing(self._backend):
+            everybody = list_running(self._backend)
+            end(self._backend, everybody, asked_seconds=STOP_SECONDS, term_seconds=2.0, hurry=lambda: False)
         if self._failure is None:
             shutil.rmtree(self._logs, ignore_errors=True)
 
@@ -146,63 +161,80 @@ class LocalCluster:
     @property
     def pids(self) -> dict[str, int]:
         """Process ids by name, such as "server 2"."""
-        return {child.name: child.pid for child in self._children.all if not child.retired}
+        handles = self._backend.handles
+        return {name_of(handle.who): handle.pid for handle in handles if self._supervisor.counts(handle.who)}
 
-    def _await_address(self) -> str:
+    def _await_address(self) -> None:
         deadline = time.monotonic() + START_SECONDS_MAX
-        while time.monotonic() < deadline:
-            for news in self._children.wait(1.0):
-                self._note(news)
-                if self._failure is not None:
-                    raise self._failure
-                if isinstance(news, Said) and news.event["event"] == "listening":
-                    return str(news.event["address"])
-        raise ChildFailed(f"the coordinator did not listen within {START_SECONDS_MAX:.0f} s")
+        while self._crew.coordinator_address is None:
+            if time.monotonic() > deadline:
+                raise ChildFailed(f"the coordinator did not listen within {START_SECONDS_MAX:.0f} s")
+            for news in self._backend.wait(1.0):
+                self._receive(news)
+            if self._failure is not None:
+                raise self._failure
 
     def _watch(self) -> None:
+        """The backend and the supervisor are this thread's: whatever is started later is started here."""
         while not self._closing.is_set():
-            for news in self._children.wait(0.1):
-                self._note(news)
-            # The selector is this thread's: whatever is started later is started here.
-            if self._failure is None:
-                self._crew.keep_spares(self._spares_wanted)
+            for news in self._backend.wait(WATCH_SECONDS):
+                self._receive(news)
+            if self._failure is None and not self._closing.is_set():
+                now = time.monotonic()
+                self._replace_from_now_on(now)
+                self._supervise(Tick(now=now))
 
-    def _note(self, news: Any) -> None:
-        """Keeps the first failure, for whoever asks next. Then the coordinator stops, so that nobody waits for
-        a view that never comes; clients with links notice by themselves."""
-        if self._failure is not None or news.child.retired:
-            return
-        if isinstance(news, Said) and news.event["event"] == "replace":
-            self._replace(news.event)
-        elif isinstance(news, Ended) and not self._closing.is_set() and self._spares_wanted:
-            self._ended(news.child, str(news.exit))
-        elif isinstance(news, Ended) and not self._closing.is_set():
-            self._failure = ChildFailed(f"{news.child.name} {news.exit}", hint=f"its log: {news.child.log}")
-        elif isinstance(news, Said) and news.event["event"] == "error" and news.event.get("kind") != "lost":
-            self._failure = ChildFailed(f"{news.child.name}: {news.event.get('message')}")
-        if self._failure is not None:
-            self._failed.set()
-            for child in self._children.running("coordinator"):
-                child.tell({"do": "stop"})
+    def _replace_from_now_on(self, now: float) -> None:
+        """Once a job is known that is protected."""
+        if self._spares_wanted:
+            self._supervise(TakeStance(stance=Stance.REPLACING))
+            self._supervise(KeepSpares(count=self._spares_wanted, now=now))
 
-    def _ended(self, child: Child, how: str) -> None:
-        if child in self._crew.spares:
-            self._crew.lost_spare(child)
+    def _receive(self, news: News) -> None:
+        """A failure is kept, for whoever asks next."""
+        handle, now = news.handle, time.monotonic()
+        if self._failure is not None or self._closing.is_set() or not self._supervisor.counts(handle.who):
             return
-        refusal = self._crew.refusal(child, time.monotonic())
-        if refusal is None:
-            self._crew.succeed(child)
-        else:
-            self._failure = ChildFailed(f"{refusal}; the last time it {how}", hint=f"its log: {child.log}")
+        self._replace_from_now_on(now)
+        if isinstance(news, Ended):
+            self._supervise(ProcessEnded(who=handle.who, exit=news.exit, now=now))
+            return
+        match news.report:
+            case Malformed(event=event, problem=problem):
+                self._fail(ChildFailed(f"{name_of(handle.who)} sent a malformed {event!r} event: {problem}"))
+            case Listening(address=address) if handle.who.role == "coordinator":
+                self._crew.coordinator_address = address
+            case Replace(peer=peer, reason=reason):
+                # Coordinators ask for that only where servers can be replaced.
+                self._supervise(TakeStance(stance=Stance.REPLACING))
+                self._supervise(ProcessMissed(who=peer, reason=reason, now=now))
+            case Error(kind=kind) as words if kind != "lost":
+                self._supervise(ProcessFailed(who=handle.who, words=words))
 
-    def _replace(self, event: dict[str, Any]) -> None:
-        """The coordinator has not heard of a server for too long."""
-        child = self._crew.current(str(event["role"]), int(event["id"]))
-        if child.incarnation != int(event["incarnation"]):
-            return
-        refusal = self._crew.refusal(child, time.monotonic(), alive=True)
-        if refusal is not None:
-            self._failure = ChildFailed(refusal, hint=f"its log: {child.log}")
-        else:
-            child.signal(signal.SIGKILL)
-            self._crew.succeed(child)
+    def _supervise(self, event: Event) -> None:
+        for order in self._supervisor.receive(event):
+            match order:
+                case Accuse():
+                    self._fail(self._explain(order))
+                case GiveUp(who=who, reason=reason):
+                    self._fail(ChildFailed(reason, hint=f"its log: {self._crew.handle(who).log}"))
+                case NoteEnd() | NoteSuccessor():
+                    pass  # nobody keeps books here
+                case _:
+                    self._crew.carry_out(order)
+
+    def _explain(self, order: Accuse) -> ChildFailed:
+        name, hint = name_of(order.who), f"its log: {self._crew.handle(order.who).log}"
+        if order.words is not None:
+            return ChildFailed(f"{name}: {order.words.message}")
+        if order.refusal is not None:
+            return ChildFailed(f"{order.refusal}; the last time it {order.exit}", hint=hint)
+        return ChildFailed(f"{name} {order.exit}", hint=hint)
+
+    def _fail(self, failure: ChildFailed) -> None:
+        """The coordinator stops, so that nobody waits for a view that never comes; clients with links notice by
+        themselves."""
+        self._failure = failure
+        self._failed.set()
+        for handle in list_running(self._backend, "coordinator"):
+            handle.tell(Stop())

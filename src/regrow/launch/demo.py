@@ -38,7 +38,7 @@ def run(*, out: str | None, steps: int, overwrite: bool = False, quiet: bool = F
             display=display.choose(quiet=quiet),
         )
     print(result_text(runs["undisturbed"], runs["killed"]), flush=True)
-    return EXIT_OK if _same(runs["undisturbed"], runs["killed"]) else EXIT_FAILED
+    return EXIT_OK if _are_equal(runs["undisturbed"], runs["killed"]) else EXIT_FAILED
 
 
 _TITLES = {
@@ -49,7 +49,9 @@ _TITLES = {
 
 def result_text(undisturbed: dict[str, Any], killed: dict[str, Any]) -> str:
     lines = ["", f"undisturbed     {undisturbed['model_sha256']}"]
-    lines.append(f"server killed   {killed['model_sha256']}   {'equal' if _same(undisturbed, killed) else 'DIFFERENT'}")
+    lines.append(
+        f"server killed   {killed['model_sha256']}   {'equal' if _are_equal(undisturbed, killed) else 'DIFFERENT'}"
+    )
     for failure in killed["failures"]:
         back = "never" if failure["recovered_s"] is None else f"after {failure['recovered_s']:.2f} s"
         lines.append(
@@ -59,7 +61,7 @@ def result_text(undisturbed: dict[str, Any], killed: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def _same(undisturbed: dict[str, Any], killed: dict[str, Any]) -> bool:
+def _are_equal(undisturbed: dict[str, Any], killed: dict[str, Any]) -> bool:
     """Equal models, and somebody did die."""
     return bool(killed["failures"]) and undisturbed["model_sha256"] == killed["model_sha256"]
 

@@ -68,8 +68,8 @@ class PlainDisplay:
         self._result = result or sys.stdout
         self._phase = ""
         self._due = 0.0
-        self._told: dict[int, str] = {}  # failure -> what was last said of it
-        self._said: set[str] = set()  # lines that are said once
+        self._stages: dict[int, str] = {}  # failure -> what was last said of it
+        self._shown: set[str] = set()  # lines that are said once
 
     def live(self) -> AbstractContextManager[None]:
         return contextlib.nullcontext()
@@ -77,12 +77,12 @@ class PlainDisplay:
     def update(self, status: RunStatus, now: float) -> None:
         for index, failure in enumerate(status.failures.all):
             stage = "settled" if failure.settled else "down"
-            if self._told.get(index) != stage:
-                self._told[index] = stage
+            if self._stages.get(index) != stage:
+                self._stages[index] = stage
                 print(failure_line(failure, now), file=self._progress, flush=True)
         for news in news_lines(status):
-            if news not in self._said:
-                self._said.add(news)
+            if news not in self._shown:
+                self._shown.add(news)
                 print(news, file=self._progress, flush=True)
         if status.phase == self._phase and now < self._due:
             return
@@ -227,7 +227,7 @@ def failure_line(failure: Failure, now: float) -> str:
             parts[0] += f" ({failure.reason})"
         else:
             seconds = (failure.recovered_at or now) - failure.at
-            faults = failure.counts.get("faults", 0)
+            faults = failure.faults
             back = f"rows back {count_text(failure.rows_back)} / {total}"
             parts.append(f"{back}, {faults:,} faults served, {seconds:.1f} s")
     elif failure.resumed_at is not None:
@@ -329,8 +329,8 @@ def summary_text(summary: dict[str, Any], path: Path) -> str:
     elif saved.get("failed"):
         rows.append(("checkpoints", f"none! {saved['failed']} failed: {saved['last_error']}"))
     if summary.get("sabotage_unreached"):
-        steps = ", ".join(str(fault["step"]) for fault in summary["sabotage_unreached"])
-        rows.append(("not reached", f"faults at step {steps}: the data ended before"))
+        steps = ", ".join(str(sabotage["step"]) for sabotage in summary["sabotage_unreached"])
+        rows.append(("not reached", f"sabotage at step {steps}: the data ended before"))
     peak = summary["peak_rss_bytes"]
     rows.append(
         (

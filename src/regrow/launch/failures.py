@@ -7,8 +7,10 @@ Times are readings of the launcher's clock; what is kept of them are seconds fro
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
+
+from regrow.launch.orders import Listening, Planned, Ready, Recovered, Recovery, Report, ServerCounters
 
 BEFORE_SECONDS = 5.0  # throughput before a failure: shorter is noise, longer reaches back to the last one
 DURING_SECONDS_MIN = 1.0  # a recovery shorter than this is too short to measure a throughput in
@@ -17,7 +19,6 @@ SILENCE_SECONDS = 0.25  # a worker that says nothing for longer stands still; we
 RATE_SECONDS_MIN = 0.25  # a shorter span says nothing about speed
 HISTORY_SECONDS = 0.02  # reports closer than this are one
 HISTORY_LENGTH_MAX = 1 << 15
-RECOVERY_COUNTS = ("rows", "rows_back", "rows_missing", "rows_total", "bytes", "faults")
 
 
 class History:
@@ -64,7 +65,10 @@ class Failure:
     resumed_at: float | None = None
     recovered_at: float | None = None
     stall_seconds: float = 0.0  # the longest any worker was silent meanwhile
-    counts: dict[str, int] = field(default_factory=dict)
+    rows_total: int = 0  # that have to come back
+    rows_counted: int = 0  # of these, there again by the last report
+    bytes: int = 0
+    faults: int = 0  # rows that somebody waited for
     throughput_before: float | None = None
     throughput_during: float | None = None
     settled: bool = False  # nothing changes any more
@@ -84,13 +88,18 @@ class Failure:
         return None
 
     @property
-    def rows_total(self) -> int:
-        return self.counts.get("rows_total", 0) or self.counts.get("rows", 0)
-
-    @property
     def rows_back(self) -> int:
         """Rows that are there again; once recovered, all."""
-        return self.rows_total if self.recovered_at is not None else self.counts.get("rows_back", 0)
+        return self.rows_total if self.recovered_at is not None else self.rows_counted
+
+    def count(self, report: Recovery | Recovered) -> None:
+        self.rows_total, self.rows_counted = report.rows_total, report.rows_back
+        self.bytes, self.faults = report.bytes, report.faults
+
+    def begin_anew(self) -> None:
+        """Its successor came back in vain, because others died meanwhile."""
+        self.replaced_at = self.resumed_at = None
+        self.rows_total = self.rows_counted = self.bytes = self.faults = 0
 
     def since(self, time: float | None) -> float | None:
         return None if time is None else round(time - self.at, 4)
@@ -108,11 +117,11 @@ class Failure:
             "recovered_s": self.since(self.recovered_at),
             "stall_s": round(self.stall_seconds, 4),
             "rows": self.rows_total,
-            "bytes": self.counts.get("bytes", 0),
-            "faults": self.counts.get("faults", 0),
-            "throughput_before": _rounded(self.throughput_before, 1),
-            "throughput_during": _rounded(self.throughput_during, 1),
-            "ratio": _rounded(self.ratio, 4),
+            "bytes": self.bytes,
+            "faults": self.faults,
+            "throughput_before": round_known(self.throughput_before, 1),
+            "throughput_during": round_known(self.throughput_during, 1),
+            "ratio": round_known(self.ratio, 4),
         }
 
 
@@ -128,7 +137,9 @@ class Failures:
     def open(self) -> list[Failure]:
         return [failure for failure in self.all if not failure.settled]
 
-    def died(self, role: str, id: int, *, incarnation: int, step: int, reason: str, at: float, now: float) -> Failure:
+    def note_death(
+        self, role: str, id: int, *, incarnation: int, step: int, reason: str, at: float, now: float
+    ) -> Failure:
         for earlier in self.open:
             # Its successor died before it was through: what is missing now is the new one's to bring back.
             if (earlier.role, earlier.id) == (role, id):
@@ -138,33 +149,30 @@ class Failures:
         self.all.append(failure)
         return failure
 
-    def again(self, role: str, id: int) -> bool:
+    def begin_anew(self, role: str, id: int) -> bool:
         """The successor that was coming back has to begin anew; False if none was."""
         for failure in self.open:
             if (failure.role, failure.id) == (role, id) and failure.recovered_at is None:
-                failure.replaced_at = failure.resumed_at = None
-                failure.counts.clear()
+                failure.begin_anew()
                 return True
         return False
 
-    def heard(self, role: str, id: int, kind: str, event: dict[str, Any], now: float) -> None:
+    def receive(self, role: str, id: int, report: Report, now: float) -> None:
         """News of a process that may be a successor."""
         for failure in self.open:
             if (failure.role, failure.id) != (role, id):
                 continue
-            if kind in ("listening", "planned", "ready") and failure.replaced_at is None:
+            if isinstance(report, Listening | Planned | Ready) and failure.replaced_at is None:
                 failure.replaced_at = now
-            if kind == "server" and event.get("recovering") is False:
+            if isinstance(report, ServerCounters) and report.recovering is False:
                 # It has nothing to bring back, or the news of its recovery has been lost with a coordinator.
                 failure.recovered_at = failure.recovered_at or now
-            if role == "server" and kind in ("recovery", "recovered"):
-                for name in RECOVERY_COUNTS:
-                    if name in event:
-                        failure.counts[name] = int(event[name])
-                if kind == "recovered":
-                    failure.recovered_at = failure.recovered_at or now
+            if isinstance(report, Recovery | Recovered):
+                failure.count(report)
+            if isinstance(report, Recovered):
+                failure.recovered_at = failure.recovered_at or now
 
-    def stepped(self, worker: int, samples: int | None, now: float) -> None:
+    def note_step(self, worker: int, samples: int | None, now: float) -> None:
         """A worker has made a step; `samples` is what all have trained, or None for one that trains no more."""
         if samples is not None:
             self.history.add(now, samples)
@@ -206,5 +214,5 @@ class Failures:
         return max(failure.recovered_at or 0.0, failure.resumed_at + DURING_SECONDS_MIN)
 
 
-def _rounded(value: float | None, digits: int) -> float | None:
+def round_known(value: float | None, digits: int) -> float | None:
     return None if value is None else round(value, digits)

@@ -24,22 +24,53 @@ from datetime import datetime
 from typing import Any
 
 from regrow.config import TrainConfig
+from regrow.core.identity import Identity
 from regrow.errors import CheckpointError, ChildFailed, DataLoss, Interrupted, NotSaved, RegrowError, UserError
 from regrow.launch import checkpoints, memory
-from regrow.launch.causes import KILLED, MISSES_ANOTHER, Suspect, verdict
-from regrow.launch.crew import CHILD_COMMAND, Crew
+from regrow.launch.backend import Ended, Handle, News, end, list_running, name_of
+from regrow.launch.causes import KILLED, MISSES_ANOTHER, Suspect, find_cause
+from regrow.launch.crew import Crew
 from regrow.launch.display import Display, QuietDisplay
-from regrow.launch.processes import Child, Children, Ended, Exit, Said
+from regrow.launch.orders import (
+    AnyReport,
+    Error,
+    Evaluate,
+    Fenced,
+    Listening,
+    MakeCheckpoint,
+    Malformed,
+    Replace,
+    StoredCut,
+    Trained,
+)
+from regrow.launch.processes import CHILD_COMMAND, LocalProcesses
 from regrow.launch.rundir import RunDir, SocketDir
 from regrow.launch.sabotage import Saboteur
 from regrow.launch.signals import SignalWatch
 from regrow.launch.status import RunStatus
+from regrow.launch.supervisor import (
+    Accuse,
+    Appoint,
+    Event,
+    GiveUp,
+    Harm,
+    KeepSpares,
+    NoteEnd,
+    NoteSuccessor,
+    ProcessEnded,
+    ProcessFailed,
+    ProcessFenced,
+    ProcessMissed,
+    Release,
+    Stance,
+    Supervisor,
+    TakeStance,
+    Tick,
+)
 from regrow.launch.version import version
 
 METRICS_SECONDS = 1.0
 METRICS_SECONDS_PROTECTED = 0.25  # a failure and its end may be less than a second apart
-# Starting a spare takes a core for a moment, which a recovery needs more; but the next failure may come during it.
-SPARE_SECONDS, SPARE_SECONDS_MAX = 1.0, 10.0
 SURVIVING_PHASES = ("training", "evaluating")
 SAVE_TRIES, SAVE_SECONDS_MAX = 3, 3600.0  # of the last checkpoint
 DISPLAY_SECONDS = 0.125
@@ -104,23 +135,21 @@ class _Run:
         self.config = config
         self.run_dir = run_dir
         self.display = display
-        self.command = command
         self.patience = patience
         self.token = secrets.token_hex(32)
         self.started_at = datetime.now().astimezone()
         self.status = RunStatus(config, started_at=time.monotonic())
-        self.children = Children()
-        self.signals = SignalWatch(self.children.wake)
-        self.sabotage = Saboteur(config)
+        self.backend = LocalProcesses(logs=run_dir.logs, command=command)
+        self.signals = SignalWatch(self.backend.wake)
+        self.saboteur = Saboteur(config)
+        self.supervisor = Supervisor(replaces=config.replaces_servers)
         self.crew: Crew
         self.run_id = secrets.token_hex(8)
         self.start = self.asked = start  # None: from nothing; `asked` stays what the user said
         self.suspects: list[Suspect] = []
         self.data_loss: DataLoss | None = None
         self.not_saved: NotSaved | None = None
-        self._paused: list[tuple[float, Child]] = []  # until when
-        self._spare_due: float | None = None
-        self._accused: set[str] = set()
+        self._ending = False  # whoever ends now was told to
         self._metrics_due = 0.0
         self._display_due = 0.0
 
@@ -128,7 +157,7 @@ class _Run:
         error: BaseException | None = None
         with self.signals:
             try:
-                with self.children, self.display.live():
+                with contextlib.closing(self.backend), self.display.live():
                     try:
                         self._train_to_the_end()
                     except BaseException as failure:
@@ -139,8 +168,9 @@ class _Run:
                 # After the children are reaped, so that their usage is known; while signals are still held
                 # back, so that a third Ctrl-C cannot lose the summary.
                 summary = self._summary(error or self.not_saved)
-                self.run_dir.write_summary(summary)
-        self.display.finish(summary, self.run_dir.path)
+                written = self.run_dir.write_summary(summary)
+        if written:
+            self.display.finish(summary, self.run_dir.path)
         if self.not_saved is not None:
             raise self.not_saved
         return summary
@@ -155,15 +185,15 @@ class _Run:
                     self._train(sockets)
                 return
             except (ChildFailed, DataLoss) as failure:
-                if not self._may_start_over(failure):
+                cause = find_cause(self.suspects) if self.suspects else None
+                if not self._may_start_over(failure, cause):
                     raise
                 self._abort()
-                self._start_over(failure)
+                self._start_over(failure, damaged=cause is not None and cause.damage)
 
-    def _may_start_over(self, failure: ChildFailed | DataLoss) -> bool:
+    def _may_start_over(self, failure: ChildFailed | DataLoss, cause: Suspect | None) -> bool:
         """A death is no reason to give up where there are checkpoints; nor is a damaged one if there are others, but
         for the one that the user asked for. A mistake, or a bug, would come again."""
-        cause = verdict(self.suspects) if self.suspects else None
         dead = isinstance(failure, DataLoss) or (cause is not None and cause.rank in (KILLED, MISSES_ANOTHER))
         dead |= cause is not None and cause.damage and bool(self.status.restores)
         phases = ("loading", *SURVIVING_PHASES)
@@ -171,13 +201,10 @@ class _Run:
         tries = sum(restore["cut"] == here for restore in self.status.restores)  # without a newer one since
         return self.config.saves and dead and self.status.phase in phases and tries < checkpoints.RESTORES_MAX
 
-    def _start_over(self, failure: RegrowError) -> None:
-        for child in self.children.all:
-            child.retired = True
+    def _start_over(self, failure: RegrowError, *, damaged: bool) -> None:
         assert self.config.ckpt is not None
-        damaged = bool(self.suspects) and verdict(self.suspects).damage
-        found, damage = checkpoints.newest(
-            self.config.ckpt, run=self.run_id, progress=self._reading if damaged else None
+        found, damage = checkpoints.find_newest(
+            self.config.ckpt, run=self.run_id, progress=self._show_reading if damaged else None
         )
         if found is None and damaged:
             if self.start == self.asked or self.asked is None:
@@ -185,12 +212,12 @@ class _Run:
                 raise CheckpointError(f"{failure.message}; no older checkpoint can be restored either", hint=hint)
             found = self.asked
         self.start = found or self.start
-        self.suspects, self.data_loss, self._accused, self._spare_due = [], None, set(), None
+        self.suspects, self.data_loss, self._ending = [], None, False
         cut, step = (None, 0) if self.start is None else (self.start.cut, self.start.step)
         self.status.start_over(reason=failure.message, cut=cut, cut_step=step, damage=damage, now=time.monotonic())
         self._display_due = self._metrics_due = 0.0
 
-    def _reading(self, done: int, total: int) -> None:
+    def _show_reading(self, done: int, total: int) -> None:
         """A checkpoint is read to see whether it is sound."""
         self.status.checking = (done, total)
         self._raise_signal()
@@ -199,7 +226,7 @@ class _Run:
     def _save_the_end(self) -> None:
         """The last checkpoint, of the trained model. Where it fails, the model is judged all the same."""
         self.not_saved = None
-        if any(self._saved_the_end() for _ in range(SAVE_TRIES)):
+        if any(self._try_to_save_the_end() for _ in range(SAVE_TRIES)):
             return
         reason = self.status.checkpoints["last_error"] or f"it was not stored within {SAVE_SECONDS_MAX:.0f} s"
         last = self.status.checkpoints["last"]
@@ -209,304 +236,230 @@ class _Run:
             hint=f"{have}; when storage is well again, --resume goes on from it",
         )
 
-    def _saved_the_end(self) -> bool:
+    def _try_to_save_the_end(self) -> bool:
         self.status.still = None
         deadline = time.monotonic() + SAVE_SECONDS_MAX
-        asked: Child | None = None
+        asked: Identity | None = None
+
+        def is_answered() -> bool:
+            """Or never will be: who was asked may have died with the question."""
+            return self.status.still is not None or self.supervisor.current("coordinator", 0) != asked
+
         while self.status.still is None and time.monotonic() < deadline:
-            if asked is not self.crew.current("coordinator", 0):  # it may have died with the question
-                asked = self.crew.current("coordinator", 0)
-                asked.tell({"do": "checkpoint", "still": True})
-            self._until(
-                lambda asked=asked: (
-                    self.status.still is not None  # type: ignore[misc]
-                    or self.crew.current("coordinator", 0) is not asked
-                ),
-                deadline=deadline,
-            )
+            asked = self.supervisor.current("coordinator", 0)
+            self.crew.tell(asked, MakeCheckpoint(still=True))
+            self._until(is_answered, deadline=deadline)
         return self.status.still is True
 
     def _train(self, sockets: SocketDir) -> None:
-        config = self.config
-        crew = self.crew = Crew(
-            children=self.children,
-            command=self.command,
-            sockets=sockets.path,
-            transport=config.transport,
-            log=self.run_dir.log,
-            threads={
-                "coordinator": 1,
-                "server": config.threads_per_server,
-                "standby": config.threads_per_server,
-                "worker": config.threads_per_worker,
-                "merger": 1,
-            },
-            assignment={
-                "token": self.token,
-                "config": config.to_dict(),
-                # Of the config, for the roles that need no more of it.
-                "servers": config.servers,
-                "workers": config.workers,
-                "frame_bytes_max": config.frame_bytes_max,
-                "checkpoints": checkpoints.told(config, run=self.run_id, start=self.start, dead=self.status.cuts_dead),
-                "resume": None if self.start is None else {"url": self.start.url, "cut": self.start.cut},
-            },
-        )
-        crew.start("coordinator", 0)
+        config, status = self.config, self.status
+        self.backend.use_sockets(sockets.path if config.transport == "unix" else None)
+        self.supervisor = Supervisor(replaces=config.replaces_servers)
+        crew = self.crew = self._hire()
+        self._supervise(Appoint(role="coordinator", id=0))
         deadline = time.monotonic() + self.patience.listen
         self._until(lambda: crew.coordinator_address is not None, deadline=deadline)
         if crew.coordinator_address is None:
             raise ChildFailed(
                 f"the coordinator did not listen within {self.patience.listen:.0f} s",
-                hint=f"its log: {self.run_dir.log('coordinator', 0)}",
+                hint=f"its log: {self.run_dir.logs.log('coordinator', 0)}",
                 role="coordinator",
             )
-        for id in range(config.servers):
-            crew.start("server", id)
-        for id in range(config.workers):
-            crew.start("worker", id)
-        if config.saves:  # now, while workers import torch: training has all processors
-            crew.start("merger", 0)
+        # The merger now, while workers import torch: training has all processors.
+        counts = {"server": config.servers, "worker": config.workers, "merger": 1 if config.saves else 0}
+        for role, count in counts.items():
+            for id in range(count):
+                self._supervise(Appoint(role=role, id=id))
         self._enter("loading")
-        status = self.status
         self._until(lambda: any(worker.state != "starting" for worker in status.workers))
         self._enter("training")
-        self._spare_due = time.monotonic() if config.code is not None else None
+        if config.code is not None:
+            self._supervise(KeepSpares(count=config.code.r, now=time.monotonic()))
         self._until(lambda: all(worker.state == "trained" for worker in status.workers))
         if config.saves:
             self._save_the_end()
         self._enter("evaluating")
-        crew.current("worker", 0).tell({"do": "evaluate"})
+        crew.tell(self.supervisor.current("worker", 0), Evaluate())
         # A worker that died meanwhile is through only when its successor is.
-        self._until(lambda: bool(status.evaluated) and all(worker.state == "trained" for worker in status.workers))
+        self._until(
+            lambda: status.evaluated is not None and all(worker.state == "trained" for worker in status.workers)
+        )
         self._enter("stopping")
         self._stop()
         self._enter("done")
 
+    def _hire(self) -> Crew:
+        config, start = self.config, self.start
+        threads = {
+            "coordinator": 1,
+            "server": config.threads_per_server,
+            "standby": config.threads_per_server,
+            "worker": config.threads_per_worker,
+            "merger": 1,
+        }
+        return Crew(
+            backend=self.backend,
+            threads=threads,
+            token=self.token,
+            servers=config.servers,
+            frame_bytes_max=config.frame_bytes_max,
+            config=config.to_dict(),
+            saving=checkpoints.plan_saving(config, run=self.run_id, start=start, dead=self.status.cuts_dead),
+            start=None if start is None else StoredCut(url=start.url, cut=start.cut),
+        )
+
     def _stop(self) -> None:
         """Nobody is stopped before those who would miss it: workers first, the coordinator last."""
-        self._release()
+        self._supervise(Release())
         for role in ("standby", "merger", "worker", "server", "coordinator"):
-            asked = self.children.running(role)
-            for news in self.children.end(
-                asked,
+            for news in end(
+                self.backend,
+                list_running(self.backend, role),
                 asked_seconds=self.patience.stop,
                 term_seconds=self.patience.term,
                 hurry=lambda: self.signals.count > 0,
             ):
-                self._receive(news, stopping=True)
+                self._receive(news)
             self._tick()
             self._raise_signal()
             if self.suspects:
-                raise self._verdict()
+                raise find_cause(self.suspects).error()
 
     def _abort(self) -> None:
         """Ends everything that still runs; a second signal ends it at once."""
-        self._release()
+        self._ending = True
+        self._supervise(Release())
         known = min(1, self.signals.count)
-        for news in self.children.end(
-            self.children.all,
+        for news in end(
+            self.backend,
+            list_running(self.backend),
             asked_seconds=self.patience.abort,
             term_seconds=self.patience.term,
             hurry=lambda: self.signals.count > known,
         ):
             with contextlib.suppress(Exception):  # the cause is known; these are its echoes
-                self._receive(news, stopping=True)
+                self._receive(news)
 
-    # -- what the children say -------------------------------------------------------------------------------
+    # -- what the processes say --------------------------------------------------------------------------------
 
     def _until(self, done: Callable[[], bool], *, deadline: float | None = None) -> None:
         """Listens until `done`, or the deadline. A failure is looked into and raised."""
         while not done() and (deadline is None or time.monotonic() < deadline):
-            for news in self.children.wait(DISPLAY_SECONDS):
+            for news in self.backend.wait(DISPLAY_SECONDS):
                 self._receive(news)
-                self._inject()
+                self._do_harm()
             self._raise_signal()
             if self.data_loss is not None:
                 raise self.data_loss
             if self.suspects:
                 self._gather()
-                raise self._verdict()
-            self._inject()
-            self._tend_spares()
+                raise find_cause(self.suspects).error()
+            self._do_harm()
+            self._supervise(Tick(now=time.monotonic(), busy=bool(self.status.servers_down)))
             self._tick()
 
     def _gather(self) -> None:
         """Waits for the rest of the bad news: a worker may complain before its server's death shows."""
         deadline = time.monotonic() + self.patience.cause
         while time.monotonic() < deadline:
-            for news in self.children.wait(deadline - time.monotonic()):
+            for news in self.backend.wait(deadline - time.monotonic()):
                 self._receive(news)
             self._raise_signal()
 
-    def _receive(self, news: Said | Ended, *, stopping: bool = False) -> None:
+    def _receive(self, news: News) -> None:
         if isinstance(news, Ended):
-            self._ended(news.child, news.exit, stopping=stopping)
-        elif not news.child.retired:  # nothing that a zombie says counts any more
-            self._said(news.child, news.event)
+            self._supervise(ProcessEnded(who=news.handle.who, exit=news.exit, now=time.monotonic()))
+        elif self.supervisor.counts(news.handle.who):  # nothing that a zombie says counts any more
+            self._on_report(news.handle, news.report)
 
-    def _said(self, child: Child, event: dict[str, Any]) -> None:
-        kind = event["event"]
-        if kind == "error":
-            self._complained(child, event)
-            return
-        if kind == "replace":
-            self._replace(event)
-            return
-        if kind == "fenced":
-            child.complaint = "was taken for dead and replaced"
-            return
-        try:
-            if child.role == "coordinator" and kind == "listening":
-                self.crew.coordinator_address = str(event["address"])
-            self.status.receive(child.role, child.id, event, time.monotonic())
-        except (KeyError, TypeError, ValueError) as error:
-            raise ChildFailed(
-                f"{child.name} sent a malformed {kind!r} event: {error!r}",
-                hint=f"its log: {child.log}",
-                role=child.role,
-                child_id=child.id,
-                log=str(child.log),
-            ) from None
-        if kind == "trained" and child.role == "worker" and child.id == 0 and self.status.phase == "evaluating":
-            # The one that was asked is dead; this is its successor.
-            child.tell({"do": "evaluate"})
-
-    def _complained(self, child: Child, event: dict[str, Any]) -> None:
-        kind, message = event.get("kind"), str(event.get("message", "unknown error"))
-        if kind == "data_loss":
-            self.data_loss = self.data_loss or DataLoss(message, hint=event.get("hint"))
-        elif kind == "lost" and self._survives:
-            child.complaint = message  # it will exit, and have a successor
-        elif child.role not in ("standby", "merger"):
-            self._suspect(Suspect.from_error(child, event))
+    def _on_report(self, handle: Handle, report: AnyReport | Malformed) -> None:
+        who = handle.who
+        match report:
+            case Malformed(event=event, problem=problem):
+                raise explain_malformed(handle, event, problem)
+            case Error(kind="data_loss"):
+                self.data_loss = self.data_loss or DataLoss(report.message, hint=report.hint)
+            case Error():
+                self._supervise(ProcessFailed(who=who, words=report))
+            case Replace(peer=peer, reason=reason):
+                self._supervise(ProcessMissed(who=peer, reason=reason, now=time.monotonic()))
+            case Fenced():
+                self._supervise(ProcessFenced(who=who))
+            case _:
+                if who.role == "coordinator" and isinstance(report, Listening):
+                    self.crew.coordinator_address = report.address
+                try:
+                    self.status.receive(who.role, who.id, report, time.monotonic())
+                except ValueError as error:
+                    raise explain_malformed(handle, str(report.__struct_config__.tag), str(error)) from None
+                if isinstance(report, Trained) and who.id == 0 and self.status.phase == "evaluating":
+                    handle.tell(Evaluate())  # the one that was asked is dead; this is its successor
 
     # -- deaths and successors -------------------------------------------------------------------------------
 
-    @property
-    def _survives(self) -> bool:
-        """Whether a death now is not the end of the run."""
-        surviving = self.status.phase in SURVIVING_PHASES and not self.status.loading
-        return self.config.code is not None and surviving and not self.suspects
+    def _choose_stance(self) -> Stance:
+        """What a death means now."""
+        if self._ending or self.status.phase in ("stopping", "done"):
+            return Stance.STOPPING
+        if self.status.is_loading:
+            return Stance.LOADING if self.config.saves else Stance.STRICT
+        replaces = self.config.replaces_servers and self.status.phase in SURVIVING_PHASES
+        return Stance.REPLACING if replaces else Stance.STRICT
 
-    def _ended(self, child: Child, exit: Exit, *, stopping: bool) -> None:
-        if child.retired:
-            return
-        now = time.monotonic()
-        if child.role == "standby":
-            self.crew.lost_spare(child)
-            self._spare_due = now + SPARE_SECONDS
-            return
-        if child.role == "merger":
-            if not stopping and self.crew.refusal(child, now) is None:  # training does not depend on it
-                self.crew.start("merger", 0, incarnation=child.incarnation + 1)
-            return
-        self.status.lost(child.role, child.id)
-        if stopping and exit.code == 0:
-            return
-        if stopping or not self._survives:
-            if not stopping and self.config.code is not None and self.suspects:
-                return  # the run ends for another reason; this one would have been survived
-            self._suspect(Suspect.from_exit(child, exit, step=self.status.step, stopping=stopping))
-            return
-        refusal = self.crew.refusal(child, now)
-        if refusal is not None:
-            suspect = Suspect.from_exit(child, exit, step=self.status.step, stopping=False)
-            message = f"{refusal}; the last time it {exit}; its log: {child.log}"
-            self._suspect(dataclasses.replace(suspect, message=message))
-            return
-        self._succeed(child, child.complaint or str(exit), now)
+    def _supervise(self, event: Event) -> None:
+        """Tells the supervisor, and does what it says."""
+        stance = self._choose_stance()
+        if stance is not self.supervisor.stance:
+            self.supervisor.receive(TakeStance(stance=stance))
+        for order in self.supervisor.receive(event):
+            match order:
+                case NoteEnd(who=who):
+                    self.status.note_end(who.role, who.id)
+                case NoteSuccessor():
+                    self._note_successor(order)
+                case Accuse():
+                    self.suspects.append(self._make_suspect(order))
+                case GiveUp(reason=reason):
+                    raise ChildFailed(reason, hint="is this machine too busy?")
+                case _:
+                    self.crew.carry_out(order)
 
-    def _replace(self, event: dict[str, Any]) -> None:
-        """The coordinator has not heard of somebody for too long."""
-        child = self.crew.current(str(event["role"]), int(event["id"]))
-        if child.incarnation == int(event["incarnation"]) and self.config.saves and self.status.loading:
-            child.signal(signal.SIGKILL)  # nobody else has the rows it was loading: all begin again
-            return
-        if child.incarnation != int(event["incarnation"]) or not self._survives:
-            return  # it has a successor already, or nobody needs one
-        now, reason = time.monotonic(), str(event.get("reason", "silent"))
-        refusal = self.crew.refusal(child, now, alive=True)
-        if refusal is not None:
-            raise ChildFailed(f"{refusal}; the last time: {reason}", hint="is this machine too busy?")
-        if not child.paused:
-            # One that was paused on purpose comes back as a zombie, to show that it is fenced off.
-            child.signal(signal.SIGKILL)
-        self.status.lost(child.role, child.id)
-        self._succeed(child, reason, now, alive=True)
+    def _make_suspect(self, order: Accuse) -> Suspect:
+        handle = self.crew.handle(order.who)
+        if order.words is not None:
+            return Suspect.from_error(handle, order.words)
+        assert order.exit is not None
+        stopping = self.supervisor.stance is Stance.STOPPING
+        step = self.status.step
+        return Suspect.from_exit(handle, order.exit, step=step, stopping=stopping, refusal=order.refusal)
 
-    def _succeed(self, child: Child, reason: str, now: float, *, alive: bool = False) -> None:
+    def _note_successor(self, order: NoteSuccessor) -> None:
+        who, failures = order.who, self.status.failures
         # One that came back in vain, because others died meanwhile, begins again: that is the same failure.
-        if not (alive and self.status.failures.again(child.role, child.id)):
-            self.status.failures.died(
-                child.role,
-                child.id,
-                incarnation=child.incarnation,
+        if not (order.counts_as_dead and failures.begin_anew(who.role, who.id)):
+            failures.note_death(
+                who.role,
+                who.id,
+                incarnation=who.incarnation,
                 step=self.status.step,
-                reason=reason,
-                at=child.doomed_at if child.doomed_at is not None else now,
-                now=now,
+                reason=order.reason,
+                at=order.died_at,
+                now=time.monotonic(),
             )
-        successor = self.crew.succeed(child)
-        self.status.succeeded(child.role, child.id, successor.incarnation)
-        self._spare_due = now + SPARE_SECONDS
+        self.status.note_successor(who.role, who.id, order.heir.incarnation)
         self._display_due = self._metrics_due = 0.0
 
-    def _tend_spares(self) -> None:
-        """As many spares as servers may die together; started when nothing else is urgent."""
-        now = time.monotonic()
-        code = self.config.code
-        if code is None or not self._survives or self._spare_due is None or now < self._spare_due:
-            return
-        if self.status.servers_down and now < self._spare_due + SPARE_SECONDS_MAX:
-            return
-        self._spare_due = None
-        self.crew.keep_spares(code.r)
-
-    def _inject(self) -> None:
-        """Faults whose time has come."""
-        now = time.monotonic()
-        for until, child in self._paused:
-            if now >= until:
-                child.signal(signal.SIGCONT)
-                child.paused, child.doomed_at = False, None
-        self._paused = [(until, child) for until, child in self._paused if now < until]
+    def _do_harm(self) -> None:
+        """Sabotage whose time has come."""
         if self.status.phase not in SURVIVING_PHASES:
             return
-        for fault in self.sabotage.due(self.status.step):
-            child = self.crew.current(fault.role, fault.id)
-            child.doomed_at = now
-            if fault.pause_seconds is None:
-                child.signal(signal.SIGKILL)
-            else:
-                child.paused = True
-                child.signal(signal.SIGSTOP)
-                self._paused.append((now + fault.pause_seconds, child))
-        target = self.sabotage.random_target(now, down=self.status.servers_down)
+        now = time.monotonic()
+        for sabotage in self.saboteur.take_due(self.status.step):
+            harm = Harm(role=sabotage.role, id=sabotage.id, pause_seconds=sabotage.pause_seconds, now=now)
+            self._supervise(harm)
+        target = self.saboteur.choose_target(now, down=self.status.servers_down)
         if target is not None and self.status.phase == "training":
-            child = self.crew.current(*target)
-            child.doomed_at = now
-            child.signal(signal.SIGKILL)
-
-    def _release(self) -> None:
-        """Zombies go, and who was only paused can hear again."""
-        for child in self.children.running():
-            if child.retired:
-                child.signal(signal.SIGKILL)
-            elif child.paused:
-                child.signal(signal.SIGCONT)
-        self._paused = []
-
-    # -- who is to blame -------------------------------------------------------------------------------------
-
-    def _suspect(self, suspect: Suspect) -> None:
-        """One entry per child: that it exits after its error event is no news."""
-        if suspect.child.name not in self._accused:
-            self._accused.add(suspect.child.name)
-            self.suspects.append(suspect)
-
-    def _verdict(self) -> ChildFailed:
-        return verdict(self.suspects).error()
+            self._supervise(Harm(role=target[0], id=target[1], now=now))
 
     def _raise_signal(self) -> None:
         number = self.signals.first
@@ -525,7 +478,7 @@ class _Run:
         now = time.monotonic()
         self.status.failures.tick(now)
         if now >= self._metrics_due:
-            self._metrics_due = now + (METRICS_SECONDS if self.config.code is None else METRICS_SECONDS_PROTECTED)
+            self._metrics_due = now + (METRICS_SECONDS_PROTECTED if self.config.replaces_servers else METRICS_SECONDS)
             self.run_dir.write_metrics(self.status.metrics(now))
         if now >= self._display_due:
             self._display_due = now + DISPLAY_SECONDS
@@ -544,7 +497,7 @@ class _Run:
             "mode": config.mode,
             "protection": config.protection,
             "code": None if config.code is None else dataclasses.asdict(config.code),
-            "sabotage_unreached": [dataclasses.asdict(fault) for fault in self.sabotage.unreached],
+            "sabotage_unreached": [dataclasses.asdict(sabotage) for sabotage in self.saboteur.unreached],
             "servers": config.servers,
             "workers": config.workers,
             "model": config.model,
@@ -552,7 +505,7 @@ class _Run:
             "batch": config.batch,
             "optimizer": config.optimizer,
             "seed": config.seed,
-            **usage_by_role(self.children.all),
+            **sum_usage(self.backend.handles),
             "run_seconds": round(time.monotonic() - self.status.started_at, 3),
             "started_at": self.started_at.isoformat(timespec="seconds"),
             "command": shlex.join(sys.argv),
@@ -560,7 +513,18 @@ class _Run:
         }
 
 
-def usage_by_role(children: Sequence[Child]) -> dict[str, Any]:
+def explain_malformed(handle: Handle, event: str, problem: str) -> ChildFailed:
+    who = handle.who
+    return ChildFailed(
+        f"{name_of(who)} sent a malformed {event!r} event: {problem}",
+        hint=f"its log: {handle.log}",
+        role=who.role,
+        child_id=who.id,
+        log=handle.log,
+    )
+
+
+def sum_usage(handles: Sequence[Handle]) -> dict[str, Any]:
     """Processor time summed and peak memory: per role the largest process, in total the sum over all places.
 
     Of several incarnations in one place the largest counts, as they were not there at once.
@@ -568,13 +532,13 @@ def usage_by_role(children: Sequence[Child]) -> dict[str, Any]:
     cpu: dict[str, float] = {"coordinator": 0.0, "server": 0.0, "worker": 0.0, "merger": 0.0}
     peak: dict[str, int] = dict.fromkeys(cpu, 0)
     places: dict[tuple[str, int], int] = {}
-    for child in children:
-        if child.exit is not None:
-            role = "server" if child.role == "standby" else child.role
-            place = (child.role, child.id)
-            cpu[role] += child.exit.cpu_seconds
-            peak[role] = max(peak[role], child.exit.peak_rss_bytes)
-            places[place] = max(places.get(place, 0), child.exit.peak_rss_bytes)
+    for handle in handles:
+        if handle.exit is not None:
+            role = "server" if handle.who.role == "standby" else handle.who.role
+            place = (handle.who.role, handle.who.id)
+            cpu[role] += handle.exit.cpu_seconds
+            peak[role] = max(peak[role], handle.exit.peak_rss_bytes)
+            places[place] = max(places.get(place, 0), handle.exit.peak_rss_bytes)
     peak_total = sum(places.values())
     own = resource.getrusage(resource.RUSAGE_SELF)
     cpu["launcher"] = own.ru_utime + own.ru_stime

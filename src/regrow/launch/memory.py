@@ -41,18 +41,18 @@ class Need:
 def check(config: TrainConfig) -> Need:
     """Raises `MemoryShort` with both figures and the option that helps most."""
     model = config.load_model()
-    need = needed(config, model)
+    need = estimate_need(config, model)
     available, where = available_bytes()
     if available is not None and need.total > available:
         raise MemoryShort(
             f"not enough memory: {gib(need.total)} needed ({gib(need.tables)} for the rows of "
             f"{config.servers} servers, {gib(need.processes)} for processes), {gib(available)} {where}",
-            hint=advice(config, model, need, available),
+            hint=advise(config, model, need, available),
         )
     return need
 
 
-def needed(config: TrainConfig, model: ModelConfig) -> Need:
+def estimate_need(config: TrainConfig, model: ModelConfig) -> Need:
     code = config.code
     k, r, rings = (code.k, code.r, code.rings) if code is not None else (1, 0, 1)
     per_server = sum(
@@ -75,16 +75,16 @@ def needed(config: TrainConfig, model: ModelConfig) -> Need:
     )
 
 
-def advice(config: TrainConfig, model: ModelConfig, need: Need, available: int) -> str:
+def advise(config: TrainConfig, model: ModelConfig, need: Need, available: int) -> str:
     if need.processes >= available:
         return "lower --workers or --servers: the processes alone do not fit"
-    frugal = needed(config.replace(optimizer="rowwise_adagrad"), model).total
+    frugal = estimate_need(config.replace(optimizer="rowwise_adagrad"), model).total
     if frugal <= available:
         return f"--optimizer rowwise_adagrad needs {gib(frugal)}; or lower --rows-max"
     fits, too_many = 1, model.rows_max
     while too_many - fits > max(1, fits // 100):
         middle = (fits + too_many) // 2
-        if needed(config, dataclasses.replace(model, rows_max=middle)).total <= available:
+        if estimate_need(config, dataclasses.replace(model, rows_max=middle)).total <= available:
             fits = middle
         else:
             too_many = middle

@@ -1,27 +1,31 @@
-"""The processes of a run, seen from their parent: starting, hearing, telling, ending, reaping.
+"""The first backend: processes of this machine, behind pipes.
 
 A child reads JSON lines from its stdin and writes JSON lines to its stdout; its stderr is a log file. The end
 of its stdin means that the parent died, so a killed launcher leaves nothing running. Nothing here knows what
-an event means. The rule to keep: every child that was started is reaped, whatever happened in between.
+a report means. The rule to keep: every child that was started is reaped, whatever happened in between.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import selectors
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any
+from typing import BinaryIO
 
-EVENT_BYTES_MAX = 1 << 20  # a longer line is not an event, and goes to the log cut short
+from regrow.core.identity import Identity
+from regrow.launch.backend import Ended, Exit, News, Said
+from regrow.launch.orders import AnyReport, Assignment, Command, Malformed, Stopped, encode, parse_report
+from regrow.launch.rundir import Logs
+
+# -P: a file named like a module in the user's directory must not replace it.
+CHILD_COMMAND = (sys.executable, "-P", "-m", "regrow.launch.child")
+REPORT_BYTES_MAX = 1 << 20  # a longer line is not a report, and goes to the log cut short
 READ_BYTES = 1 << 16
 READS_PER_HEARING_MAX = 64  # so that a chatterbox cannot keep the launcher from everybody else
 POLL_SECONDS = 0.1  # how late a death is noticed if the child's stdout outlives it
@@ -32,66 +36,19 @@ DYING_SECONDS_MAX = 1.0
 GARBAGE_SHOWN_BYTES = 500
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exit:
-    """How a process ended, and what it used. `code` is negative for a signal, as subprocess has it."""
-
-    code: int
-    cpu_seconds: float
-    peak_rss_bytes: int
-
-    def __str__(self) -> str:
-        if self.code >= 0:
-            return f"exited with code {self.code}"
-        try:
-            name = signal.Signals(-self.code).name
-        except ValueError:
-            name = f"signal {-self.code}"
-        return f"was killed by {name}"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Said:
-    """A child wrote an event."""
-
-    child: Child
-    event: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Ended:
-    """A child is gone and reaped; everything it said came before this."""
-
-    child: Child
-    exit: Exit
-
-
 class Child:
-    """One process of the run. A spare has the role "standby" until it takes another's place."""
+    """One process; a `Handle`."""
 
     def __init__(
-        self,
-        *,
-        role: str,
-        id: int,
-        command: Sequence[str],
-        env: Mapping[str, str],
-        log: Path,
-        incarnation: int = 0,
+        self, *, who: Identity, command: Sequence[str], env: Mapping[str, str], log: Path, log_file: BinaryIO
     ) -> None:
-        self.role = role
-        self.id = id
-        self.incarnation = incarnation
-        self.log = log
+        self.who = who
         self.exit: Exit | None = None
-        self.retired = False  # another is in its place: whatever it still says or does is of no interest
-        self.paused = False  # by us
-        self.doomed_at: float | None = None  # when we killed or paused it
-        self.complaint: str | None = None  # why it gave up, in its own words
-        self._closed_at: float | None = None
+        self.closed_at: float | None = None  # when its stdout came to its end
+        self._log = log
         self._pending = b""
         self._peak_rss_bytes: int | None = None
-        with log.open("ab") as log_file:
+        with log_file:
             # A session of its own: Ctrl-C in the terminal reaches the launcher alone, which then stops the
             # children in order; and the whole group can be signalled, should the child have children.
             self._process = subprocess.Popen(
@@ -112,47 +69,69 @@ class Child:
         return self._process.pid
 
     @property
-    def name(self) -> str:
-        return self.role if self.role == "coordinator" else f"{self.role} {self.id}"
+    def log(self) -> str:
+        return str(self._log)
 
     def __repr__(self) -> str:
-        return f"<{self.name} pid {self.pid} {self.exit or 'running'}>"
+        return f"<{self.who} pid {self.pid} {self.exit or 'running'}>"
 
-    def tell(self, message: Mapping[str, Any]) -> None:
-        """Writes one line to the child. One that is gone does not hear it; `wait` reports its end."""
+    def tell(self, command: Command | Assignment) -> None:
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(json.dumps(message).encode() + b"\n")
+            self._process.stdin.write(encode(command) + b"\n")
 
-    def hear(self) -> tuple[list[dict[str, Any]], bool]:
-        """The events that have arrived, and whether the child closed its stdout. Never blocks."""
-        events: list[dict[str, Any]] = []
+    def terminate(self) -> None:
+        self._signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self._signal(signal.SIGKILL)
+
+    def pause(self) -> None:
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        self._signal(signal.SIGCONT)
+
+    def read_last_words(self) -> str | None:
+        try:
+            with self._log.open("rb") as log_file:
+                log_file.seek(max(0, log_file.seek(0, os.SEEK_END) - READ_BYTES))
+                lines = log_file.read().decode(errors="replace").split("\n")
+        except OSError:
+            return None
+        return next((line.strip() for line in reversed(lines) if line.strip()), None)
+
+    # -- for the backend ---------------------------------------------------------------------------------------
+
+    def hear(self) -> tuple[list[AnyReport | Malformed], bool]:
+        """The reports that have arrived, and whether the child closed its stdout. Never blocks."""
+        reports: list[AnyReport | Malformed] = []
         for _ in range(READS_PER_HEARING_MAX):
             try:
                 chunk = os.read(self.stdout_fd, READ_BYTES)
             except BlockingIOError:
-                return events, False
+                return reports, False
             if not chunk:
-                return events, True
+                return reports, True
             *lines, self._pending = (self._pending + chunk).split(b"\n")
             for line in lines:
-                if (event := parse_event(line)) is not None:
-                    events.append(event)
-                    if event["event"] == "stopped":
-                        self._peak_rss_bytes = event.get("peak_rss_bytes")
+                if (report := parse_report(line)) is not None:
+                    reports.append(report)
+                    if isinstance(report, Stopped):
+                        self._peak_rss_bytes = report.peak_rss_bytes
                 elif line.strip():
-                    self._note(line)
-            if len(self._pending) > EVENT_BYTES_MAX:
-                self._note(self._pending)
+                    self._note_garbage(line)
+            if len(self._pending) > REPORT_BYTES_MAX:
+                self._note_garbage(self._pending)
                 self._pending = b""
-        return events, False
+        return reports, False
 
     def reap(self) -> Exit | None:
         """The child's end, once there is one. Whatever it had started itself ends with it."""
         look = os.WEXITED | os.WNOHANG | os.WNOWAIT
         if self.exit is None and os.waitid(os.P_PID, self.pid, look) is not None:
             # Not reaped yet, so its group number cannot belong to anybody else.
-            self.signal(signal.SIGKILL)
+            self.kill()
             _, status, usage = os.wait4(self.pid, 0)
             code = os.waitstatus_to_exitcode(status)
             self._process.returncode = code  # or Popen would wait for it again
@@ -166,19 +145,8 @@ class Child:
             )
         return self.exit
 
-    def signal(self, number: int) -> None:
-        """Signals the child and whatever it started."""
-        if self.exit is None:
-            # EPERM is how macOS says that only a zombie is left of the group.
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.pid, number)
-
-    def closed(self, now: float) -> None:
-        """Its stdout is at its end."""
-        self._closed_at = now
-
     def is_dying(self, now: float) -> bool:
-        return self._closed_at is not None and now - self._closed_at < DYING_SECONDS_MAX
+        return self.closed_at is not None and now - self.closed_at < DYING_SECONDS_MAX
 
     def close(self) -> None:
         """Closes our ends of the pipes; a child still running takes the end of its stdin as our death."""
@@ -186,42 +154,93 @@ class Child:
             assert pipe is not None
             pipe.close()
 
-    def last_words(self) -> str | None:
-        """The last line of its log that says something."""
-        try:
-            with self.log.open("rb") as log_file:
-                log_file.seek(max(0, log_file.seek(0, os.SEEK_END) - READ_BYTES))
-                lines = log_file.read().decode(errors="replace").split("\n")
-        except OSError:
-            return None
-        return next((line.strip() for line in reversed(lines) if line.strip()), None)
+    def _signal(self, number: int) -> None:
+        """To the child and whatever it started."""
+        if self.exit is None:
+            # EPERM is how macOS says that only a zombie is left of the group.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, number)
 
-    def _note(self, line: bytes) -> None:
-        """A library printed something that is no event: it belongs in the log."""
-        with contextlib.suppress(OSError), self.log.open("ab") as log_file:
+    def _note_garbage(self, line: bytes) -> None:
+        """A library printed something that is no report: it belongs in the log."""
+        with contextlib.suppress(OSError), self._log.open("ab") as log_file:
             log_file.write(b"stdout: " + line[:GARBAGE_SHOWN_BYTES] + b"\n")
 
 
-class Children:
-    """All processes of a run, and one place to wait for any of them. Leaving the context kills the rest."""
+class LocalProcesses:
+    """All processes of a run, and one place to wait for any of them; a `Backend`."""
 
-    def __init__(self) -> None:
-        self.all: list[Child] = []
+    def __init__(self, *, logs: Logs, command: Sequence[str] = CHILD_COMMAND) -> None:
+        self.handles: list[Child] = []
+        self._logs = logs
+        self._command = tuple(command)
+        self._sockets: Path | None = None
         self._selector = selectors.DefaultSelector()
         self._wake_reader, self._wake_writer = os.pipe()
         for fd in (self._wake_reader, self._wake_writer):
             os.set_blocking(fd, False)
         self._selector.register(self._wake_reader, selectors.EVENT_READ, None)
 
-    def __enter__(self) -> Children:
-        return self
+    def use_sockets(self, directory: Path | None) -> None:
+        """Where processes started from now on listen; None: at ports."""
+        self._sockets = directory
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for child in self.running():
-            child.signal(signal.SIGKILL)
-        for child in self.all:
+    def choose_address(self, who: Identity, *, before: str | None) -> str:
+        is_heir = who.role == "coordinator" and before is not None
+        if self._sockets is None:
+            return before if is_heir and before is not None else "tcp:127.0.0.1:0"
+        path = self._sockets / socket_name(who)
+        if is_heir:
+            # A socket file outlives its process, and would keep the successor from listening there.
+            path.unlink(missing_ok=True)
+        return f"unix:{path}"
+
+    def start(self, assignment: Assignment) -> Child:
+        who = assignment.identity
+        child = Child(
+            who=who,
+            command=self._command,
+            env=child_env(who.role, assignment.threads),
+            log=self._logs.log(who.role, who.id, who.incarnation),
+            log_file=self._logs.open_log(who.role, who.id, who.incarnation),
+        )
+        self.handles.append(child)
+        self._selector.register(child.stdout_fd, selectors.EVENT_READ, child)
+        # The token goes through the pipe alone: arguments and environments can be read by others.
+        child.tell(assignment)
+        return child
+
+    def wake(self) -> None:
+        with contextlib.suppress(OSError):
+            os.write(self._wake_writer, b"\0")
+
+    def wait(self, seconds: float) -> list[News]:
+        news: list[News] = []
+        now = time.monotonic()
+        poll = DYING_POLL_SECONDS if any(child.is_dying(now) for child in self._running()) else POLL_SECONDS
+        for key, _ in self._selector.select(max(0.0, min(seconds, poll))):
+            if key.data is None:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(self._wake_reader, READ_BYTES)
+            else:
+                self._listen(key.data, news)
+        ended = [child for child in self._running() if child.reap() is not None]
+        if ended:
+            # What anybody said before somebody went comes first: the story must be told in order.
+            for child in [*self._running(), *ended]:
+                self._listen(child, news)
+        for child in ended:
+            self._forget(child)
+            assert child.exit is not None
+            news.append(Ended(handle=child, exit=child.exit))
+        return news
+
+    def close(self) -> None:
+        if self._wake_writer < 0:
+            return
+        for child in self._running():
+            child.kill()
+        for child in self.handles:
             while child.reap() is None:  # bounded: SIGKILL cannot be refused
                 time.sleep(0.005)
             child.close()
@@ -232,75 +251,14 @@ class Children:
         os.close(reader)
         os.close(writer)
 
-    def start(self, **arguments: Any) -> Child:
-        """Starts a child (arguments as for `Child`) and listens to it."""
-        child = Child(**arguments)
-        self.all.append(child)
-        self._selector.register(child.stdout_fd, selectors.EVENT_READ, child)
-        return child
+    def _running(self) -> list[Child]:
+        return [child for child in self.handles if child.exit is None]
 
-    def running(self, role: str | None = None) -> list[Child]:
-        return [child for child in self.all if child.exit is None and role in (None, child.role)]
-
-    def wake(self) -> None:
-        """Ends a `wait` early. Safe in a signal handler, at any time."""
-        with contextlib.suppress(OSError):
-            os.write(self._wake_writer, b"\0")
-
-    def wait(self, seconds: float) -> list[Said | Ended]:
-        """What happened next, at most `seconds` from now: possibly nothing."""
-        news: list[Said | Ended] = []
-        now = time.monotonic()
-        poll = DYING_POLL_SECONDS if any(child.is_dying(now) for child in self.running()) else POLL_SECONDS
-        for key, _ in self._selector.select(max(0.0, min(seconds, poll))):
-            if key.data is None:
-                with contextlib.suppress(BlockingIOError):
-                    os.read(self._wake_reader, READ_BYTES)
-            else:
-                self._listen(key.data, news)
-        ended = [child for child in self.running() if child.reap() is not None]
-        if ended:
-            # What anybody said before somebody went comes first: the story must be told in order.
-            for child in [*self.running(), *ended]:
-                self._listen(child, news)
-        for child in ended:
-            self._forget(child)
-            assert child.exit is not None
-            news.append(Ended(child=child, exit=child.exit))
-        return news
-
-    def end(
-        self,
-        children: Sequence[Child],
-        *,
-        asked_seconds: float,
-        term_seconds: float,
-        hurry: Callable[[], bool],
-    ) -> list[Said | Ended]:
-        """Asks these children to stop, then insists: SIGTERM, then SIGKILL. Returns when they are gone.
-
-        `hurry` is asked all the time; once it says True nobody is waited for any more.
-        """
-        news: list[Said | Ended] = []
-        waiting = [child for child in children if child.exit is None]
-        for child in waiting:
-            child.tell({"do": "stop"})
-        for seconds, insist in ((asked_seconds, signal.SIGTERM), (term_seconds, signal.SIGKILL)):
-            deadline = time.monotonic() + seconds
-            while waiting and time.monotonic() < deadline and not hurry():
-                news += self.wait(deadline - time.monotonic())
-                waiting = [child for child in waiting if child.exit is None]
-            for child in waiting:
-                child.signal(signal.SIGKILL if hurry() else insist)
-        while any(child.exit is None for child in waiting):  # bounded: SIGKILL cannot be refused
-            news += self.wait(POLL_SECONDS)
-        return news
-
-    def _listen(self, child: Child, news: list[Said | Ended]) -> None:
-        events, closed = child.hear()
-        news.extend(Said(child=child, event=event) for event in events)
+    def _listen(self, child: Child, news: list[News]) -> None:
+        reports, closed = child.hear()
+        news.extend(Said(handle=child, report=report) for report in reports)
         if closed:
-            child.closed(time.monotonic())
+            child.closed_at = child.closed_at or time.monotonic()
             self._forget(child)  # or the selector would report the end of the stream for ever
 
     def _forget(self, child: Child) -> None:
@@ -308,12 +266,22 @@ class Children:
             self._selector.unregister(child.stdout_fd)
 
 
-def parse_event(line: bytes) -> dict[str, Any] | None:
-    """One line of a child's stdout; None for anything that is not an event."""
-    try:
-        event = json.loads(line)
-    except ValueError:
-        return None
-    if not isinstance(event, dict) or not isinstance(event.get("event"), str):
-        return None
-    return event
+def socket_name(who: Identity) -> str:
+    """Short, as paths of sockets are limited. A coordinator's successor has its predecessor's."""
+    name = "spare" if who.role == "standby" else who.role[0]
+    is_first = who.role == "coordinator" or who.incarnation == 0
+    return f"{name}{who.id}" if is_first else f"{name}{who.id}.{who.incarnation}"
+
+
+def child_env(role: str, threads: int) -> dict[str, str]:
+    """Ours, with a bound on the threads that numeric libraries would start: one per core and process."""
+    env = dict(os.environ)
+    for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMEXPR_NUM_THREADS"):
+        env[name] = str(threads)
+    # Idle OpenMP threads would spin on cores that servers need.
+    env.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    env["PYTHONUNBUFFERED"] = "1"
+    if role != "worker":
+        # glibc keeps up to 8 arenas per core, each with unused memory of its own; rows are not in them.
+        env.setdefault("MALLOC_ARENA_MAX", "2")
+    return env

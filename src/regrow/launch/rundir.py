@@ -2,21 +2,28 @@
 
 A run never writes over another one unless it is told to, and then removes only files of these names.
 summary.json appears whole or not at all, also when the machine goes down meanwhile.
+
+Once training goes on, nothing that is written here is worth ending it: a disk that is full, or a directory that is
+read-only or gone, is told once, and the next write is tried all the same. All writes of the launcher go through `Logs`
+and `RunDir`, which see to that; only `RunDir.create` raises.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import math
 import os
 import shutil
+import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from regrow.config import TrainConfig
 from regrow.errors import UserError
@@ -28,56 +35,114 @@ SOCKET_PREFIX = "regrow-s-"
 SOCKET_AGE_SECONDS = 600.0
 
 
+def print_warning(text: str) -> None:
+    print(f"warning: {text}", file=sys.stderr, flush=True)
+
+
+class Logs:
+    """A directory with a log for every process. `complain` is told once, of the first write that fails."""
+
+    def __init__(self, path: Path, complain: Callable[[str], None]) -> None:
+        self.path = path
+        self._complain: Callable[[str], None] | None = complain
+
+    def log(self, role: str, id: int, incarnation: int = 0) -> Path:
+        return self.path / log_name(role, id, incarnation)
+
+    def open_log(self, role: str, id: int, incarnation: int = 0) -> BinaryIO:
+        """The log of a new process; one that cannot be opened is none, and keeps nobody from starting."""
+        path = self.log(role, id, incarnation)
+        try:
+            return path.open("ab")
+        except OSError as error:
+            self._note_failure(path, error)
+            return open(os.devnull, "ab")
+
+    @contextlib.contextmanager
+    def guard(self, path: Path) -> Iterator[None]:
+        """Around a write whose failure does not matter to training."""
+        try:
+            yield
+        except OSError as error:
+            self._note_failure(path, error)
+
+    def _note_failure(self, path: Path, error: OSError) -> None:
+        complain, self._complain = self._complain, None
+        if complain is not None:
+            what = error.strerror or str(error)
+            complain(f"cannot write to {path}: {what}; training goes on, and what cannot be written is lost")
+
+
 class RunDir:
     """Made by `RunDir.create`; holds a lock on the directory until it is closed."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, complain: Callable[[str], None] = print_warning) -> None:
         self.path = path
+        self.logs = Logs(path / LOGS, complain)
         self._lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             os.close(self._lock)
             raise UserError(f"another run is writing to {path}", hint="choose another --out") from None
-        self._metrics: Any = None
+        self._metrics = -1  # a file number, once there is something to write
+        self._metrics_bytes = 0
 
     @classmethod
     def create(cls, config: TrainConfig, *, overwrite: bool = False, now: datetime | None = None) -> RunDir:
         """The directory asked for, or a new one named after the time and the model."""
+        run_dir: RunDir | None = None
         try:
             if config.out is None:
-                run_dir = cls(_new_directory(config, now or datetime.now()))
+                run_dir = cls(_make_new_directory(config, now or datetime.now()))
             else:
-                run_dir = cls(_asked_directory(Path(config.out), overwrite=overwrite))
+                run_dir = cls(_make_asked_directory(Path(config.out), overwrite=overwrite))
             if overwrite:
                 run_dir._remove_old_run()
             (run_dir.path / LOGS).mkdir(exist_ok=True)
             write_whole(run_dir.path / CONFIG, config.to_toml().encode(errors="surrogateescape"))
         except OSError as error:
+            if run_dir is not None:
+                run_dir.close()
             raise UserError(
                 f"cannot write to {error.filename or config.out}: {error.strerror}",
                 hint="choose another --out",
             ) from None
         return run_dir
 
-    def log(self, role: str, id: int, incarnation: int = 0) -> Path:
-        return self.path / LOGS / log_name(role, id, incarnation)
-
     def write_metrics(self, line: dict[str, Any]) -> None:
-        """Appends to metrics.jsonl; readable by others at once."""
-        if self._metrics is None:
-            self._metrics = (self.path / METRICS).open("w", encoding="utf-8")
-        self._metrics.write(json.dumps(line, allow_nan=False) + "\n")
-        self._metrics.flush()
+        """Appends to metrics.jsonl; readable by others at once. A line for which there is no room is left out whole:
+        those that come when there is room again can be read."""
+        data = json.dumps(line, allow_nan=False).encode() + b"\n"
+        path = self.path / METRICS
+        with self.logs.guard(path):
+            if self._metrics < 0:
+                self._metrics = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o666)
+            try:
+                if os.write(self._metrics, data) < len(data):
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+                self._metrics_bytes += len(data)
+            except OSError:
+                os.ftruncate(self._metrics, self._metrics_bytes)
+                raise
 
-    def write_summary(self, summary: dict[str, Any]) -> None:
-        text = json.dumps(_plain(summary), indent=2, allow_nan=False) + "\n"
-        write_whole(self.path / SUMMARY, text.encode())
+    def write_summary(self, summary: dict[str, Any]) -> bool:
+        """Where the file cannot be written, standard output has the summary instead; False says so."""
+        text = json.dumps(_make_plain(summary), indent=2, allow_nan=False) + "\n"
+        path, written = self.path / SUMMARY, False
+        with self.logs.guard(path):
+            write_whole(path, text.encode())
+            written = True
+        if not written:
+            sys.stdout.write(text)
+            sys.stdout.flush()
+        return written
 
     def close(self) -> None:
-        if self._metrics is not None:
-            self._metrics.close()
-            self._metrics = None
+        if self._metrics >= 0:
+            with self.logs.guard(self.path / METRICS):
+                os.close(self._metrics)
+            self._metrics = -1
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
@@ -107,7 +172,11 @@ class SocketDir:
             parent = Path("/tmp")
         self.sweep(parent, age_seconds=SOCKET_AGE_SECONDS)
         # mkdtemp makes it 0700: the token keeps strangers out of the talk, this keeps them from the door.
-        self.path = Path(tempfile.mkdtemp(prefix=SOCKET_PREFIX, dir=parent))
+        try:
+            self.path = Path(tempfile.mkdtemp(prefix=SOCKET_PREFIX, dir=parent))
+        except OSError as error:
+            hint = "TMPDIR=DIRECTORY chooses another place"
+            raise UserError(f"cannot make a directory for sockets in {parent}: {error.strerror}", hint=hint) from None
         self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
 
@@ -141,7 +210,7 @@ def write_whole(path: Path, data: bytes) -> None:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(temporary, 0o666 & ~_umask())
+        os.chmod(temporary, 0o666 & ~_read_umask())
         os.replace(temporary, path)
     except BaseException:
         with contextlib.suppress(OSError):
@@ -154,14 +223,14 @@ def write_whole(path: Path, data: bytes) -> None:
         os.close(directory)
 
 
-def _umask() -> int:
+def _read_umask() -> int:
     """There is no way to read it without setting it."""
     mask = os.umask(0o077)
     os.umask(mask)
     return mask
 
 
-def _new_directory(config: TrainConfig, now: datetime) -> Path:
+def _make_new_directory(config: TrainConfig, now: datetime) -> Path:
     stem = f"{now:%Y%m%d-%H%M%S}-{config.model_name}"
     Path("runs").mkdir(exist_ok=True)
     for attempt in range(1, SAME_SECOND_MAX):
@@ -172,7 +241,7 @@ def _new_directory(config: TrainConfig, now: datetime) -> Path:
     raise UserError(f"there are {SAME_SECOND_MAX} runs named {stem}", hint="choose a name with --out")
 
 
-def _asked_directory(path: Path, *, overwrite: bool) -> Path:
+def _make_asked_directory(path: Path, *, overwrite: bool) -> Path:
     if path.exists() and not path.is_dir():
         raise UserError(f"{path} is a file, not a directory", hint="choose another --out")
     path.mkdir(parents=True, exist_ok=True)
@@ -181,12 +250,12 @@ def _asked_directory(path: Path, *, overwrite: bool) -> Path:
     return path
 
 
-def _plain(value: Any) -> Any:
+def _make_plain(value: Any) -> Any:
     """The same with NaN and infinity as null, which is all JSON can say about them."""
     if isinstance(value, float) and not math.isfinite(value):
         return None
     if isinstance(value, dict):
-        return {name: _plain(item) for name, item in value.items()}
+        return {name: _make_plain(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [_make_plain(item) for item in value]
     return value

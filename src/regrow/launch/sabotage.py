@@ -13,33 +13,33 @@ from regrow.config import Sabotage, TrainConfig
 
 
 class Saboteur:
-    """The faults a config asks for that have not happened yet."""
+    """What a config asks for that has not been done yet."""
 
     def __init__(self, config: TrainConfig) -> None:
         self._by_step = list(config.sabotage)
         self._mtbf = config.mtbf
         counts = {"server": config.servers, "worker": config.workers, "coordinator": 1}
         self._targets = [(role, id) for role in config.mtbf_roles.split(",") for id in range(counts[role])]
-        # A string, because hash seeds of tuples differ from process to process.
+        # A string, because hash seeds of tuples differ from process to process. Its word is part of the order of kills.
         self._random = random.Random(f"faults {config.seed}")
         self._next_at: float | None = None
         self._next: tuple[str, int] | None = None
         # With parities, a server is spared while as many others are down as may be: random failures shall show
         # what is survived, not what is not.
-        self._down_max = config.r if config.code is not None else config.servers
+        self._down_max = config.r if config.replaces_servers else config.servers
 
     @property
     def unreached(self) -> list[Sabotage]:
         """Those whose step never came."""
         return list(self._by_step)
 
-    def due(self, step: int) -> list[Sabotage]:
-        """Faults whose step has been reached; each is given out once."""
+    def take_due(self, step: int) -> list[Sabotage]:
+        """What is done now that this step has been reached; each is given out once."""
         found = [sabotage for sabotage in self._by_step if sabotage.step <= step]
         self._by_step = self._by_step[len(found) :]
         return found
 
-    def random_target(self, now: float, *, down: Sequence[int]) -> tuple[str, int] | None:
+    def choose_target(self, now: float, *, down: Sequence[int]) -> tuple[str, int] | None:
         """Whom chance kills now, if anybody. `down` are the servers that are dead or recovering."""
         if self._mtbf is None:
             return None

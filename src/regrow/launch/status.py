@@ -1,6 +1,6 @@
 """Where a run stands, as its processes tell it: counts, rates, losses, and who is in which state.
 
-Pure bookkeeping: events come in with the time they arrived, numbers come out for the display, for
+Pure bookkeeping: reports come in with the time they arrived, numbers come out for the display, for
 metrics.jsonl and for the summary. No clock, no files, no processes; so a test can replay any run.
 
 A process that dies may have a successor under the same number: counts go on from where the dead one's stood, and
@@ -16,8 +16,31 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
+import msgspec
+import numpy as np
+
 from regrow.config import TrainConfig
-from regrow.launch.failures import Failures
+from regrow.launch.failures import Failures, round_known
+from regrow.launch.orders import (
+    CheckpointBegun,
+    CheckpointFailed,
+    CheckpointSaved,
+    Damaged,
+    Evaluated,
+    Evaluating,
+    Listening,
+    Loaded,
+    Loading,
+    MergerNews,
+    Planned,
+    Progress,
+    Ready,
+    Recovered,
+    Recovery,
+    Report,
+    ServerCounters,
+    Trained,
+)
 from regrow.metrics import ScoreHistogram
 
 RATE_SECONDS_MIN = 0.25  # two reports closer than this say nothing about speed
@@ -65,9 +88,20 @@ class ServerStatus:
     )
 
     def to_dict(self) -> dict[str, Any]:
-        told = dataclasses.asdict(self)
-        del told["carried"]
-        return told
+        values = dataclasses.asdict(self)
+        del values["carried"]
+        return values
+
+    def count(self, report: ServerCounters) -> None:
+        """What is not reported yet stays as it was."""
+        for name in self.COUNTERS:
+            if (value := getattr(report, name)) is not None:
+                setattr(self, name, self.carried.get(name, 0) + value)
+        if report.redundancy_bytes is not None:
+            self.redundancy_bytes = report.redundancy_bytes
+        self.kept_bytes_max = max(self.kept_bytes_max, report.kept_bytes)
+        if report.recovering is False and self.state == "recovering":
+            self.state, self.missing_rows = "ready", 0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -99,12 +133,23 @@ class WorkerStatus:
     COUNTERS: ClassVar = ("wait_seconds", "lookups", "distinct")
 
     def to_dict(self) -> dict[str, Any]:
-        told = dataclasses.asdict(self)
+        values = dataclasses.asdict(self)
         # Readings of a clock that nobody else has, and bookkeeping.
-        del told["trained_at"], told["begun_at"], told["reports"], told["carried"]
-        return told
+        del values["trained_at"], values["begun_at"], values["reports"], values["carried"]
+        return values
 
-    def reported(self, now: float) -> None:
+    def count(self, report: Progress, now: float) -> None:
+        self.state = "training"
+        self.begun_at = now if self.begun_at is None else self.begun_at
+        self.step = max(self.step, report.step)
+        self.samples = max(self.samples, report.samples)
+        self.staleness_mean = report.staleness_mean
+        self.staleness_max = max(self.staleness_max, report.staleness_max)
+        self.wait_seconds = self.carried.get("wait_seconds", 0.0) + report.wait_seconds
+        self.lookups = int(self.carried.get("lookups", 0)) + report.lookups
+        self.distinct = int(self.carried.get("distinct", 0)) + report.distinct
+        self.redo_bytes_peak = max(self.redo_bytes_peak, report.redo_bytes_peak)
+        self.position = report.position
         self.reports.append((now, self.samples))
         while len(self.reports) > 2 and self.reports[1][0] <= now - RATE_WINDOW_SECONDS:
             self.reports.popleft()
@@ -136,7 +181,7 @@ class WorkerStatus:
 
 
 class RunStatus:
-    """One door: `receive(role, id, event, now)`. Times are seconds of one monotonic clock."""
+    """One door: `receive(role, id, report, now)`. Times are seconds of one monotonic clock."""
 
     def __init__(self, config: TrainConfig, *, started_at: float) -> None:
         self.config = config
@@ -145,7 +190,7 @@ class RunStatus:
         self.phase_at = started_at
         self.servers = [ServerStatus() for _ in range(config.servers)]
         self.workers = [WorkerStatus() for _ in range(config.workers)]
-        self.evaluated: dict[str, Any] = {}
+        self.evaluated: Evaluated | None = None
         self.test_samples_done = 0
         self.progress_at = started_at
         self.failures = Failures()
@@ -171,38 +216,36 @@ class RunStatus:
         if phase != self.phase:
             self.phase, self.phase_at, self.progress_at = phase, now, now
 
-    def receive(self, role: str, id: int, event: dict[str, Any], now: float) -> None:
-        """Raises KeyError, TypeError or ValueError for an event that lacks what it must have."""
-        kind = event["event"]
+    def receive(self, role: str, id: int, report: Report, now: float) -> None:
+        """Raises ValueError for a report that cannot be: histograms of another length, say."""
         if role == "server":
-            self._receive_server(self.servers[id], kind, event)
+            self._receive_server(self.servers[id], report)
         elif role == "worker":
-            self._receive_worker(self.workers[id], kind, event, now)
-        elif kind == "checkpoint":
-            self._receive_checkpoint(event, now)
-        elif kind == "merge" and event["kind"] in self.merges:
-            self.merges[event["kind"]] += 1
-        self.failures.heard(role, id, kind, event, now)
-        if role == "worker" and kind in ("progress", "trained", "evaluating"):
-            self.failures.stepped(id, self.samples if kind == "progress" else None, now)
+            self._receive_worker(self.workers[id], report, now)
+        elif isinstance(report, CheckpointBegun | CheckpointSaved | CheckpointFailed):
+            self._receive_checkpoint(report, now)
+        elif isinstance(report, MergerNews) and report.kind in self.merges:
+            self.merges[report.kind] += 1
+        self.failures.receive(role, id, report, now)
+        if role == "worker" and isinstance(report, Progress | Trained | Evaluating):
+            self.failures.note_step(id, self.samples if isinstance(report, Progress) else None, now)
 
-    def _receive_checkpoint(self, event: dict[str, Any], now: float) -> None:
-        if event["status"] == "begun":
-            self.saving = (str(event["cut"]), now)
+    def _receive_checkpoint(self, report: CheckpointBegun | CheckpointSaved | CheckpointFailed, now: float) -> None:
+        if isinstance(report, CheckpointBegun):
+            self.saving = (report.cut, now)
             return
         self.saving = None
-        saved = event["status"] == "saved"
-        if saved:
-            self.checkpoints["saved"] += "kind" in event  # else there was nothing new to save
-            known = self.checkpoints["last"] or {}
-            self.checkpoints["last"] = known | {
-                name: event[name] for name in ("cut", "kind", "seconds", "cut_seconds") if name in event
-            }
-        else:
+        if isinstance(report, CheckpointFailed):
             self.checkpoints["failed"] += 1
-            self.checkpoints["last_error"] = str(event.get("reason", ""))
-        if event.get("still"):
-            self.still = saved
+            self.checkpoints["last_error"] = report.reason
+        else:
+            last: dict[str, Any] = {"cut": report.cut}
+            if report.kind is not None:  # else there was nothing new to save
+                self.checkpoints["saved"] += 1
+                last |= {"kind": report.kind, "seconds": report.seconds, "cut_seconds": report.cut_seconds}
+            self.checkpoints["last"] = (self.checkpoints["last"] or {}) | last
+        if report.still:
+            self.still = isinstance(report, CheckpointSaved)
 
     def start_over(
         self, *, reason: str, cut: str | None, cut_step: int, now: float, damage: Sequence[str] = ()
@@ -215,13 +258,13 @@ class RunStatus:
         self.checking = None
         self.phase, self.phase_at, self.progress_at, self.still = "starting", now, now, None
         self.cuts_dead += [self.saving[0]] if self.saving is not None else []
-        self.saving, self.evaluated = None, {}
+        self.saving = self.evaluated = None
         self.failures.finish(now)
         for role, places in (("server", self.servers), ("worker", self.workers)):
             for id, _ in enumerate(places):
-                self.succeeded(role, id, 0)
+                self.note_successor(role, id, 0)
 
-    def lost(self, role: str, id: int) -> None:
+    def note_end(self, role: str, id: int) -> None:
         """This process is no more; which is as it should be once the run is being stopped."""
         state = "stopped" if self.phase in ("stopping", "done") else "gone"
         if role == "server":
@@ -229,7 +272,7 @@ class RunStatus:
         elif role == "worker":
             self.workers[id].state = state
 
-    def succeeded(self, role: str, id: int, incarnation: int) -> None:
+    def note_successor(self, role: str, id: int, incarnation: int) -> None:
         """Another process has taken this place."""
         if role == "coordinator":
             return
@@ -237,75 +280,56 @@ class RunStatus:
         place.state, place.incarnation = "starting", incarnation
         place.carried = {name: getattr(place, name) for name in place.COUNTERS}
 
-    def _receive_server(self, server: ServerStatus, kind: str, event: dict[str, Any]) -> None:
-        if kind == "listening":
-            server.state = "allocating" if server.incarnation == 0 else "recovering"
-        elif kind == "ready":
-            server.state = "ready" if server.incarnation == 0 else "recovering"
-            server.rows, server.bytes = int(event["rows"]), int(event["bytes"])
-        elif kind == "loading":
-            server.state = "loading"
-            server.load_done, server.load_total = int(event["done"]), int(event["total"])
-        elif kind == "loaded":
-            server.state = "ready"
-        elif kind == "damaged":
-            self.gone_around.append(str(event["what"]))
-        elif kind == "recovered":
-            server.state, server.missing_rows = "ready", 0
-        elif kind == "recovery":
-            server.state = "recovering"
-            missing = int(event["rows_total"]) - int(event["rows_back"])
-            server.missing_rows = int(event.get("rows_missing", missing))
-        elif kind in ("server", "stopped"):
-            for name in server.COUNTERS:
-                if name in event or (kind == "server" and name in ("pulls", "pushes", "bytes_in", "bytes_out")):
-                    setattr(server, name, server.carried.get(name, 0) + int(event[name]))
-            server.redundancy_bytes = int(event.get("redundancy_bytes", server.redundancy_bytes))
-            server.kept_bytes_max = max(server.kept_bytes_max, int(event.get("kept_bytes", 0)))
-            if event.get("recovering") is False and server.state == "recovering":
+    def _receive_server(self, server: ServerStatus, report: Report) -> None:
+        match report:
+            case Listening():
+                server.state = "allocating" if server.incarnation == 0 else "recovering"
+            case Ready(rows=rows, bytes=held):
+                server.state = "ready" if server.incarnation == 0 else "recovering"
+                server.rows, server.bytes = rows, held
+            case Loading(done=done, total=total):
+                server.state = "loading"
+                server.load_done, server.load_total = done, total
+            case Loaded():
+                server.state = "ready"
+            case Damaged(what=what):
+                self.gone_around.append(what)
+            case Recovery(rows_total=total, rows_back=back):
+                server.state, server.missing_rows = "recovering", total - back
+            case Recovered():
                 server.state, server.missing_rows = "ready", 0
+            case ServerCounters():
+                server.count(report)
 
-    def _receive_worker(self, worker: WorkerStatus, kind: str, event: dict[str, Any], now: float) -> None:
-        if kind == "planned":
-            worker.steps_total = int(event["steps"])
-        elif kind == "progress":
-            worker.state = "training"
-            worker.begun_at = now if worker.begun_at is None else worker.begun_at
-            worker.step = max(worker.step, int(event["step"]))
-            worker.samples = max(worker.samples, int(event["samples"]))
-            worker.staleness_mean = float(event.get("staleness_mean", 0.0))
-            worker.staleness_max = max(worker.staleness_max, float(event.get("staleness_max", 0.0)))
-            carried = worker.carried
-            worker.wait_seconds = carried.get("wait_seconds", 0.0) + float(event.get("wait_seconds", 0.0))
-            worker.lookups = int(carried.get("lookups", 0)) + int(event.get("lookups", 0))
-            worker.distinct = int(carried.get("distinct", 0)) + int(event.get("distinct", 0))
-            worker.redo_bytes_peak = max(worker.redo_bytes_peak, int(event.get("redo_bytes_peak", 0)))
-            worker.position = event.get("position")
-            if self._add_histograms(event):
-                worker.loss = finite(event["loss"])
-            worker.reported(now)
-            self.progress_at = now
-        elif kind == "trained":
-            worker.state, worker.trained_at = "trained", now
-            worker.step = max(worker.step, int(event["steps"]))
-            worker.samples = max(worker.samples, int(event["samples"]))
-            worker.trained = {name: value for name, value in event.items() if name != "event"}
-            float(worker.trained["seconds"])
-            self.progress_at = now
-        elif kind == "evaluating":
-            self.test_samples_done = int(event["samples"])
-            self.progress_at = now
-        elif kind == "evaluated":
-            self.evaluated = {name: value for name, value in event.items() if name != "event"}
-            float(event["auc"]), float(event["logloss"])
+    def _receive_worker(self, worker: WorkerStatus, report: Report, now: float) -> None:
+        match report:
+            case Planned(steps=steps):
+                worker.steps_total = steps
+            case Progress():
+                histogram = ScoreHistogram(np.array(report.hist_pos), np.array(report.hist_neg))
+                worker.count(report, now)
+                if self._add_histogram(histogram):
+                    worker.loss = keep_finite(report.loss)
+                self.progress_at = now
+            case Trained():
+                worker.state, worker.trained_at = "trained", now
+                worker.step = max(worker.step, report.steps)
+                worker.samples = max(worker.samples, report.samples)
+                worker.trained = msgspec.structs.asdict(report)
+                self.progress_at = now
+            case Evaluating(samples=samples):
+                self.test_samples_done = samples
+                self.progress_at = now
+            case Evaluated():
+                self.evaluated = report
 
-    def _add_histograms(self, event: dict[str, Any]) -> bool:
+    def _add_histogram(self, histogram: ScoreHistogram) -> bool:
         """False for a report without samples, whose loss means nothing."""
-        report = ScoreHistogram(event["hist_pos"], event["hist_neg"])
-        if _count(report) == 0:
+        count = _count(histogram)
+        if count == 0:
             return False
-        self._histograms.append(report)
-        self._histogram_samples += _count(report)
+        self._histograms.append(histogram)
+        self._histogram_samples += count
         while len(self._histograms) > 1 and (
             len(self._histograms) > AUC_WINDOW_REPORTS_MAX
             or self._histogram_samples - _count(self._histograms[0]) >= AUC_WINDOW_SAMPLES
@@ -370,7 +394,7 @@ class RunStatus:
     @property
     def auc(self) -> float | None:
         """Of the training samples of late, each judged before the model was trained on it."""
-        return finite(sum(self._histograms, start=ScoreHistogram()).auc()) if self._histograms else None
+        return keep_finite(sum(self._histograms, start=ScoreHistogram()).auc()) if self._histograms else None
 
     @property
     def staleness_mean(self) -> float:
@@ -387,7 +411,7 @@ class RunStatus:
         return sum(server.bytes_out for server in self.servers)
 
     @property
-    def loading(self) -> bool:
+    def is_loading(self) -> bool:
         """Some server does not have all rows of the checkpoint that the run starts from."""
         return any(server.state == "loading" for server in self.servers)
 
@@ -420,43 +444,43 @@ class RunStatus:
             "step": self.step,
             "steps_done": self.steps_done,
             "samples": self.samples,
-            "samples_per_s": rounded(self.samples_per_s(now), 1),
-            "samples_per_s_now": rounded(self.samples_per_s_now(now), 1),
-            "loss": rounded(self.loss, 6),
-            "auc": rounded(self.auc, 6),
+            "samples_per_s": round_known(self.samples_per_s(now), 1),
+            "samples_per_s_now": round_known(self.samples_per_s_now(now), 1),
+            "loss": round_known(self.loss, 6),
+            "auc": round_known(self.auc, 6),
             "servers_alive": self.servers_alive,
             "recovering": [id for id, server in enumerate(self.servers) if server.state == "recovering"],
             "missing_rows": sum(server.missing_rows for server in self.servers),
             "failures": len(self.failures.all),
-            "staleness_mean": rounded(self.staleness_mean, 3),
-            "wait_seconds": rounded(sum(worker.wait_seconds for worker in self.workers), 3),
+            "staleness_mean": round_known(self.staleness_mean, 3),
+            "wait_seconds": round_known(sum(worker.wait_seconds for worker in self.workers), 3),
             "bytes_in": self.bytes_in,
             "bytes_out": self.bytes_out,
         }
 
     def totals(self) -> dict[str, Any]:
         """The part of the summary that comes from what the processes said."""
-        seconds = self.training_seconds
+        seconds, judged = self.training_seconds, self.evaluated or Evaluated(auc=None, logloss=None)
         distinct = sum(worker.distinct for worker in self.workers)
         return {
             "steps": self.step,
             "steps_done": self.steps_done,
             "samples": self.samples,
-            "seconds": rounded(seconds, 3),
-            "samples_per_s": rounded(self.samples / seconds, 1) if seconds else None,
-            "loss": rounded(self.loss, 6),
-            "auc": finite(self.evaluated.get("auc")),
-            "logloss": finite(self.evaluated.get("logloss")),
-            "test_samples": self.evaluated.get("test_samples"),
-            "model_sha256": self.evaluated.get("model_sha256"),
-            "parity_stripes": self.evaluated.get("parity_stripes"),
-            "parity_wrong": self.evaluated.get("parity_wrong"),
-            "staleness_mean": rounded(self.staleness_mean, 3),
-            "wait_seconds": rounded(sum(worker.wait_seconds for worker in self.workers), 3),
+            "seconds": round_known(seconds, 3),
+            "samples_per_s": round_known(self.samples / seconds, 1) if seconds else None,
+            "loss": round_known(self.loss, 6),
+            "auc": keep_finite(judged.auc),
+            "logloss": keep_finite(judged.logloss),
+            "test_samples": judged.test_samples,
+            "model_sha256": judged.model_sha256,
+            "parity_stripes": judged.parity_stripes,
+            "parity_wrong": judged.parity_wrong,
+            "staleness_mean": round_known(self.staleness_mean, 3),
+            "wait_seconds": round_known(sum(worker.wait_seconds for worker in self.workers), 3),
             "staleness_max": max(worker.staleness_max for worker in self.workers),
             "lookups": sum(worker.lookups for worker in self.workers),
             "distinct_rows": distinct,
-            "distinct_rows_per_step": rounded(distinct / max(1, self.steps_done), 1),
+            "distinct_rows_per_step": round_known(distinct / max(1, self.steps_done), 1),
             "rows": sum(server.rows for server in self.servers),
             "table_bytes": sum(server.bytes for server in self.servers),
             "bytes_in": self.bytes_in,
@@ -475,16 +499,12 @@ class RunStatus:
         }
 
 
-def finite(value: Any) -> float | None:
+def keep_finite(value: Any) -> float | None:
     """NaN and infinity are no JSON: a loss that has diverged is shown as missing."""
     if value is None:
         return None
     number = float(value)
     return number if math.isfinite(number) else None
-
-
-def rounded(value: float | None, digits: int) -> float | None:
-    return None if value is None else round(value, digits)
 
 
 def _count(histogram: ScoreHistogram) -> int:

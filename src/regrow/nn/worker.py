@@ -11,9 +11,10 @@ import torch
 
 from regrow import _kernels
 from regrow.config import TrainConfig
-from regrow.core.identity import Identity
 from regrow.data.catalog import open_dataset
 from regrow.errors import DataError, RegrowError, UserError
+from regrow.launch import orders
+from regrow.launch.orders import Evaluate, Evaluated, Evaluating, Planned, Stop, Trained
 from regrow.nn.check import check_parity
 from regrow.nn.trainer import Progress, Trainer
 from regrow.runtime.client import SocketClient
@@ -31,8 +32,8 @@ REPORT_SECONDS_PROTECTED = 0.1  # how exactly the end of a stall is seen
 def run(parent: Parent) -> None:
     """Trains, says so, then obeys commands until told to stop."""
     assignment = parent.assignment
-    config = TrainConfig.from_dict(assignment["config"])
-    threads = max(1, int(assignment["threads"]))
+    who, config = assignment.identity, TrainConfig.from_dict(assignment.config)
+    threads = max(1, assignment.threads)
     torch.set_num_threads(threads)
     _kernels.set_threads(threads)
     if config.device.startswith("cuda") and not torch.cuda.is_available():
@@ -41,38 +42,39 @@ def run(parent: Parent) -> None:
             hint="Use --device cpu, or install a CUDA build of torch.",
         )
     dataset = open_dataset(config)
-    trainer = Trainer(config, dataset, worker=assignment["id"])
+    trainer = Trainer(config, dataset, worker=who.id)
     try:
         steps = step_count(config, dataset)
     except ValueError as error:
         raise DataError(str(error)) from None
-    parent.report("planned", steps=steps)
+    parent.report(Planned(steps=steps))
+    assert assignment.coordinator is not None
     client = SocketClient(
-        identity=Identity(role="worker", id=assignment["id"], incarnation=assignment["incarnation"]),
-        token=bytes.fromhex(assignment["token"]),
-        coordinator=assignment["coordinator"],
+        identity=who,
+        token=bytes.fromhex(assignment.token),
+        coordinator=assignment.coordinator,
         job=trainer.job,
         redo_bytes_max=config.redo_bytes_max,
         section_bytes_max=config.frame_bytes_max,
     )
     try:
-        resumed = assignment.get("resume") is not None and assignment["incarnation"] == 0
+        resumed = assignment.start is not None and who.incarnation == 0
         trainer.connect(client, resumed=resumed)
         if trainer.done:
             log.info("goes on after step %d", trainer.done)
-        elif config.prefill and assignment["incarnation"] == 0 and not resumed:
+        elif config.prefill and who.incarnation == 0 and not resumed:
             # Whoever comes later would undo what others have done.
-            prefill(client, worker=assignment["id"], tables=len(dataset.rows), seed=config.seed)
+            prefill(client, worker=who.id, tables=len(dataset.rows), seed=config.seed)
         started = time.monotonic()
         trainer.train(
             steps=steps,
             report=lambda progress: _report(parent, client, progress),
-            report_seconds=REPORT_SECONDS if config.code is None else REPORT_SECONDS_PROTECTED,
+            report_seconds=REPORT_SECONDS_PROTECTED if config.replaces_servers else REPORT_SECONDS,
             # Whoever is to be killed at a step is killed by the launcher, which must hear of it at once.
-            report_steps=frozenset(fault.step for fault in config.sabotage),
+            report_steps=frozenset(sabotage.step for sabotage in config.sabotage),
         )
         seconds = time.monotonic() - started
-        parent.report("trained", steps=trainer.progress.step, samples=trainer.progress.samples, seconds=seconds)
+        parent.report(Trained(steps=trainer.progress.step, samples=trainer.progress.samples, seconds=seconds))
         _obey(parent, trainer, client)
     finally:
         client.close()
@@ -113,16 +115,14 @@ def check(client: SocketClient) -> tuple[int, int]:
 
 
 def _obey(parent: Parent, trainer: Trainer, client: SocketClient) -> None:
-    while True:
-        command = parent.next_command()
-        if command.get("do") == "stop":
-            return
-        if command.get("do") == "evaluate":
-            auc, logloss, samples = trainer.evaluate(lambda done: parent.report("evaluating", samples=done))
-            digest = client.digest() if trainer.config.digest else None
-            stripes, wrong = check(client) if trainer.config.check_parity else (None, None)
-            parent.report(
-                "evaluated",
+    while not isinstance(command := parent.next_command(), Stop):
+        if not isinstance(command, Evaluate):
+            raise RegrowError(f"the launcher sent a command that a worker does not know: {command}")
+        auc, logloss, samples = trainer.evaluate(lambda done: parent.report(Evaluating(samples=done)))
+        digest = client.digest() if trainer.config.digest else None
+        stripes, wrong = check(client) if trainer.config.check_parity else (None, None)
+        parent.report(
+            Evaluated(
                 auc=auc,
                 logloss=logloss,
                 test_samples=samples,
@@ -130,26 +130,23 @@ def _obey(parent: Parent, trainer: Trainer, client: SocketClient) -> None:
                 parity_stripes=stripes,
                 parity_wrong=wrong,
             )
-        else:
-            raise RegrowError(f"the launcher sent a command this worker does not know: {command}")
+        )
 
 
 def _report(parent: Parent, client: SocketClient, progress: Progress) -> None:
-    bytes_in, bytes_out = client.bytes_moved
     parent.report(
-        "progress",
-        step=progress.step,
-        samples=progress.samples,
-        loss=progress.loss_sum / max(1, progress.loss_samples),
-        hist_pos=progress.scores.positives.tolist(),
-        hist_neg=progress.scores.negatives.tolist(),
-        position=progress.position,
-        staleness_mean=client.staleness_sum / max(1, client.staleness_count),
-        staleness_max=client.staleness_max,
-        wait_seconds=progress.wait_seconds,
-        lookups=progress.lookups,
-        distinct=progress.distinct,
-        redo_bytes_peak=client.session.redo_bytes_peak,
-        bytes_in=bytes_in,
-        bytes_out=bytes_out,
+        orders.Progress(
+            step=progress.step,
+            samples=progress.samples,
+            loss=progress.loss_sum / max(1, progress.loss_samples),
+            hist_pos=progress.scores.positives.tolist(),
+            hist_neg=progress.scores.negatives.tolist(),
+            position=progress.position,
+            staleness_mean=client.staleness_sum / max(1, client.staleness_count),
+            staleness_max=client.staleness_max,
+            wait_seconds=progress.wait_seconds,
+            lookups=progress.lookups,
+            distinct=progress.distinct,
+            redo_bytes_peak=client.session.redo_bytes_peak,
+        )
     )

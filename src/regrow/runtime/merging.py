@@ -14,6 +14,7 @@ from pathlib import Path
 from regrow.checkpoint.policy import Event, watch
 from regrow.checkpoint.retention import Rules
 from regrow.checkpoint.storage import Storage
+from regrow.launch.orders import Listening, MergerNews, Stop
 from regrow.runtime.parent import Parent
 
 log = logging.getLogger("regrow.merger")
@@ -33,15 +34,20 @@ def run(parent: Parent) -> None:
     """Merges until told to stop."""
     yield_to_training()
     stop = threading.Event()
-    parent.on_command(lambda command: stop.set() if command.get("do") == "stop" else None)
-    saving = parent.assignment["checkpoints"]
+    parent.on_command(lambda command: stop.set() if isinstance(command, Stop) else None)
+    saving = parent.assignment.saving
+    assert saving is not None
 
     def tell(event: Event) -> None:
         log.info("%s: %s", event.kind, event.text)
-        parent.report("merge", kind=event.kind, text=event.text, piece=event.piece)
+        parent.report(MergerNews(kind=event.kind, text=event.text, piece=event.piece))
 
-    parent.report("listening", address="")
-    keep = saving["keep"]
-    rules = Rules(keep_last=keep["keep_last"], pinned=frozenset(keep["pinned"]))
-    storage, seconds = Storage.open(saving["url"]), saving["merge_seconds"]
-    watch(storage, interval_seconds=seconds, on_event=tell, stop=stop, rules=rules, dead=frozenset(saving["dead"]))
+    parent.report(Listening(address=""))
+    watch(
+        Storage.open(saving.url),
+        interval_seconds=saving.merge_seconds,
+        on_event=tell,
+        stop=stop,
+        rules=Rules(keep_last=saving.keep_last, pinned=frozenset(saving.pinned)),
+        dead=frozenset(saving.dead),
+    )

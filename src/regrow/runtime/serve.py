@@ -9,6 +9,8 @@ import time
 from collections.abc import Coroutine
 from typing import Any
 
+import msgspec
+
 from regrow import _kernels
 from regrow.core.coordinator import Coordinator
 from regrow.core.cut import Save, Unsave
@@ -35,9 +37,10 @@ from regrow.core.messages import CutMarks, Message, Ready
 from regrow.core.server import Server
 from regrow.core.wayback import Load
 from regrow.errors import Refusal, RegrowError
+from regrow.launch import orders
 from regrow.runtime.checkpoint import Loader, Saver, discard, write_manifest
 from regrow.runtime.client import new_event_loop
-from regrow.runtime.parent import Parent, name_process
+from regrow.runtime.parent import Parent
 from regrow.runtime.transport import Endpoint
 from regrow.store.memory import MemoryStore
 
@@ -54,37 +57,37 @@ class Node:
     def __init__(self, parent: Parent) -> None:
         assignment = parent.assignment
         self.parent = parent
-        self.identity = Identity(role=assignment["role"], id=assignment["id"], incarnation=assignment["incarnation"])
-        self.section_bytes_max = int(assignment["config"]["frame_bytes_max"])
+        self.identity = assignment.identity
+        self.section_bytes_max = assignment.frame_bytes_max
         self.machine: ServerDoor | Coordinator
         self.saver: Saver | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._marked_at = 0.0  # since when pushes are held back for a cut
         self._hold_seconds_max = 0.0
-        saving = assignment.get("checkpoints")
+        saving = assignment.saving
         if self.identity.role == "server":
             self.machine = ServerDoor(
                 identity=self.identity,
                 address="",  # known once we listen
                 build_store=self._build_store,
                 reply_bytes_max=self.section_bytes_max,
-                cut=None if assignment.get("resume") is None else assignment["resume"]["cut"],
+                cut=None if assignment.start is None else assignment.start.cut,
             )
             if saving is not None:
                 self.saver = Saver(
-                    url=saving["url"],
+                    url=saving.url,
                     server=self.identity.id,
                     tell=self._receive,
-                    encoding=saving["encoding"],
-                    bits=saving["bits"],
-                    bytes_per_second=saving["bytes_per_second"],
+                    encoding=saving.encoding,
+                    bits=saving.bits,
+                    bytes_per_second=saving.bytes_per_second,
                 )
         else:
             self.machine = Coordinator(
-                servers=assignment["config"]["servers"],
+                servers=assignment.servers,
                 term=self.identity.incarnation,
-                cut_plan=None if saving is None else CutPlan(**saving["plan"]),
-                cut_salt="" if saving is None else saving["salt"],
+                cut_plan=None if saving is None else CutPlan(**msgspec.structs.asdict(saving.times)),
+                cut_salt="" if saving is None else saving.salt,
             )
         self._stopped: asyncio.Future[None] | None = None
 
@@ -100,7 +103,7 @@ class Node:
         self._stopped = loop.create_future()
         self.endpoint = Endpoint(
             local=self.identity,
-            token=bytes.fromhex(assignment["token"]),
+            token=bytes.fromhex(assignment.token),
             section_bytes_max=self.section_bytes_max,
             on_open=lambda peer: self._receive(Joined(peer=peer)),
             on_message=lambda source, message: self._receive(Delivered(source=source, message=message)),
@@ -110,11 +113,12 @@ class Node:
             throttles_workers=True,
         )
         self.parent.on_command(lambda command: loop.call_soon_threadsafe(self._on_command, command))
-        address = await self.endpoint.listen(assignment["listen"])
+        address = await self.endpoint.listen(assignment.listen)
         if isinstance(self.machine, ServerDoor):
             self.machine.address = address
-            self.endpoint.dial(COORDINATOR, assignment["coordinator"])
-        self.parent.report("listening", address=address)
+            assert assignment.coordinator is not None
+            self.endpoint.dial(COORDINATOR, assignment.coordinator)
+        self.parent.report(orders.Listening(address=address))
         tasks = [loop.create_task(self._report_often()), loop.create_task(self._tick_often())]
         try:
             await self._stopped
@@ -154,9 +158,9 @@ class Node:
                 self._fenced(reason)
             case Replace(peer=peer, reason=reason):
                 log.warning("%s counts as dead: %s", peer, reason)
-                self.parent.report("replace", role=peer.role, id=peer.id, incarnation=peer.incarnation, reason=reason)
-            case Notice(name=name, values=values):
-                self.parent.report(name, **values)
+                self.parent.report(orders.Replace(peer=peer, reason=reason))
+            case Notice():
+                self.parent.report(report_of(effect))
             case Save():
                 server = self._server()
                 assert self.saver is not None
@@ -181,21 +185,22 @@ class Node:
 
     async def _write_manifest(self, cut: WriteManifest) -> None:
         assert isinstance(self.machine, Coordinator) and self.machine.view is not None
-        saving, job = self.parent.assignment["checkpoints"], self.machine.view.job
-        extra = {"config": self.parent.assignment["config"], "run": saving["run"]}
+        saving, job = self.parent.assignment.saving, self.machine.view.job
+        assert saving is not None
+        extra = {"config": self.parent.assignment.config, "run": saving.run}
         done = await asyncio.to_thread(
             write_manifest,
-            saving["url"],
+            saving.url,
             job,
             cut,
             extra=extra,
-            encoding=saving["encoding"],
-            bits=saving["bits"],
-            made_by=saving["made_by"],
+            encoding=saving.encoding,
+            bits=saving.bits,
+            made_by=saving.made_by,
         )
         self._receive(done)
         if cut.discard:
-            await asyncio.to_thread(discard, saving["url"], cut.discard)
+            await asyncio.to_thread(discard, saving.url, cut.discard)
 
     def _server(self) -> Server:
         """What is behind the door, of a server with a view."""
@@ -203,14 +208,15 @@ class Node:
         return self.machine.server
 
     async def _load(self, load: Load) -> None:
-        store = self._server().store
+        start, store = self.parent.assignment.start, self._server().store
+        assert start is not None
         loader = Loader(
-            url=self.parent.assignment["resume"]["url"],
+            url=start.url,
             cut=load.cut,
             server=self.identity.id,
             tell=self._receive,
             backlog_bytes=lambda: self.endpoint.kept_bytes + store.pending_bytes(),
-            progress=lambda done, total: self.parent.report("loading", done=done, total=total),
+            progress=lambda done, total: self.parent.report(orders.Loading(done=done, total=total)),
         )
         try:
             report = await loader.load(load.job)
@@ -219,12 +225,12 @@ class Node:
             return
         for problem in report.broken:
             log.warning("damaged, and gone around: %s", problem)
-            self.parent.report("damaged", what=str(problem))
+            self.parent.report(orders.Damaged(what=str(problem)))
         log.info("%d rows of %s loaded in %.1f s", report.rows, load.cut, report.seconds)
 
     def _send(self, target: Identity, message: Message) -> None:
         if isinstance(message, Ready):
-            self.parent.report("ready", rows=message.rows, bytes=message.memory_bytes)
+            self.parent.report(orders.Ready(rows=message.rows, bytes=message.memory_bytes))
         elif isinstance(message, CutMarks):
             self._marked_at = time.perf_counter()
         self.endpoint.send(target, message)
@@ -248,18 +254,19 @@ class Node:
         if self._stopped is None or self._stopped.done():
             return
         log.warning("fenced: %s", reason)
-        self.parent.report("fenced", reason=reason)
+        self.parent.report(orders.Fenced(reason=reason))
         self._stop(None)
 
-    def _on_command(self, command: dict[str, Any]) -> None:
-        do = command.get("do")
-        if do == "stop":
-            self._stop(None)
-        elif do == "checkpoint" and isinstance(self.machine, Coordinator):
-            self._receive(CutNow(full=bool(command.get("full")), still=bool(command.get("still"))))
-        elif do == "died" and isinstance(self.machine, Coordinator):
-            peer = Identity(role=command["role"], id=command["id"], incarnation=command["incarnation"])
-            self._receive(Died(peer=peer))
+    def _on_command(self, command: orders.AnyCommand) -> None:
+        match command:
+            case orders.Stop():
+                self._stop(None)
+            case orders.MakeCheckpoint(still=still, full=full) if isinstance(self.machine, Coordinator):
+                self._receive(CutNow(full=full, still=still))
+            case orders.PeerDied(peer=peer) if isinstance(self.machine, Coordinator):
+                self._receive(Died(peer=peer))
+            case _:
+                log.warning("a command that is not for this process: %s", command)
 
     def _stop(self, error: BaseException | None) -> None:
         if self._stopped is None or self._stopped.done():
@@ -282,28 +289,46 @@ class Node:
 
     def _report(self) -> None:
         if isinstance(self.machine, ServerDoor):
-            self.parent.report(
-                self.identity.role,
+            counters = orders.ServerCounters(
                 bytes_in=self.endpoint.bytes_in,
                 bytes_out=self.endpoint.bytes_out,
                 kept_bytes=self.endpoint.kept_bytes,
-                **self._saved(),
+                **self._saving_counters(),
                 **self.machine.report(),
             )
+            self.parent.report(counters)
 
-    def _saved(self) -> dict[str, Any]:
+    def _saving_counters(self) -> dict[str, Any]:
         if self.saver is None:
             return {}
         return {
-            "stored_bytes": self.saver.stored_bytes,
             "capture_seconds_max": round(self.saver.pause_seconds_max, 5),
             "hold_seconds_max": round(self._hold_seconds_max, 5),
         }
 
 
+# What a state machine calls the news, and what the launcher does; a checkpoint by how it stands.
+REPORTS: dict[tuple[str, str | None], type[orders.Report]] = {
+    ("recovery", None): orders.Recovery,
+    ("recovered", None): orders.Recovered,
+    ("loaded", None): orders.Loaded,
+    ("checkpoint", "begun"): orders.CheckpointBegun,
+    ("checkpoint", "saved"): orders.CheckpointSaved,
+    ("checkpoint", "failed"): orders.CheckpointFailed,
+}
+
+
+def report_of(notice: Notice) -> orders.Report:
+    """The same as a report. A name that is not known here is a mistake in this program."""
+    values = dict(notice.values)
+    kind = REPORTS.get((notice.name, values.pop("status", None)))
+    assert kind is not None, f"a notice that a node does not know: {notice!r}"
+    return kind(**values)
+
+
 def run(parent: Parent) -> None:
     """Serves until told to stop. Raises RegrowError when it cannot go on."""
-    _kernels.set_threads(max(1, int(parent.assignment["threads"])))
+    _kernels.set_threads(max(1, parent.assignment.threads))
     loop = new_event_loop()
     try:
         loop.run_until_complete(Node(parent).run())
@@ -317,20 +342,12 @@ def run(parent: Parent) -> None:
 
 
 def standby(parent: Parent) -> None:
-    """A process without a role yet: everything is imported, so that it serves within milliseconds once it is told
-    whom to replace: `{"do": "become", ...}` with a whole assignment. Returns when it has stopped."""
+    """A process without a place yet: everything is imported, so that it serves within milliseconds once it is told
+    whose place to take (`Become`). Returns when it has stopped."""
     new_event_loop().close()  # imports whatever the loop is made of
-    parent.report("standby")
-    while True:
-        command = parent.next_command()
-        if command.get("do") == "stop":
-            return
-        if command.get("do") == "become":
-            parent.assignment = {name: value for name, value in command.items() if name != "do"}
-            role, index = parent.assignment["role"], parent.assignment["id"]
-            name_process(role, index)
-            who = f"{role[0].upper()}{index}"
-            for handler in logging.getLogger().handlers:  # from here on its log is that of somebody
-                handler.setFormatter(logging.Formatter(f"%(asctime)s {who} %(message)s"))
+    parent.report(orders.Standby())
+    while not isinstance(command := parent.next_command(), orders.Stop):
+        if isinstance(command, orders.Become):
+            parent.become(command.assignment)
             run(parent)
             return

@@ -20,6 +20,8 @@ from regrow.config import TrainConfig
 from regrow.core.names import piece_name
 from regrow.errors import CheckpointError, StorageError, UserError
 from regrow.launch import checkpoints
+from regrow.launch.orders import CheckpointTimes, Saving
+from regrow.launch.version import version
 
 TABLE = TableInfo(name="t", rows=10, dim=2, states=(), init_bound=0.0, index=0)
 A, B, C, D = "0000000010-aaaaaa", "0000000020-bbbbbb", "0000000030-cccccc", "0000000040-dddddd"
@@ -83,21 +85,21 @@ def test_a_run_that_ended_before(url: str) -> None:
 
 def test_newest_of_this_run(url: str, tmp_path: Path) -> None:
     """Not of another, and nothing that cannot be restored."""
-    assert checkpoints.newest(url, run="x") == (checkpoints.Start(url=url, cut=B, step=20), [])
-    assert checkpoints.newest(url, run="y") == (checkpoints.Start(url=url, cut=C, step=30), [])
-    assert checkpoints.newest(url, run="z") == (None, [])
-    assert checkpoints.newest(str(tmp_path / "nowhere"), run="x") == (None, [])
+    assert checkpoints.find_newest(url, run="x") == (checkpoints.Start(url=url, cut=B, step=20), [])
+    assert checkpoints.find_newest(url, run="y") == (checkpoints.Start(url=url, cut=C, step=30), [])
+    assert checkpoints.find_newest(url, run="z") == (None, [])
+    assert checkpoints.find_newest(str(tmp_path / "nowhere"), run="x") == (None, [])
 
 
 def test_a_manifest_that_cannot_be_read_is_named(url: str, tmp_path: Path) -> None:
     """If it leads beyond what is taken."""
     for piece in (f"{B}.{A}", f"{C}.full"):
         (tmp_path / piece / MANIFEST).write_text("torn")
-    found, damage = checkpoints.newest(url, run="x")
+    found, damage = checkpoints.find_newest(url, run="x")
     assert found == checkpoints.Start(url=url, cut=A, step=10)
     assert [what.partition("/")[0] for what in damage] == [f"{B}.{A}", f"{C}.full"]
     (tmp_path / f"{A}.full" / MANIFEST).write_text("torn")
-    assert checkpoints.newest(url, run="x")[0] is None
+    assert checkpoints.find_newest(url, run="x")[0] is None
 
 
 @pytest.fixture
@@ -121,7 +123,7 @@ def sound(world: World) -> tuple[str | None, list[str], int]:
         assert 0 <= done <= total
         read += 1
 
-    found, damage = checkpoints.newest(world.storage.url, run=None, progress=progress)  # type: ignore[arg-type]
+    found, damage = checkpoints.find_newest(world.storage.url, run=None, progress=progress)  # type: ignore[arg-type]
     return None if found is None else found.cut, sorted(what.partition("/")[0] for what in damage), read
 
 
@@ -168,27 +170,37 @@ def test_a_storage_that_does_not_answer_is_not_damage(world: World, monkeypatch:
         sound(world)
 
 
-def told(**options: Any) -> dict[str, Any]:
-    found = checkpoints.told(TrainConfig(ckpt="c", **options), run="x", start=None)
+def plan_saving(**options: Any) -> Saving:
+    found = checkpoints.plan_saving(TrainConfig(ckpt="c", **options), run="x", start=None)
     assert found is not None
     return found
 
 
 def test_what_processes_are_told() -> None:
     for protection in ("none", "ec"):
-        assert checkpoints.told(TrainConfig(protection=protection), run="x", start=None) is None
-    delta = told(protection="delta", every="50steps", full_every=7, ckpt_encoding="zstd")
-    assert delta["plan"] == {"every_seconds": None, "every_steps": 50, "full_every": 7, "pause": False}
-    assert (delta["url"], delta["encoding"], delta["bits"], delta["bytes_per_second"]) == ("c", "zstd", 32, None)
-    assert delta["run"] == "x"
-    assert told(protection="delta")["salt"] != delta["salt"], "cuts of another start have other names"
-    assert delta["dead"] == []
-    full = told(protection="full", every="5m", ckpt_pause=True)
-    assert full["plan"] == {"every_seconds": 300.0, "every_steps": None, "full_every": 1, "pause": True}
+        assert checkpoints.plan_saving(TrainConfig(protection=protection), run="x", start=None) is None
+    delta = plan_saving(protection="delta", every="50steps", full_every=7, ckpt_encoding="zstd")
+    assert delta == Saving(
+        url="c",
+        run="x",
+        salt=delta.salt,
+        made_by=f"regrow {version()}",
+        encoding="zstd",
+        bits=32,
+        bytes_per_second=None,
+        times=CheckpointTimes(every_seconds=None, every_steps=50, full_every=7, pause=False),
+        keep_last=12,
+        merge_seconds=checkpoints.MERGE_SECONDS_MIN,
+    )
+    assert plan_saving(protection="delta").salt != delta.salt, "cuts of another start have other names"
+    full = plan_saving(protection="full", every="5m", ckpt_pause=True)
+    assert full.times == CheckpointTimes(every_seconds=300.0, every_steps=None, full_every=1, pause=True)
+    assert full.merge_seconds == checkpoints.MERGE_SECONDS_MAX
 
 
 def test_where_a_run_began_is_kept() -> None:
     start = checkpoints.Start(url="c", cut=A, step=10)
-    found = checkpoints.told(TrainConfig(ckpt="c", protection="delta", ckpt_keep_last=3), run="x", start=start)
+    config = TrainConfig(ckpt="c", protection="delta", ckpt_keep_last=3)
+    found = checkpoints.plan_saving(config, run="x", start=start, dead=[B])
     assert found is not None
-    assert found["keep"] == {"keep_last": 3, "pinned": [A]}
+    assert (found.keep_last, found.pinned, found.dead) == (3, (A,), (B,))

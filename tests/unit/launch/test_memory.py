@@ -15,20 +15,20 @@ from regrow.launch import memory
 def test_every_optimizer_has_a_size() -> None:
     """Adam keeps three floats where SGD keeps one; a row of row-wise Adagrad only one more."""
     shape = TrainConfig(model="kaggle").load_model()
-    sizes = {name: memory.needed(TrainConfig(optimizer=name), shape).tables for name in OPTIMIZERS}
+    sizes = {name: memory.estimate_need(TrainConfig(optimizer=name), shape).tables for name in OPTIMIZERS}
     assert sizes["adam"] == pytest.approx(3 * sizes["sgd"], rel=0.15)
     assert sizes["adagrad"] == pytest.approx(2 * sizes["sgd"], rel=0.15)
     assert sizes["sgd"] < sizes["rowwise_adagrad"] < sizes["momentum"] < sizes["partial_rowwise_adam"]
     for name in DENSE_OPTIMIZERS:
-        assert memory.needed(TrainConfig(dense_optimizer=name), shape).tables > 0
+        assert memory.estimate_need(TrainConfig(dense_optimizer=name), shape).tables > 0
 
 
 def test_parities_and_spares_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[object, ...]] = []
     monkeypatch.setattr(memory._kernels, "shard_bytes", lambda *arguments: asked.append(arguments) or 1000)
     shape = TrainConfig(model="tiny").load_model()
-    plain = memory.needed(TrainConfig(servers=6), shape)
-    coded = memory.needed(TrainConfig(servers=6, protection="ec", k=2, r=1, rings=2), shape)
+    plain = memory.estimate_need(TrainConfig(servers=6), shape)
+    coded = memory.estimate_need(TrainConfig(servers=6, protection="ec", k=2, r=1, rings=2), shape)
     assert {arguments[2:6] for arguments in asked} == {(1, 0, 1, 6), (2, 1, 2, 6)}
     assert coded.processes > plain.processes
     assert coded.tables > plain.tables  # the dense parameters, whole at another server

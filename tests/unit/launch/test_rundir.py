@@ -1,9 +1,17 @@
-"""Goal: a run's files are whole, and never replace somebody else's. Method: real directories, odd values."""
+"""Goal: a run's files are whole, never replace somebody else's, and are never worth the training.
+
+Method: real directories, odd values; writes that the system refuses, by a limit on the size of files, by a directory
+that is gone, or by a fake.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import resource
+import shutil
+import signal
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
@@ -76,3 +84,86 @@ def test_failed_write_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.Mo
         write_whole(path, b"new")
     assert path.read_bytes() == b"old"
     assert os.listdir(tmp_path) == ["summary.json"]
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Iterator[RunDir]:
+    run_dir = RunDir.create(TrainConfig(out=str(tmp_path / "run")))
+    yield run_dir
+    run_dir.close()
+
+
+@pytest.fixture
+def small_files() -> Iterator[int]:
+    """No file may be larger than this: writes beyond fail as on a full disk, the last one half way."""
+    size = 100
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    yield size
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    signal.signal(signal.SIGXFSZ, ignored)
+
+
+def test_metrics_are_whole_lines_whatever_fits(
+    run_dir: RunDir, small_files: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number in range(20):
+        run_dir.write_metrics({"t": number, "text": "x" * 8})
+    run_dir.write_metrics({})  # shorter: there is room for it
+    kept = [json.loads(line) for line in (run_dir.path / "metrics.jsonl").read_text().splitlines()]
+    assert kept == [{"t": 0, "text": "x" * 8}, {"t": 1, "text": "x" * 8}, {"t": 2, "text": "x" * 8}, {}]
+    output, errors = capsys.readouterr()
+    assert output == ""
+    assert errors.splitlines() == [
+        f"warning: cannot write to {run_dir.path}/metrics.jsonl: No space left on device; training goes on, and what "
+        "cannot be written is lost"
+    ]
+
+
+def test_summary_is_printed_if_it_cannot_be_written(
+    run_dir: RunDir, small_files: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    summary = {"status": "ok", "text": "x" * small_files}
+    assert not run_dir.write_summary(summary)
+    output, errors = capsys.readouterr()
+    assert json.loads(output) == summary
+    assert "summary.json: File too large" in errors
+    assert run_dir.write_summary({"status": "ok"})
+    assert capsys.readouterr() == ("", "")
+
+
+def test_directory_that_is_gone(run_dir: RunDir, capsys: pytest.CaptureFixture[str]) -> None:
+    """A log is nowhere, and can be written to all the same."""
+    shutil.rmtree(run_dir.path)
+    for id in range(3):
+        with run_dir.logs.open_log("server", id) as log:
+            log.write(b"a line")
+    run_dir.write_metrics({})
+    assert not run_dir.write_summary({})
+    output, errors = capsys.readouterr()
+    assert output == "{}\n"
+    assert errors.splitlines() == [
+        f"warning: cannot write to {run_dir.path}/logs/server-0.log: No such file or directory; training goes on, and "
+        "what cannot be written is lost"
+    ]
+
+
+def test_logs_are_appended_to(run_dir: RunDir) -> None:
+    for _ in range(2):
+        with run_dir.logs.open_log("worker", 1, 2) as log:
+            log.write(b"x")
+    assert (run_dir.path / "logs/worker-1.2.log").read_bytes() == b"xx"
+
+
+def test_nothing_is_locked_after_a_failed_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = TrainConfig(out=str(tmp_path / "run"))
+
+    def refuse(path: Path, data: bytes) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("regrow.launch.rundir.write_whole", refuse)
+        with pytest.raises(UserError, match="No space left on device"):
+            RunDir.create(config)
+    RunDir.create(config, overwrite=True).close()

@@ -1,41 +1,25 @@
-"""Goal: the numbers shown and kept are those the processes told. Method: events at made-up times."""
+"""Goal: the numbers shown and kept are those the processes told. Method: reports at made-up times."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
+from run_reports import progress, started
 
 from regrow.config import TrainConfig
-from regrow.launch import display, status
-from regrow.launch.sabotage import Saboteur
+from regrow.launch import status
+from regrow.launch.orders import (
+    CheckpointBegun,
+    CheckpointFailed,
+    CheckpointSaved,
+    MergerNews,
+    Planned,
+    Ready,
+    Trained,
+)
 from regrow.launch.status import RunStatus
-
-BINS = 64
-
-
-def progress(step: int, samples: int, *, loss: float = 0.5, positives: int = 1, negatives: int = 3) -> dict[str, Any]:
-    positive, negative = [0] * BINS, [0] * BINS
-    positive[40], negative[20] = positives, negatives
-    return {
-        "event": "progress",
-        "step": step,
-        "samples": samples,
-        "loss": loss,
-        "hist_pos": positive,
-        "hist_neg": negative,
-    }
-
-
-def started(**options: Any) -> RunStatus:
-    """Two servers and two workers in training, at 10 seconds."""
-    run = RunStatus(TrainConfig(servers=2, workers=2, **{"steps": 100, **options}), started_at=0.0)
-    for id in range(2):
-        run.receive("server", id, {"event": "listening", "address": "unix:x"}, 1.0)
-        run.receive("server", id, {"event": "ready", "rows": 5, "bytes": 1 << 30}, 2.0)
-    run.enter("loading", 1.0)
-    run.enter("training", 10.0)
-    return run
 
 
 def test_progress_adds_up() -> None:
@@ -63,8 +47,8 @@ def test_rate_follows_the_last_seconds() -> None:
 
 def test_auc_forgets_old_samples() -> None:
     run = started()
-    swapped = progress(1, 10)
-    swapped["hist_pos"], swapped["hist_neg"] = swapped["hist_neg"], swapped["hist_pos"]
+    plain = progress(1, 10)
+    swapped = msgspec.structs.replace(plain, hist_pos=plain.hist_neg, hist_neg=plain.hist_pos)
     run.receive("worker", 0, swapped, 11.0)
     assert run.auc == 0.0
     half = status.AUC_WINDOW_SAMPLES // 2
@@ -95,9 +79,9 @@ def test_diverged_loss_is_missing_not_invalid() -> None:
 
 def test_training_time_spans_all_workers() -> None:
     run = started()
-    run.receive("worker", 0, {"event": "trained", "steps": 100, "samples": 1000, "seconds": 4.0}, 16.0)
+    run.receive("worker", 0, Trained(steps=100, samples=1000, seconds=4.0), 16.0)
     assert run.training_seconds == pytest.approx(4.0)
-    run.receive("worker", 1, {"event": "trained", "steps": 90, "samples": 900, "seconds": 5.0}, 19.0)
+    run.receive("worker", 1, Trained(steps=90, samples=900, seconds=5.0), 19.0)
     # From 12 s, when worker 0 began, to 19 s.
     assert run.training_seconds == pytest.approx(7.0)
     totals = run.totals()
@@ -126,134 +110,28 @@ def test_totals_before_anything_happened() -> None:
 def test_total_steps(options: dict[str, Any], total: int | None) -> None:
     run = started(**options)
     assert run.steps_total == total
-    run.receive("worker", 0, {"event": "planned", "steps": 4}, 11.0)
-    run.receive("worker", 1, {"event": "planned", "steps": 3}, 11.0)
+    run.receive("worker", 0, Planned(steps=4), 11.0)
+    run.receive("worker", 1, Planned(steps=3), 11.0)
     assert run.steps_total == (total if options["steps"] else 7)
 
 
-MALFORMED = [
-    ("server", {"event": "ready", "rows": "x", "bytes": 1}),
-    ("server", {"event": "server", "pulls": 1}),
-    ("worker", {"event": "progress", "step": 1}),
-    ("worker", {**progress(1, 1), "hist_pos": [1, 2]}),
-    ("worker", {"event": "trained", "steps": 1, "samples": 1}),
-    ("worker", {"event": "evaluated", "auc": None, "logloss": 0.5}),
-]
-
-
-@pytest.mark.parametrize("role, event", MALFORMED, ids=[case[1]["event"] for case in MALFORMED])
-def test_malformed_event(role: str, event: dict[str, Any]) -> None:
-    with pytest.raises((KeyError, TypeError, ValueError)):
-        started().receive(role, 0, event, 11.0)
-
-
-def killed_server(run: RunStatus) -> None:
-    """Server 1 is killed at 20 s, in a run that trains 1000 samples/s, and is there again half a second later."""
-    for tenth in range(101):
-        run.receive("worker", 0, progress(tenth, 100 * tenth), 10.0 + tenth / 10)
-    run.receive("server", 1, {"event": "server", "pulls": 5, "pushes": 6, "bytes_in": 7, "bytes_out": 8}, 19.0)
-    run.lost("server", 1)
-    run.failures.died("server", 1, incarnation=0, step=100, reason="was killed by SIGKILL", at=20.0, now=20.1)
-    run.succeeded("server", 1, 1)
-    run.receive("server", 1, {"event": "listening", "address": "unix:x"}, 20.2)
-    run.receive("worker", 0, progress(101, 10100), 20.5)
-
-
-def test_failure_from_death_to_recovery() -> None:
-    run = started()
-    killed_server(run)
-    assert (run.servers[1].state, run.servers_down, run.servers_alive) == ("recovering", [1], 2)
-    recovery = {"rows_missing": 60, "rows_back": 40, "rows_total": 100, "bytes": 400, "faults": 3}
-    run.receive("server", 1, {"event": "recovery", **recovery}, 20.6)
-    (failure,) = run.failures.all
-    assert display.failure_line(failure, 21.0) == "S1 died at step 100; rows back 40 / 100, 3 faults served, 1.0 s"
-    assert (run.metrics(20.6)["recovering"], run.metrics(20.6)["missing_rows"]) == ([1], 60)
-    for tenth in range(1, 21):
-        run.receive("worker", 0, progress(101 + tenth, 10100 + 90 * tenth), 20.5 + tenth / 10)
-    run.receive("server", 1, {"event": "recovered", "rows": 100, "bytes": 900, "faults": 5, "seconds": 2.0}, 22.5)
-    run.failures.tick(22.5)
-    assert run.totals()["failures"] == [
-        {
-            "role": "server",
-            "id": 1,
-            "incarnation": 0,
-            "step": 100,
-            "reason": "was killed by SIGKILL",
-            "detected_s": 0.1,
-            "replaced_s": 0.2,
-            "resumed_s": 0.5,
-            "recovered_s": 2.5,
-            "stall_s": 0.5,
-            "rows": 100,
-            "bytes": 900,
-            "faults": 5,
-            "throughput_before": 1000.0,
-            "throughput_during": 900.0,
-            "ratio": 0.9,
-        }
-    ]
-    assert display.failure_line(failure, 30.0) == (
-        "S1 died at step 100; rows back 100 / 100, 5 faults served, 2.5 s; throughput 0.90 of before"
-    )
-    assert (run.servers[1].state, run.servers_down, run.metrics(23.0)["recovering"]) == ("ready", [], [])
-    # Counts go on from those of the dead.
-    counts = {"pulls": 1, "pushes": 1, "bytes_in": 1, "bytes_out": 1, "flush_bytes": 3, "redundancy_bytes": 9}
-    run.receive("server", 1, {"event": "server", **counts}, 23.0)
-    totals = run.totals()
-    assert (totals["bytes_in"], totals["flush_bytes"], totals["redundancy_bytes"]) == (8, 3, 9)
-
-
-def test_a_step_from_rows_pulled_ahead_is_no_resumption() -> None:
-    run = started()
-    killed_server(run)
-    run.receive("worker", 0, progress(102, 10200), 20.6)
-    run.receive("worker", 0, progress(103, 10300), 21.4)
-    run.receive("worker", 0, progress(104, 10400), 21.5)
-    (failure,) = run.failures.all
-    assert (failure.since(failure.resumed_at), round(failure.stall_seconds, 3)) == (1.4, 0.8)
-    run.receive("worker", 0, progress(105, 10500), 24.0)  # slow for some other reason: it was at work before
-    assert (failure.since(failure.resumed_at), round(failure.stall_seconds, 3)) == (1.4, 2.5)
-
-
-def test_successor_that_dies_too() -> None:
-    """Each death is a failure; only the last is waited for."""
-    run = started()
-    killed_server(run)
-    run.failures.died("server", 1, incarnation=1, step=101, reason="exited", at=20.6, now=20.6)
-    run.succeeded("server", 1, 2)
-    assert [failure.settled for failure in run.failures.all] == [True, False]
-    run.receive("server", 1, {"event": "listening", "address": "unix:x"}, 20.7)
-    run.receive("server", 1, {"event": "recovered", "rows": 100, "bytes": 900, "faults": 5, "seconds": 1.0}, 21.0)
-    run.failures.finish(22.0)
-    assert [failure["recovered_s"] for failure in run.totals()["failures"]] == [None, 0.4]
-
-
-def test_successor_that_begins_anew_is_the_same_failure() -> None:
-    run = started()
-    killed_server(run)
-    assert run.failures.again("server", 1)
-    assert not run.failures.again("server", 0)
-    run.succeeded("server", 1, 2)
-    run.receive("server", 1, {"event": "listening", "address": "unix:x"}, 21.0)
-    run.receive("worker", 0, progress(102, 10200), 21.5)
-    run.receive("server", 1, {"event": "recovered", "rows_total": 9, "rows_back": 9, "bytes": 1, "faults": 5}, 22.0)
-    run.failures.finish(30.0)
-    (failure,) = run.totals()["failures"]
-    assert (failure["replaced_s"], failure["resumed_s"], failure["recovered_s"], failure["rows"]) == (1.0, 1.5, 2.0, 9)
+def test_histograms_of_another_length() -> None:
+    with pytest.raises(ValueError, match="64 bins"):
+        started().receive("worker", 0, msgspec.structs.replace(progress(1, 1), hist_pos=[1, 2]), 11.0)
 
 
 def test_restarted_worker_repeats_steps_but_not_counts() -> None:
     run = started()
-    run.receive("worker", 0, {**progress(10, 1000), "lookups": 50, "redo_bytes_peak": 9}, 11.0)
-    run.failures.died("worker", 0, incarnation=0, step=10, reason="was killed", at=12.0, now=12.0)
-    run.succeeded("worker", 0, 1)
-    run.receive("worker", 0, {"event": "planned", "steps": 100}, 13.0)
-    run.receive("worker", 0, {**progress(8, 800), "lookups": 5, "redo_bytes_peak": 4}, 13.5)
+    run.receive("worker", 0, progress(10, 1000, lookups=50, redo_bytes_peak=9), 11.0)
+    run.failures.note_death("worker", 0, incarnation=0, step=10, reason="was killed", at=12.0, now=12.0)
+    run.note_successor("worker", 0, 1)
+    run.receive("worker", 0, Planned(steps=100), 13.0)
+    run.receive("worker", 0, progress(8, 800, lookups=5, redo_bytes_peak=4), 13.5)
     worker = run.workers[0]
     assert (worker.step, worker.samples, worker.lookups, worker.redo_bytes_peak) == (10, 1000, 55, 9)
     (failure,) = run.failures.all
     assert (failure.since(failure.resumed_at), failure.since(failure.recovered_at)) == (1.5, 1.5)
-    run.receive("worker", 0, {"event": "trained", "steps": 100, "samples": 10000, "seconds": 2.0}, 20.0)
+    run.receive("worker", 0, Trained(steps=100, samples=10000, seconds=2.0), 20.0)
     # Since its first report at 11 s: what its successor measured is not the whole.
     assert run.training_seconds == pytest.approx(9.0)
 
@@ -267,86 +145,44 @@ def test_rate_of_the_moment() -> None:
     assert run.samples_per_s_now(13.0) == 0.0
 
 
-def test_faults_on_request() -> None:
-    config = TrainConfig(kill=("server:2@step:9", "worker:0@step:5"), pause=("server:1@step:5:5s",))
-    faults = Saboteur(config)
-    assert faults.due(4) == []
-    assert [(fault.role, fault.id) for fault in faults.due(6)] == [("worker", 0), ("server", 1)]
-    assert faults.due(6) == []
-    assert [(fault.role, fault.step) for fault in faults.unreached] == [("server", 9)]
-
-
-def test_random_faults_repeat_and_spare_the_last_one_standing() -> None:
-    config = TrainConfig(protection="ec", mtbf=10.0, mtbf_roles="server,worker,coordinator", seed=5)
-
-    def hits(down: list[int]) -> list[tuple[float, str, int]]:
-        faults = Saboteur(config)
-        times = [now / 10 for now in range(20_000)]
-        found = [(now, faults.random_target(now, down=down)) for now in times]
-        return [(now, *target) for now, target in found if target is not None]
-
-    assert hits([]) == hits([])
-    assert 150 < len(hits([])) < 250  # 2000 s
-    assert {role for _, role, _ in hits([])} == {"server", "worker", "coordinator"}
-    # A server whose turn it is waits while another is recovering, and so does everybody after it.
-    assert all(role != "server" for _, role, _ in hits([1]))
-    assert Saboteur(TrainConfig()).random_target(1e9, down=[]) is None
-
-
-def test_unknown_events_are_left_alone() -> None:
-    started().receive("worker", 0, {"event": "from the future", "x": 1}, 11.0)
-
-
-def test_progress_lines() -> None:
-    run = RunStatus(TrainConfig(servers=2, workers=2, steps=100), started_at=0.0)
-    assert display.progress_line(run, 0.0) == "starting"
+def test_reports_of_others_are_left_alone() -> None:
+    """A worker that says what only servers say, and news that nobody counts."""
     run = started()
-    run.receive("worker", 0, progress(25, 1000, loss=0.4), 11.0)
-    run.receive("worker", 0, progress(100, 3000, loss=0.4), 13.0)
-    assert display.progress_line(run, 15.0) == (
-        "training: step 50/100 (50 %), 1,000 samples/s, loss 0.4000, AUC 1.0000, 2/2 servers, 5.0 s left"
-    )
-    assert display.progress_line(run, 40.0) == (
-        "training: step 50/100 (50 %), 0 samples/s, loss 0.4000, AUC 1.0000, 2/2 servers, 30.0 s left, "
-        "nothing has moved for 27 s"
-    )
-    run.lost("server", 1)
-    assert "1/2 servers" in str(display.progress_line(run, 15.0))
-    run.enter("evaluating", 20.0)
-    assert display.progress_line(run, 22.0) == "evaluating: 2 s"
+    before = run.totals()
+    run.receive("worker", 0, Ready(rows=1, bytes=1), 11.0)
+    run.receive("server", 0, Planned(steps=7), 11.0)
+    run.receive("merger", 0, MergerNews(kind="choice", text="a fold"), 11.0)
+    assert run.totals() == before
 
 
-@pytest.mark.parametrize(
-    "seconds, text", [(0.0, "0.0 s"), (59.94, "59.9 s"), (60, "1:00"), (3599, "59:59"), (7207, "2:00:07")]
-)
-def test_clock(seconds: float, text: str) -> None:
-    assert display.clock_text(seconds) == text
+def saved(cut: str, *, still: bool = False) -> CheckpointSaved:
+    return CheckpointSaved(cut=cut, count=1, still=still, kind="full", seconds=1.5, cut_seconds=0.5)
+
+
+def failed(reason: str, *, still: bool = False) -> CheckpointFailed:
+    return CheckpointFailed(reason=reason, failed=1, still=still)
+
+
+def test_checkpoints_are_counted() -> None:
+    run = started(protection="delta", ckpt="c")
+    for report in (CheckpointBegun(cut="a", kind="full"), saved("a"), failed("no room", still=True)):
+        run.receive("coordinator", 0, report, 11.0)
+    last = {"cut": "a", "kind": "full", "seconds": 1.5, "cut_seconds": 0.5}
+    assert run.checkpoints == {"saved": 1, "failed": 1, "last": last, "last_error": "no room"}
+    assert (run.still, run.saving) == (False, None)
+    # Nothing is new since the last one: that is as good as another.
+    run.receive("coordinator", 0, CheckpointSaved(cut="a", count=1, still=True), 12.0)
+    assert (run.still, run.checkpoints["saved"], run.checkpoints["last"]) == (True, 1, last)
 
 
 def test_cuts_that_nobody_stores_any_more() -> None:
     """One that was being stored when all began again; not those that ended, well or not."""
     run = started(protection="delta", ckpt="c")
-    for cut, end in (("a", "saved"), ("b", "failed"), ("c", None)):
-        run.receive("coordinator", 0, {"event": "checkpoint", "status": "begun", "cut": cut}, 11.0)
+    for cut, end in (("a", saved("a")), ("b", failed("no room")), ("c", None)):
+        run.receive("coordinator", 0, CheckpointBegun(cut=cut, kind="delta"), 11.0)
         if end is not None:
-            run.receive("coordinator", 0, {"event": "checkpoint", "status": end, "cut": cut}, 12.0)
+            run.receive("coordinator", 0, end, 12.0)
     run.start_over(reason="a test", cut=None, cut_step=0, now=13.0)
     assert run.cuts_dead == ["c"]
     run.start_over(reason="a test", cut=None, cut_step=0, now=14.0)
     assert run.cuts_dead == ["c"]
-
-
-def test_damage_is_told() -> None:
-    """What kept a run from its newest checkpoint, and what a load went around."""
-    run = started(protection="delta", ckpt="c")
-    run.start_over(reason="server 1: no way", cut="a", cut_step=7, now=13.0, damage=["p/f: damaged (checksum)"])
-    run.receive("server", 0, {"event": "damaged", "what": "m/f: missing"}, 14.0)
-    assert display.news_lines(run) == [
-        "damaged: p/f: damaged (checksum)",
-        "server 1: no way; all begin again from checkpoint a (step 7), 0 steps back",
-        "damaged, and gone around: m/f: missing",
-    ]
-    assert run.totals()["restores"][0]["damage"] == ["p/f: damaged (checksum)"]
-    assert run.totals()["damage_gone_around"] == ["m/f: missing"]
-    run.checking = (1 << 20, 3 << 20)
-    assert display.progress_line(run, 15.0) == "looking for a checkpoint without damage: 1.0 MiB of 3.0 MiB read"

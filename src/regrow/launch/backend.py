@@ -1,0 +1,164 @@
+"""What a launcher needs of whatever runs its processes: start one, tell it something, hear all of them, end them.
+
+    launcher -> Backend.start(assignment) -> Handle        Handle.tell / terminate / kill / pause / resume
+    launcher <- Backend.wait(seconds)     <- Said, Ended   what was said (typed), who ended and how
+
+Processes of this machine behind pipes (`launch/processes.py`) are the first form. A new one touches:
+
+    its own file            a `Backend` and its `Handle`, and whatever carries the lines of `launch/orders.py`
+    a main of its own       if processes are not started as `python -m regrow.launch.child`: it hands `run_role` (in
+                            `launch/child.py`) another `Parent`
+    its option              where `launch/local.py` or `launch/cluster.py` make their backend: one line
+
+and nothing else: who is in office and who succeeds whom (`launch/supervisor.py`), what is said (`launch/orders.py`) and
+the roles stay as they are. `tests/unit/launch/test_backend.py` says what a backend must do, and a second one in it
+shows that this list is complete.
+
+The rules to keep: everything that a process said is heard before its end; every process that was started ends with its
+backend, whatever happened in between; and when the launcher dies, all of its processes do.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from regrow.core.identity import Identity
+from regrow.launch.orders import AnyReport, Assignment, Command, Malformed, Stop
+
+WAIT_SECONDS = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exit:
+    """How a process ended, and what it used. `code` is negative for a signal, as subprocess has it."""
+
+    code: int
+    cpu_seconds: float = 0.0
+    peak_rss_bytes: int = 0
+
+    def __str__(self) -> str:
+        if self.code >= 0:
+            return f"exited with code {self.code}"
+        try:
+            name = signal.Signals(-self.code).name
+        except ValueError:
+            name = f"signal {-self.code}"
+        return f"was killed by {name}"
+
+
+class Handle(Protocol):
+    """One process, seen from its launcher. None of the methods blocks; for one that is gone they do nothing."""
+
+    who: Identity  # whose place it has. The launcher changes it when a spare takes another's place.
+    exit: Exit | None  # once it is gone; set before `wait` returns its `Ended`
+
+    @property
+    def pid(self) -> int:
+        """A number for the user's eyes, where there is one; else 0."""
+
+    @property
+    def log(self) -> str:
+        """Where its log is, in words that help a user to find it."""
+
+    def tell(self, command: Command) -> None:
+        """In order. One that is gone does not hear it; `wait` tells of its end."""
+
+    def terminate(self) -> None:
+        """Asks the system to end it; it may take its time."""
+
+    def kill(self) -> None:
+        """Ends it now, and whatever it has started. It cannot refuse, not even while it is paused."""
+
+    def pause(self) -> None:
+        """It does nothing, and says nothing, until `resume`."""
+
+    def resume(self) -> None:
+        """What was told to it meanwhile is not lost."""
+
+    def read_last_words(self) -> str | None:
+        """The last line of its log that says something."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Said:
+    """A process reported something; or tried to."""
+
+    handle: Handle
+    report: AnyReport | Malformed
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ended:
+    """A process is gone; everything it said came before this."""
+
+    handle: Handle
+    exit: Exit
+
+
+News = Said | Ended
+
+
+class Backend(Protocol):
+    """Starts processes and hears all of them. Of one thread, but for `wake`."""
+
+    @property
+    def handles(self) -> Sequence[Handle]:
+        """All that were ever started, in that order."""
+
+    def choose_address(self, who: Identity, *, before: str | None) -> str:
+        """Where this process shall listen. `before` is where the coordinator does, or did, once that is known: its
+        successor must have that address again, because all others know it."""
+
+    def start(self, assignment: Assignment) -> Handle:
+        """Starts a process and tells it its assignment, without waiting for it. Raises OSError where that fails."""
+
+    def wait(self, seconds: float) -> list[News]:
+        """What happened next, in order, at most `seconds` from now: possibly nothing. An end is told within a few
+        milliseconds."""
+
+    def wake(self) -> None:
+        """Ends a `wait` early. Safe in a signal handler, in any thread, at any time."""
+
+    def close(self) -> None:
+        """Kills whatever still runs; all handles have their `exit` when this returns. May be called again."""
+
+
+def name_of(who: Identity) -> str:
+    """In messages to the user: "server 2"; of coordinators there is one."""
+    return who.role if who.role == "coordinator" else f"{who.role} {who.id}"
+
+
+def list_running(backend: Backend, role: str | None = None) -> list[Handle]:
+    return [handle for handle in backend.handles if handle.exit is None and role in (None, handle.who.role)]
+
+
+def end(
+    backend: Backend,
+    handles: Sequence[Handle],
+    *,
+    asked_seconds: float,
+    term_seconds: float,
+    hurry: Callable[[], bool],
+) -> list[News]:
+    """Asks these processes to stop, then insists: terminate, then kill. Returns when they are gone.
+
+    `hurry` is asked all the time; once it says True nobody is waited for any more.
+    """
+    news: list[News] = []
+    waiting = [handle for handle in handles if handle.exit is None]
+    for handle in waiting:
+        handle.tell(Stop())
+    for seconds, is_last in ((asked_seconds, False), (term_seconds, True)):
+        deadline = time.monotonic() + seconds
+        while waiting and time.monotonic() < deadline and not hurry():
+            news += backend.wait(deadline - time.monotonic())
+            waiting = [handle for handle in waiting if handle.exit is None]
+        for handle in waiting:
+            handle.kill() if is_last or hurry() else handle.terminate()
+    while any(handle.exit is None for handle in waiting):  # bounded: nobody can refuse to be killed
+        news += backend.wait(WAIT_SECONDS)
+    return news

@@ -1,0 +1,386 @@
+"""What a launcher and the processes it started say to each other, both ways, as values.
+
+    assignment      who you are, whom you need, what you do: the first thing that a process hears
+    commands        launcher -> process: stop, become, a peer died, make a checkpoint, evaluate
+    reports         process -> launcher: listening, ready, progress, an error, ...
+
+Here is only what can be said. How it travels is a backend's business (`launch/backend.py` and what implements it; over
+pipes it is one JSON object a line), what it means is the launcher's and the roles'. Both sides import this file, so it
+imports nothing but identities: no torch, no files, no processes.
+
+The rule to keep: whoever reads a report reads a field of a struct. A field that nobody reads goes away, and a report
+with a wrong type is caught here, where it enters (`parse_report`), and is named with the one who sent it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+from regrow.core.identity import Identity
+
+CheckpointKind = Literal["full", "delta"]
+MergeKind = Literal["choice", "folded", "deleted", "broken", "wanted", "error"]
+# user: a mistake, all is said. lost: it misses another process, and is a victim. data_loss: rows are gone for good.
+# checkpoint: one cannot be loaded. bug: its log says more.
+ErrorKind = Literal["user", "lost", "data_loss", "checkpoint", "bug"]
+
+
+# -- the assignment ----------------------------------------------------------------------------------------
+
+
+class CheckpointTimes(msgspec.Struct, frozen=True, kw_only=True):
+    """When the coordinator asks for checkpoints; see `core.cut.CutPlan`, which has the same fields."""
+
+    every_seconds: float | None = None
+    every_steps: int | None = None
+    full_every: int = 1
+    pause: bool = False
+
+
+class Saving(msgspec.Struct, frozen=True, kw_only=True):
+    """How checkpoints are made: for servers, the coordinator and the merger."""
+
+    url: str
+    run: str  # of this run; whoever falls back takes none of another
+    salt: str  # of this start of the run, so that cuts of another start have other names
+    made_by: str
+    encoding: str
+    bits: int
+    bytes_per_second: float | None
+    times: CheckpointTimes
+    keep_last: int
+    pinned: tuple[str, ...] = ()  # cuts that are never removed
+    dead: tuple[str, ...] = ()  # cuts that nobody stores any more, for the merger to clear away
+    merge_seconds: float  # between two looks of the merger
+
+
+class StoredCut(msgspec.Struct, frozen=True, kw_only=True):
+    """The checkpoint that a run starts from."""
+
+    url: str
+    cut: str
+
+
+class Assignment(msgspec.Struct, frozen=True, kw_only=True):
+    """What a process is told before anything else. A spare is told twice: what it may become is in `Become`."""
+
+    identity: Identity
+    token: str  # hexadecimal; keeps strangers out
+    listen: str
+    coordinator: str | None  # its address; None for the coordinator itself
+    threads: int
+    servers: int
+    frame_bytes_max: int
+    config: dict[str, Any] = {}  # TrainConfig.to_dict(), for workers; others pass it on to manifests
+    saving: Saving | None = None
+    start: StoredCut | None = None  # None: from nothing
+
+
+# -- commands ----------------------------------------------------------------------------------------------
+
+
+class Command(msgspec.Struct, frozen=True, kw_only=True, tag_field="do", omit_defaults=True):
+    """Launcher to process."""
+
+
+class Stop(Command, frozen=True, kw_only=True, tag="stop"):
+    """Finish what cannot wait, and exit with 0."""
+
+
+class Become(Command, frozen=True, kw_only=True, tag="become"):
+    """To a spare: take this place, now."""
+
+    assignment: Assignment
+
+
+class PeerDied(Command, frozen=True, kw_only=True, tag="died"):
+    """To the coordinator: somebody saw this process end."""
+
+    peer: Identity
+
+
+class MakeCheckpoint(Command, frozen=True, kw_only=True, tag="checkpoint"):
+    """To the coordinator. `still`: training is over, so there is no later step to wait for."""
+
+    still: bool = False
+    full: bool = False
+
+
+class Evaluate(Command, frozen=True, kw_only=True, tag="evaluate"):
+    """To worker 0: judge the model."""
+
+
+AnyCommand = Stop | Become | PeerDied | MakeCheckpoint | Evaluate
+
+
+# -- reports -----------------------------------------------------------------------------------------------
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", omit_defaults=True):
+    """Process to launcher."""
+
+
+class Listening(Report, frozen=True, kw_only=True, tag="listening"):
+    """Others can connect. "" for those who need not be found."""
+
+    address: str
+
+
+class Standby(Report, frozen=True, kw_only=True, tag="standby"):
+    """A spare has imported everything."""
+
+
+class Ready(Report, frozen=True, kw_only=True, tag="ready"):
+    """A server has its rows in memory."""
+
+    rows: int
+    bytes: int
+
+
+class ServerCounters(Report, frozen=True, kw_only=True, tag="server"):
+    """What a server has done so far. None: it has no view yet, or makes no checkpoints."""
+
+    pulls: int
+    pushes: int
+    bytes_in: int
+    bytes_out: int
+    kept_bytes: int = 0
+    redundancy_bytes: int | None = None
+    rows_updated: int | None = None
+    flushes: int | None = None
+    flush_bytes: int | None = None
+    flush_rows: int | None = None
+    parity_rows_applied: int | None = None
+    rows_decoded: int | None = None
+    faults: int | None = None
+    faults_served: int | None = None
+    recovering: bool | None = None
+    capture_seconds_max: float | None = None
+    hold_seconds_max: float | None = None
+
+
+class Recovery(Report, frozen=True, kw_only=True, tag="recovery"):
+    """Rows are on their way back to a server."""
+
+    rows_total: int
+    rows_back: int
+    bytes: int
+    faults: int
+    seconds: float
+
+
+class Recovered(Report, frozen=True, kw_only=True, tag="recovered"):
+    """... and all of them are there."""
+
+    rows_total: int
+    rows_back: int
+    bytes: int
+    faults: int
+    seconds: float
+
+
+class Loading(Report, frozen=True, kw_only=True, tag="loading"):
+    """Bytes of a checkpoint that a server has read, and in all."""
+
+    done: int
+    total: int
+
+
+class Loaded(Report, frozen=True, kw_only=True, tag="loaded"):
+    """A server has all rows of the checkpoint."""
+
+
+class Damaged(Report, frozen=True, kw_only=True, tag="damaged"):
+    """Something on storage is damaged, and another way was found."""
+
+    what: str
+
+
+class Planned(Report, frozen=True, kw_only=True, tag="planned"):
+    """A worker knows how many steps it will make."""
+
+    steps: int
+
+
+class Progress(Report, frozen=True, kw_only=True, tag="progress"):
+    """How far a worker has come. The histograms are of the samples since the report before."""
+
+    step: int
+    samples: int
+    loss: float | None  # None: not a number
+    hist_pos: list[int]
+    hist_neg: list[int]
+    position: dict[str, Any] | None = None  # where its next batch starts in the data
+    staleness_mean: float = 0.0
+    staleness_max: float = 0.0
+    wait_seconds: float = 0.0
+    lookups: int = 0
+    distinct: int = 0
+    redo_bytes_peak: int = 0
+
+
+class Trained(Report, frozen=True, kw_only=True, tag="trained"):
+    """A worker is through, and all it pushed is safe."""
+
+    steps: int
+    samples: int
+    seconds: float
+
+
+class Evaluating(Report, frozen=True, kw_only=True, tag="evaluating"):
+    """Test samples so far."""
+
+    samples: int
+
+
+class Evaluated(Report, frozen=True, kw_only=True, tag="evaluated"):
+    """The model is judged. None: not a number, or not asked for."""
+
+    auc: float | None
+    logloss: float | None
+    test_samples: int | None = None
+    model_sha256: str | None = None
+    parity_stripes: int | None = None
+    parity_wrong: int | None = None
+
+
+class CheckpointBegun(Report, frozen=True, kw_only=True, tag="checkpoint begun"):
+    """All servers have marked what belongs to this cut, and store it."""
+
+    cut: str
+    kind: CheckpointKind
+
+
+class CheckpointSaved(Report, frozen=True, kw_only=True, tag="checkpoint saved"):
+    """Without a kind: nothing is new since `cut`, which is stored already."""
+
+    cut: str | None
+    count: int
+    still: bool
+    kind: CheckpointKind | None = None
+    seconds: float | None = None
+    cut_seconds: float | None = None
+
+
+class CheckpointFailed(Report, frozen=True, kw_only=True, tag="checkpoint failed"):
+    """The next one is tried in its time."""
+
+    reason: str
+    failed: int  # so far
+    still: bool
+
+
+class MergerNews(Report, frozen=True, kw_only=True, tag="merge"):
+    """What a merger did or saw."""
+
+    kind: MergeKind
+    text: str
+    piece: str = ""
+
+
+class Replace(Report, frozen=True, kw_only=True, tag="replace"):
+    """The coordinator has not heard of somebody for too long: it counts as dead."""
+
+    peer: Identity
+    reason: str
+
+
+class Fenced(Report, frozen=True, kw_only=True, tag="fenced"):
+    """This process was taken for dead; another is in its place."""
+
+    reason: str
+
+
+class Error(Report, frozen=True, kw_only=True, tag="error"):
+    """Last words."""
+
+    message: str
+    kind: ErrorKind
+    hint: str | None = None
+
+
+class Stopped(Report, frozen=True, kw_only=True, tag="stopped"):
+    """Everything is done; the process ends now."""
+
+    peak_rss_bytes: int | None = None
+
+
+AnyReport = (
+    Listening
+    | Standby
+    | Ready
+    | ServerCounters
+    | Recovery
+    | Recovered
+    | Loading
+    | Loaded
+    | Damaged
+    | Planned
+    | Progress
+    | Trained
+    | Evaluating
+    | Evaluated
+    | CheckpointBegun
+    | CheckpointSaved
+    | CheckpointFailed
+    | MergerNews
+    | Replace
+    | Fenced
+    | Error
+    | Stopped
+)
+
+
+class Malformed(msgspec.Struct, frozen=True, kw_only=True):
+    """A report of a known name that is not what it must be. Never sent; made by whoever reads."""
+
+    event: str
+    problem: str
+
+
+# -- on the wire -------------------------------------------------------------------------------------------
+
+
+class _Name(msgspec.Struct):
+    event: str
+
+
+def _encode_number(value: Any) -> Any:
+    """Numbers of numpy, as plain ones."""
+    return value.item()
+
+
+_encoder = msgspec.json.Encoder(enc_hook=_encode_number)
+_assignments = msgspec.json.Decoder(Assignment)
+_commands: msgspec.json.Decoder[AnyCommand] = msgspec.json.Decoder(AnyCommand)
+_reports: msgspec.json.Decoder[AnyReport] = msgspec.json.Decoder(AnyReport)
+_names = msgspec.json.Decoder(_Name)
+REPORT_NAMES = frozenset(str(kind.__struct_config__.tag) for kind in AnyReport.__args__)
+
+
+def encode(message: Assignment | Command | Report) -> bytes:
+    """One line without its end. What is not a number travels as null."""
+    return _encoder.encode(message)
+
+
+def parse_assignment(line: bytes) -> Assignment:
+    return _assignments.decode(line)
+
+
+def parse_command(line: bytes) -> AnyCommand:
+    """Raises ValueError for what is none."""
+    return _commands.decode(line)
+
+
+def parse_report(line: bytes) -> AnyReport | Malformed | None:
+    """None for anything that is not a report: a library may print what it likes."""
+    try:
+        return _reports.decode(line)
+    except ValueError as error:
+        try:
+            name = _names.decode(line).event
+        except ValueError:
+            return None
+        return Malformed(event=name, problem=str(error)) if name in REPORT_NAMES else None

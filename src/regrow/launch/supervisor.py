@@ -1,0 +1,456 @@
+"""Who is in office, and what is done when somebody is not any more: decisions, and nothing else.
+
+Every role and number is a place, and one process holds it: its incarnation. A process that dies is succeeded by its
+next incarnation; a server by a spare that has been waiting with everything imported, so that it takes milliseconds.
+Whoever was succeeded is out of office for good, alive or not: nothing it says counts, and when it comes back it is a
+zombie that finds itself fenced off. Everybody that the coordinator must forget is named to it (`PeerDied`), as only it
+makes views; its own successor is told again what the last one may not have heard.
+
+What a death means depends on the stance, which the launcher takes (it knows the phase of the run, this file does not):
+
+    strict      it ends the run: somebody is to blame
+    loading     the same; and one that counts as dead is ended, because nobody else has the rows it was loading
+    replacing   it has a successor, and the run goes on
+    stopping    who exits with 0 did as it was told
+
+A place whose processes die again and again is given up: that will not be better next time. Deaths that were ordered
+here (`Harm`) do not count, as they were on purpose.
+
+Events in, orders out, in the order given: `orders = supervisor.receive(event)`. No clock, no file, no process: times
+come with the events, and the launcher carries the orders out (`launch/crew.py`). An order that is a decision says why.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections import deque
+from dataclasses import dataclass
+
+from regrow.core.identity import Identity
+from regrow.launch.backend import Exit, name_of
+from regrow.launch.orders import Command, Error, PeerDied
+
+# One that dies by itself so often within so long will not do better next time.
+RESTARTS_MAX = 5
+RESTARTS_SECONDS = 60.0
+# ... and one that is taken for dead so often: a machine too busy to hear everybody in time.
+REPLACEMENTS_MAX = 20
+SPARES_FAILED_MAX = 5  # then servers are replaced by fresh processes, which takes a second longer
+# Starting a spare takes a core for a moment, which a recovery needs more; but the next failure may come during it.
+SPARE_SECONDS, SPARE_SECONDS_MAX = 1.0, 10.0
+
+COORDINATOR = ("coordinator", 0)
+# Nothing depends on these: their words and their ends are no reason to end a run.
+EXPENDABLE = ("standby", "merger")
+
+
+class Stance(enum.Enum):
+    """What a death means; see above."""
+
+    STRICT = "strict"
+    LOADING = "loading"
+    REPLACING = "replacing"
+    STOPPING = "stopping"
+
+
+# -- events ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Appoint:
+    """This place is to be filled, for the first time."""
+
+    role: str
+    id: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TakeStance:
+    """From now on a death means this."""
+
+    stance: Stance
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeepSpares:
+    """So many spares are wanted from now on: as many as servers may die together."""
+
+    count: int
+    now: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessEnded:
+    """A process is gone."""
+
+    who: Identity
+    exit: Exit
+    now: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessMissed:
+    """The coordinator has not heard of `who` for too long, and counts it as dead."""
+
+    who: Identity
+    reason: str
+    now: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessFailed:
+    """A process says why it gives up; its end comes after this."""
+
+    who: Identity
+    words: Error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessFenced:
+    """A process found that another has its place; its end comes after this."""
+
+    who: Identity
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Harm:
+    """On purpose: the process in this place is killed, or paused for so long."""
+
+    role: str
+    id: int
+    now: float
+    pause_seconds: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tick:
+    """Time has passed. `busy`: some server is on its way back."""
+
+    now: float
+    busy: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Release:
+    """The run ends: zombies go, and who was only paused can hear again."""
+
+
+Event = (
+    Appoint
+    | TakeStance
+    | KeepSpares
+    | ProcessEnded
+    | ProcessMissed
+    | ProcessFailed
+    | ProcessFenced
+    | Harm
+    | Tick
+    | Release
+)
+
+
+# -- orders ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """A new process, as `who`."""
+
+    who: Identity
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Promote:
+    """This spare becomes `who`."""
+
+    spare: Identity
+    who: Identity
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tell:
+    """A word to a process."""
+
+    who: Identity
+    command: Command
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kill:
+    """End this process now."""
+
+    who: Identity
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pause:
+    """Stop this process, for a while."""
+
+    who: Identity
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resume:
+    """... and let it go on."""
+
+    who: Identity
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoteEnd:
+    """For the books: nobody is in this place now."""
+
+    who: Identity
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NoteSuccessor:
+    """For the books: `heir` follows `who`, which died at `died_at`, or counts as dead while it may be alive."""
+
+    who: Identity
+    heir: Identity
+    reason: str
+    died_at: float
+    counts_as_dead: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Accuse:
+    """This process is a cause of the run's end, or a victim: by its own words, by its end, or because it was given up
+    (`refusal`)."""
+
+    who: Identity
+    exit: Exit | None = None
+    words: Error | None = None
+    refusal: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GiveUp:
+    """The run ends: `who` is taken for dead too often."""
+
+    who: Identity
+    reason: str
+
+
+Order = Start | Promote | Tell | Kill | Pause | Resume | NoteEnd | NoteSuccessor | Accuse | GiveUp
+
+
+class Supervisor:
+    """One run, or one attempt of it. `replaces`: whether its servers can be replaced at all, at some time."""
+
+    def __init__(self, *, replaces: bool) -> None:
+        self.stance = Stance.STRICT
+        self._replaces = replaces
+        self._office: dict[tuple[str, int], Identity] = {}
+        self._spares: list[Identity] = []
+        self._spares_wanted = 0
+        self._spares_started = 0
+        self._spares_failed = 0
+        self._spares_due: float | None = None  # when missing spares are started; None: none are missing
+        self._zombies: list[Identity] = []  # alive for all we know, and out of office
+        self._accused: list[tuple[str, int]] = []
+        self._complaints: dict[Identity, str] = {}  # why it will end, in its own words
+        self._harmed_at: dict[Identity, float] = {}  # by us
+        self._paused_until: dict[Identity, float] = {}
+        self._deaths: dict[tuple[str, int, bool], deque[float]] = {}
+
+    def __repr__(self) -> str:
+        return f"<supervisor {self.stance.value}, {len(self._office)} in office, {len(self._spares)} spares>"
+
+    def current(self, role: str, id: int) -> Identity:
+        """The newest incarnation in this place, dead or alive."""
+        return self._office[role, id]
+
+    def counts(self, who: Identity) -> bool:
+        """Whether this process is in office, or may be one day. Nothing that another says is of interest."""
+        return self._office.get((who.role, who.id)) == who or who in self._spares
+
+    def receive(self, event: Event) -> list[Order]:
+        match event:
+            case Appoint(role=role, id=id):
+                return [self._appoint(Identity(role=role, id=id, incarnation=0))]
+            case TakeStance(stance=stance):
+                self.stance = stance
+            case KeepSpares(count=count, now=now):
+                if count > self._spares_wanted:
+                    self._spares_wanted, self._spares_due = count, now
+            case ProcessEnded():
+                return self._on_ended(event)
+            case ProcessMissed():
+                return self._on_missed(event)
+            case ProcessFailed():
+                return self._on_failed(event)
+            case ProcessFenced(who=who):
+                self._complaints[who] = "was taken for dead and replaced"
+            case Harm():
+                return self._on_harm(event)
+            case Tick():
+                return self._on_tick(event)
+            case Release():
+                return self._on_release()
+        return []
+
+    # -- deaths ------------------------------------------------------------------------------------------------
+
+    @property
+    def _survives(self) -> bool:
+        """Whether a death now is not the end of the run."""
+        return self.stance is Stance.REPLACING and not self._accused
+
+    def _on_ended(self, event: ProcessEnded) -> list[Order]:
+        who = event.who
+        self._paused_until.pop(who, None)
+        if who in self._zombies:
+            self._zombies.remove(who)
+        if not self.counts(who):
+            return []
+        if who.role == "standby":
+            self._spares.remove(who)
+            self._spares_failed += 1
+            self._spares_due = event.now + SPARE_SECONDS
+            return []
+        if who.role == "merger":  # training does not depend on it
+            if self.stance is Stance.STOPPING or self._refusal(who, event.now) is not None:
+                return []
+            return [self._appoint(next_incarnation(who))]
+        return [NoteEnd(who=who), *self._judge(event)]
+
+    def _judge(self, event: ProcessEnded) -> list[Order]:
+        """What the end of one that was needed means."""
+        who, exit = event.who, event.exit
+        if self.stance is Stance.STOPPING:
+            return [] if exit.code == 0 else self._accuse(Accuse(who=who, exit=exit))
+        if not self._survives:
+            if self._replaces and self._accused:
+                return []  # the run ends for another reason; this one would have been survived
+            return self._accuse(Accuse(who=who, exit=exit))
+        refusal = self._refusal(who, event.now)
+        if refusal is not None:
+            return self._accuse(Accuse(who=who, exit=exit, refusal=refusal))
+        reason = self._complaints.get(who, str(exit))
+        return self._install_successor(who, reason, event.now)
+
+    def _on_missed(self, event: ProcessMissed) -> list[Order]:
+        who = event.who
+        if self._office.get((who.role, who.id)) != who:
+            return []  # it has a successor already
+        if self.stance is Stance.LOADING:
+            return [Kill(who=who, reason=event.reason)]  # nobody else has its rows: all begin again
+        if not self._survives:
+            return []
+        refusal = self._refusal(who, event.now, counts_as_dead=True)
+        if refusal is not None:
+            return [GiveUp(who=who, reason=f"{refusal}; the last time: {event.reason}")]
+        # One that was paused on purpose comes back as a zombie, to show that it is fenced off.
+        end: list[Order] = [] if who in self._paused_until else [Kill(who=who, reason=event.reason)]
+        self._zombies.append(who)
+        heir = self._install_successor(who, event.reason, event.now, counts_as_dead=True)
+        return [*end, NoteEnd(who=who), *heir]
+
+    def _on_failed(self, event: ProcessFailed) -> list[Order]:
+        if event.words.kind == "lost" and self._survives:
+            self._complaints[event.who] = event.words.message  # it will exit, and have a successor
+            return []
+        if event.who.role in EXPENDABLE:
+            return []
+        return self._accuse(Accuse(who=event.who, words=event.words))
+
+    def _accuse(self, accusation: Accuse) -> list[Order]:
+        """One for each place: that it exits after its last words is no news."""
+        place = (accusation.who.role, accusation.who.id)
+        if place in self._accused:
+            return []
+        self._accused.append(place)
+        return [accusation]
+
+    def _refusal(self, who: Identity, now: float, *, counts_as_dead: bool = False) -> str | None:
+        """Why `who` has no successor any more, or None."""
+        deaths = self._deaths.setdefault((who.role, who.id, counts_as_dead), deque())
+        while deaths and deaths[0] <= now - RESTARTS_SECONDS:
+            deaths.popleft()
+        if who not in self._harmed_at:
+            deaths.append(now)
+        if len(deaths) <= (REPLACEMENTS_MAX if counts_as_dead else RESTARTS_MAX):
+            return None
+        what = "counted as dead" if counts_as_dead else "died"
+        return f"{name_of(who)} {what} {len(deaths)} times within {RESTARTS_SECONDS:.0f} s"
+
+    # -- successors --------------------------------------------------------------------------------------------
+
+    def _appoint(self, who: Identity) -> Start:
+        self._office[who.role, who.id] = who
+        return Start(who=who)
+
+    def _install_successor(
+        self, who: Identity, reason: str, now: float, *, counts_as_dead: bool = False
+    ) -> list[Order]:
+        heir = next_incarnation(who)
+        note = NoteSuccessor(
+            who=who,
+            heir=heir,
+            reason=reason,
+            died_at=self._harmed_at.get(who, now),
+            counts_as_dead=counts_as_dead,
+        )
+        self._spares_due = now + SPARE_SECONDS
+        if who.role == "coordinator":
+            # The last words to the old one may not have been heard.
+            servers = [server for (role, _), server in self._office.items() if role == "server" and server.incarnation]
+            start = self._appoint(heir)
+            return [note, start, *(self._tell_death(previous_incarnation(server)) for server in servers)]
+        death = self._tell_death(who)
+        if who.role == "server" and self._spares:
+            spare = self._spares.pop(0)
+            self._office[heir.role, heir.id] = heir
+            return [note, death, Promote(spare=spare, who=heir)]
+        return [note, death, self._appoint(heir)]
+
+    def _tell_death(self, who: Identity) -> Tell:
+        return Tell(who=self._office[COORDINATOR], command=PeerDied(peer=who))
+
+    def _on_tick(self, event: Tick) -> list[Order]:
+        over = [who for who, until in self._paused_until.items() if event.now >= until]
+        for who in over:
+            del self._paused_until[who], self._harmed_at[who]  # no harm was done
+        return [*(Resume(who=who) for who in over), *self._start_spares(event)]
+
+    def _start_spares(self, event: Tick) -> list[Order]:
+        """When nothing else is urgent."""
+        if not self._survives or self._spares_due is None or event.now < self._spares_due:
+            return []
+        if event.busy and event.now < self._spares_due + SPARE_SECONDS_MAX:
+            return []
+        self._spares_due = None
+        orders: list[Order] = []
+        while len(self._spares) < self._spares_wanted and self._spares_failed < SPARES_FAILED_MAX:
+            spare = Identity(role="standby", id=self._spares_started, incarnation=0)
+            self._spares_started += 1
+            self._spares.append(spare)
+            orders.append(Start(who=spare))
+        return orders
+
+    # -- on purpose --------------------------------------------------------------------------------------------
+
+    def _on_harm(self, event: Harm) -> list[Order]:
+        who = self._office[event.role, event.id]
+        self._harmed_at[who] = event.now
+        if event.pause_seconds is None:
+            return [Kill(who=who, reason="on purpose")]
+        self._paused_until[who] = event.now + event.pause_seconds
+        return [Pause(who=who)]
+
+    def _on_release(self) -> list[Order]:
+        zombies = [Kill(who=who, reason="another is in its place") for who in self._zombies]
+        paused = [Resume(who=who) for who in self._paused_until if who not in self._zombies]
+        self._paused_until.clear()
+        return [*zombies, *paused]
+
+
+def next_incarnation(who: Identity) -> Identity:
+    return Identity(role=who.role, id=who.id, incarnation=who.incarnation + 1)
+
+
+def previous_incarnation(who: Identity) -> Identity:
+    return Identity(role=who.role, id=who.id, incarnation=who.incarnation - 1)

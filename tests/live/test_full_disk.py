@@ -1,0 +1,125 @@
+"""Goal: a run directory that cannot be written any more costs what would have been written, never the training.
+
+Method: real runs with processes that only pretend to train (fake_child.py). As soon as all of them have started, the
+file system of the run directory, which is its own and small, is filled to the last byte and the last name; or the
+directory is removed. Then a server is killed, so that its successor needs a log.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_launch import World, world  # noqa: F401  (a fixture)
+
+from regrow.errors import UserError
+from regrow.launch import local
+from regrow.launch.display import QuietDisplay
+from regrow.launch.status import RunStatus
+
+pytestmark = pytest.mark.live
+
+OPTIONS: dict[str, Any] = {"protection": "ec", "k": 2, "r": 1, "kill": ("server:1@step:2",)}
+HOLD = {"step": 2, "for": "started-server-1.1"}
+
+
+class Mischief(QuietDisplay):
+    """Does something once, when all processes have started."""
+
+    def __init__(self, harm: Callable[[], None]) -> None:
+        self._harm: Callable[[], None] | None = harm
+
+    def update(self, status: RunStatus, now: float) -> None:
+        if status.phase == "loading" and self._harm is not None:
+            self._harm()
+            self._harm = None
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    path = tmp_path / "disk"
+    path.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=128k,nr_inodes=40", "tmpfs", str(path)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("only root can mount a file system")
+    yield path
+    subprocess.run(["umount", "--lazy", str(path)], check=True)
+
+
+def fill(disk: Path) -> None:
+    """Not a byte and not a name is left."""
+    with pytest.raises(OSError, match="No space"), (disk / "ballast").open("wb", buffering=0) as ballast:
+        while ballast.write(b"x" * 1024):
+            pass
+    with pytest.raises(OSError, match="No space"):
+        for number in itertools.count():
+            (disk / f"name-{number}").touch()
+
+
+def train(world: World, harm: Callable[[], None], **options: Any) -> dict[str, Any]:  # noqa: F811
+    world.plan(hold=HOLD)
+    return local.train(
+        world.config(**{**OPTIONS, **options}),
+        command=world.command,
+        display=Mischief(harm),
+        memory_check=False,
+    )
+
+
+def check(summary: dict[str, Any], output: str, errors: str, words: str) -> None:
+    """Trained to the end, in spite of a death; the summary is on standard output; told once, in one line."""
+    assert (summary["status"], summary["auc"], summary["steps_done"]) == ("ok", 0.75, 6)
+    assert [failure["id"] for failure in summary["failures"]] == [1]
+    assert json.loads(output) == summary
+    (line,) = errors.splitlines()
+    assert words in line
+    assert "training goes on" in line
+
+
+def test_disk_that_is_full(world: World, small_disk: Path, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: F811
+    world.out = small_disk / "run"
+    summary = train(world, lambda: fill(small_disk))
+    check(summary, *capsys.readouterr(), "No space left on device")
+    world.assert_nothing_left()
+
+
+def test_disk_with_room_again(world: World, small_disk: Path, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: F811
+    """Metrics go on, in whole lines, and the summary is written."""
+    world.out = small_disk / "run"
+
+    class Passing(Mischief):
+        def update(self, status: RunStatus, now: float) -> None:
+            super().update(status, now)
+            if status.phase == "stopping":
+                for path in small_disk.glob("*-*"):
+                    path.unlink()
+                (small_disk / "ballast").unlink(missing_ok=True)
+
+    world.plan(hold=HOLD)
+    display = Passing(lambda: fill(small_disk))
+    summary = local.train(world.config(**OPTIONS), command=world.command, display=display, memory_check=False)
+    output, errors = capsys.readouterr()
+    assert (output, len(errors.splitlines())) == ("", 1)
+    assert world.summary() == summary
+    phases = [json.loads(line)["phase"] for line in (world.out / "metrics.jsonl").read_text().splitlines()]
+    assert (phases[0], phases[-1]) == ("starting", "done")
+
+
+def test_directory_that_vanishes(world: World, capsys: pytest.CaptureFixture[str]) -> None:  # noqa: F811
+    summary = train(world, lambda: shutil.rmtree(world.out))
+    check(summary, *capsys.readouterr(), "No such file or directory")
+    world.assert_nothing_left()
+
+
+def test_disk_that_is_full_before_the_start(world: World, small_disk: Path) -> None:  # noqa: F811
+    fill(small_disk)
+    world.out = small_disk / "run"
+    with pytest.raises(UserError, match=r"cannot write to .*: No space left on device"):
+        train(world, lambda: None)
+    assert world.pids() == []
