@@ -234,7 +234,7 @@ size_t Shard::load_rows(size_t table, std::span<const uint32_t> ids,
   const Table& found = at(table);
   const std::vector<Part> parts = this->parts(found);
   const Records& records = found.records;
-  if (recovering_) throw std::invalid_argument("a server that recovers its rows does not load them");
+  if (found.recovery) throw std::invalid_argument("a table that comes back from parities is not loaded");
   if (values.size() != parts.size())
     throw std::invalid_argument("rows of table " + std::to_string(table) + " have " + std::to_string(parts.size()) +
                                 " parts, not " + std::to_string(values.size()));

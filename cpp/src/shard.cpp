@@ -122,7 +122,7 @@ size_t Shard::add_table(const TableSettings& settings) {
   table.records.dim = static_cast<size_t>(settings.dim);
   table.records.changed = reinterpret_cast<uint64_t*>(table.arena.data() + records_bytes(slots, stride));
   if (settings.r > 0 && !settings_.coding.empty()) protect(table);
-  if (settings_.recovering) {
+  if (settings_.recovering && table.parity) {  // rows without parities come another way: they begin as ever
     Arena bits(2 * bit_bytes(slots));
     auto* present = reinterpret_cast<uint64_t*>(bits.data());
     table.recovery.emplace(Recovery{std::move(bits), present, present + bit_words(slots), slots, 0, 0});

@@ -181,7 +181,7 @@ class Shard:
         """Gives those rows that live on this server these values, and says how many there are.
 
         `parts` are weights, [rows, dim], and each part of the optimizer's state. Each row at most once. ValueError
-        while the shard is recovering.
+        while the table's rows are coming back from parities.
         """
 
     def blocks(self, table: int) -> int:

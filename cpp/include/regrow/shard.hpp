@@ -50,7 +50,7 @@ struct ShardSettings {
   int64_t server = 0;
   int64_t rings = 1;                // independent rings
   std::vector<CodingGroup> coding;  // none: no table has parities, whatever its r
-  bool recovering = false;          // no row is there until it was filled in or put
+  bool recovering = false;          // no row with parities is there until it was filled in or put
 };
 
 // Rows of several tables, in the order of the tables.
@@ -148,7 +148,7 @@ class Shard {
   void end_capture(bool durable);
 
   // The way back. Of these rows of a table, given by their numbers, each at most once, and parts as above, those that
-  // live here get these values; returns how many. Not while recovering.
+  // live here get these values; returns how many. Not into a table that comes back from parities.
   size_t load_rows(size_t table, std::span<const uint32_t> ids, const std::vector<std::span<const float>>& values);
 
   // ---- as the replacement of a server that died (src/recovery.cpp)

@@ -273,11 +273,11 @@ class CodedShardTwin(ShardTwin):
                 saved={},
                 parity=np.zeros((slots // k, r, floats), np.float32),
                 members=np.zeros((r, k, slots // k), np.bool_),
-                present=np.full(slots, not self.recovering),
-                known=np.full(slots, not self.recovering),
+                present=np.full(slots, not (self.recovering and r)),
+                known=np.full(slots, not (self.recovering and r)),
             )
         )
-        if self.recovering:
+        if self.recovering and r:
             self.records[index][:] = 0
         return index
 

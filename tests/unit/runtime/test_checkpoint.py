@@ -150,7 +150,7 @@ def test_wrong_rows_are_refused() -> None:
     ]:
         with pytest.raises(error, match=words):
             store.load_rows(*arguments)
-    with pytest.raises(ValueError, match="recovers its rows does not load them"):
+    with pytest.raises(ValueError, match="comes back from parities is not loaded"):
         MemoryStore(made(servers=3, k=2, r=1), 0, True).load_rows(1, ids, [weight, state])
 
 

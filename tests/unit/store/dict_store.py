@@ -45,7 +45,7 @@ class DictStore:
         self._published: dict[Cell, Float32Array] = {}  # of pending rows
         self._parities: dict[tuple[int, int, int], Float32Array] = {}  # by table, q, block
         self._members: set[tuple[int, int, int, int]] = set()  # touched ones: table, q, member, block
-        every = ((t, slot) for t in range(len(job.tables)) for slot in range(self.slots(t)))
+        every = ((t, slot) for t, spec in enumerate(job.tables) if spec.r for slot in range(self.slots(t)))
         self._absent: set[Cell] = set(every) if recovering else set()
         self._known: set[Cell] = set()  # of those absent: whether they were touched
         self._dirty: list[set[Cell]] = []
@@ -118,7 +118,7 @@ class DictStore:
 
     def load_rows(self, table: int, ids: UInt32Array, parts: Sequence[Float32Array]) -> int:
         spec, widths = self._table(table), self._widths(table)
-        check(not self._absent, "a store that comes back does not load")
+        check(not any(t == table for t, _ in self._absent), "a table that comes back from parities is not loaded")
         check_array(ids, np.uint32)
         check(len(parts) == len(widths), "these are not the parts of the table")
         for part, width in zip(parts, widths, strict=True):

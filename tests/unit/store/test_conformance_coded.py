@@ -178,7 +178,8 @@ def test_lost_servers_come_back(build: StoreBuilder, dead: list[int]) -> None:
         expected = [published_of(stores[lost], JOB, table) for table in range(len(JOB.tables))]
         new, rng = build(JOB, lost, True), np.random.default_rng(lost)
         counts, slots = every_slot(new, JOB)
-        assert (new.missing_rows(), new.blank_rows()) == (len(slots), 0)
+        coded = sum(new.slots(table) for table, spec in enumerate(JOB.tables) if spec.r)
+        assert (new.missing_rows(), new.blank_rows()) == (coded, 0)
         tell_touched(new, stores, JOB, dead, lost)
         for share in (0.3, 1.0):
             counts, slots = some_slots(new, JOB, rng, share)
@@ -199,22 +200,23 @@ def test_lost_servers_come_back(build: StoreBuilder, dead: list[int]) -> None:
         assert new.pending_bytes() == 0
 
 
-def test_tables_without_parities_stay_missing(build: StoreBuilder) -> None:
-    store = build(JOB, 1, True)
-    for group, table, _ in groups_and_tables(JOB):
-        store.know_touched(group, table, np.zeros(-(-store.blocks(table) // 64), np.uint64))
+def test_tables_without_parities_are_there_to_be_loaded(build: StoreBuilder) -> None:
+    """Beside tables that come back from parities: their rows begin as ever, and are given values at any time."""
+    store, fresh = build(JOB, 1, True), build(JOB, 1, False)
     uncoded = [table for table, spec in enumerate(JOB.tables) if not spec.r]
-    assert store.missing_rows() == sum(map(store.slots, uncoded))
-    while store.fill(50):
-        pass
-    counts, slots = every_slot(store, JOB)
-    assert {table for table, _ in cells_of(*store.prepare(counts, slots))} == set(uncoded)
-    assert store.put(counts, slots, records_for(store, counts, np.random.default_rng(0))) == 0
-    store.update(*call_of(len(JOB.tables), (0, 1), (3, 0)), np.ones(19, np.float32), 1)
+    assert uncoded
+    coded = sum(store.slots(table) for table, spec in enumerate(JOB.tables) if spec.r)
+    assert store.missing_rows() == coded
+    for table in uncoded:
+        records = [np.empty(each.slots(table) * each.record_floats(table), np.float32) for each in (store, fresh)]
+        for each, out in zip((store, fresh), records, strict=True):
+            each.read_records(table, 0, each.slots(table), out)
+        assert records[0].tobytes() == records[1].tobytes()
+    rows = np.arange(JOB.tables[4].rows, dtype=np.uint32)
+    assert store.load_rows(4, rows, [np.full((rows.size, 1), 7, np.float32)]) > 0
     with pytest.raises(ValueError):
-        store.load_rows(4, np.zeros(1, np.uint32), [np.ones((1, 1), np.float32)])
-    with pytest.raises(ValueError):
-        store.gather(*call_of(len(JOB.tables), (4, 0)), np.empty(1, np.float32))
+        store.load_rows(0, np.zeros(1, np.uint32), [np.ones((1, JOB.tables[0].dim), np.float32)])
+    assert store.missing_rows() == coded
 
 
 def test_a_store_that_has_come_back_is_like_any_other(build: StoreBuilder) -> None:
