@@ -21,7 +21,7 @@ import pytest
 from regrow.checkpoint.load import verify
 from regrow.checkpoint.storage import Storage
 from regrow.config import TrainConfig
-from regrow.core.cuts import cut_name
+from regrow.core.names import cut_id
 from regrow.launch import local
 
 pytestmark = pytest.mark.live
@@ -47,7 +47,7 @@ def test_every_cut_is_a_state_that_was(whole: runs.Run) -> None:
     assert (fulls[0], fulls[1]) == (True, False)
     chain = [index for index, full in enumerate(fulls) if full]
     assert all(later - earlier == 4 for earlier, later in itertools.pairwise(chain))
-    assert cut_name(cuts[0].step, "x")[:11] == cuts[0].id[:11]
+    assert cut_id(cuts[0].step, "x")[:11] == cuts[0].id[:11]
 
 
 def test_resume_from_an_older_cut(whole: runs.Run, tmp_path: Path) -> None:

@@ -11,7 +11,6 @@ kept until it is fulfilled, whatever happens to the attempts that were made for 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,6 +18,7 @@ from regrow.core.cut import CUT_SECONDS_MAX
 from regrow.core.effects import Log, Notice, Send
 from regrow.core.identity import Identity
 from regrow.core.messages import CutAsk, CutAt, CutBegun, CutEnd, CutMarks, CutSaved
+from regrow.core.names import cut_id, piece_name
 from regrow.core.states import ATTEMPT, AttemptState, Life
 
 STEPS_AHEAD = 4  # Synchronous: how far ahead a cut is named. Too few: it comes too late and is named again.
@@ -88,7 +88,7 @@ class Attempt:
     @property
     def piece(self) -> str:
         """What is stored of it, by its two ends."""
-        return f"{self.target}.{self.source or 'full'}"
+        return piece_name(self.source, self.target)
 
 
 Effect = Send | Log | WriteManifest | Notice
@@ -183,7 +183,7 @@ class Cuts:
             attempt.life.move("nothing new")
             return self._end(attempt, durable=False)  # it was made already
         attempt.source = None if attempt.full else self.head
-        attempt.target = cut_name(min(attempt.at), f"{self._salt}/{attempt.number}")
+        attempt.target = cut_id(min(attempt.at), f"{self._salt}/{attempt.number}")
         at = CutAt(
             number=attempt.number, marks=attempt.at, piece=attempt.piece, full=attempt.full, pause=self.plan.pause
         )
@@ -299,8 +299,3 @@ class Cuts:
         self._plan_next()
         values = {"status": "failed", "reason": reason, "failed": self.failed, "still": attempt.still}
         return [*effects, Log(text=f"no checkpoint: {reason}"), Notice(name="checkpoint", values=values)]
-
-
-def cut_name(step: int, salt: str) -> str:
-    """A name that sorts by step, and differs for every cut of every run."""
-    return f"{step:010d}-{hashlib.sha256(salt.encode()).hexdigest()[:6]}"

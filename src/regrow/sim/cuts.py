@@ -22,6 +22,7 @@ from regrow.core.cut import Save, Saved
 from regrow.core.cuts import CutNow, ManifestWritten, WriteManifest
 from regrow.core.effects import Notice
 from regrow.core.identity import Identity
+from regrow.core.names import piece_name
 from regrow.core.wayback import Load, LoadedAll, LoadedRows
 from regrow.sim import machines
 from regrow.sim.net import COORDINATOR, short
@@ -189,7 +190,7 @@ class Storage:
 
     def _write(self, write: WriteManifest) -> None:
         world = self.world
-        if f"{write.target}.{write.source or 'full'}" in self.discarded:
+        if piece_name(write.source, write.target) in self.discarded:
             raise Violation("I11", f"{write.target} was given up, and is published all the same")
         self.discarded.update(write.discard)
         if exist := [name for name in write.discard if name.partition(".")[0] in self.pieces]:

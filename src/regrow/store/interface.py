@@ -139,8 +139,8 @@ class WholeRecords(Sizes, Protocol):
 
         `ids` are numbers of rows of the table, each at most once, in any order; `parts` are their weights, [rows, dim],
         and each part of the optimizer's state, as `capture_chunk` gave them; the padding of a record stays as it is. It
-        is a change like any other. ValueError if the table has parities and a store was built to come back and is not
-        yet (see `ReturningRows`), or if the parts are not those of the table; IndexError if the table has no such row, on whatever server.
+        is a change like any other. ValueError if rows of the table are coming back from parities (`ReturningRows`), or
+        if the parts are not those of the table; IndexError if the table has no such row, on whatever server.
         """
 
     def touched(self, table: int) -> UInt64Array:
@@ -234,8 +234,8 @@ class HeldParities(Sizes, Protocol):
 class ReturningRows(Sizes, Protocol):
     """This server as the replacement of one that died: rows that are not there, until they are. Server loop only.
 
-    A store built to come back has no row with parities, and takes no time for it: all are *absent*. What is known of an absent row
-    decides how it comes back. Known not to have been touched, it is *blank*: its value is its initial value, and the
+    A store built to come back has no row with parities, and takes no time for it: all are *absent*. What is known of
+    an absent row decides how it comes back. Known not to have been touched, it is *blank*: its value is its initial value, and the
     store fills it in by itself, at the latest when `prepare` asks. Else it is *missing*: of those known to have been
     touched somebody `put`s the value; of the others `know_touched` may still come. Rows of tables without parities are
     in no group and come back another way: they are there from the start, with their initial values, to be loaded. Once

@@ -23,10 +23,10 @@ from regrow.core.cuts import (
     Cuts,
     ManifestWritten,
     WriteManifest,
-    cut_name,
 )
 from regrow.core.effects import Log, Notice, Send
 from regrow.core.messages import CutBegun, CutMarks, CutSaved
+from regrow.core.names import cut_id
 
 
 class Chief:
@@ -123,7 +123,7 @@ def test_a_cut_from_the_first_word_to_the_last() -> None:
     chief.begin(1.0)
     assert chief.tick(2.0) == [], "it is under way"
     at = chief.at((6,), (7,))
-    target = cut_name(10, f"salt/{chief.number}")
+    target = cut_id(10, f"salt/{chief.number}")
     assert at == {"number": 1, "marks": (10,), "piece": f"{target}.full", "full": True, "pause": False}
     chief.tick(2.5)
     assert chief.begun(1) == []
@@ -445,7 +445,7 @@ def test_messages_of_strangers() -> None:
 
 
 def test_names_sort_by_step_and_differ_by_salt() -> None:
-    names = [cut_name(step, "salt") for step in (3, 20, 100)]
+    names = [cut_id(step, "salt") for step in (3, 20, 100)]
     assert names == sorted(names)
-    assert cut_name(3, "salt") == names[0] != cut_name(3, "other")
+    assert cut_id(3, "salt") == names[0] != cut_id(3, "other")
     assert (len(names[0]), names[0][:11]) == (17, "0000000003-")

@@ -1,5 +1,4 @@
-"""Goal: what a server reports durable is at its holders; changes leave when they should; a new holder gets all it
-lacks.
+"""Goal: what a server reports durable is at its holders; changes leave when they should; new holders get all.
 
 Method: one flusher over a real store, told of pushes, acknowledgements, time and views by hand. Where the content of
 messages matters they are applied to the real parities of real holders and compared, byte for byte, with those of
