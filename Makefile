@@ -13,7 +13,7 @@ JOBS ?= 2
 # one end, so that they seldom run two at a time.
 PYTEST := $(BIN)/pytest -n $(JOBS) --dist worksteal
 
-.PHONY: install test check lint format train clean
+.PHONY: install test check lint format diagrams train clean
 
 install: $(VENV)/.installed
 
@@ -37,15 +37,19 @@ check: lint
 	$(BIN)/regrow sim --seeds 200 --jobs $(JOBS)
 
 lint: install
-	$(BIN)/ruff check src tests examples
-	$(BIN)/ruff format --check --quiet src tests examples
+	$(BIN)/ruff check src tests examples tools
+	$(BIN)/ruff format --check --quiet src tests examples tools
 	$(BIN)/clang-format --dry-run -Werror $(FORMATTED)
 	$(BIN)/mypy
 
 format: install
-	$(BIN)/ruff check --fix-only --quiet src tests examples
-	$(BIN)/ruff format src tests examples
+	$(BIN)/ruff check --fix-only --quiet src tests examples tools
+	$(BIN)/ruff format src tests examples tools
 	$(BIN)/clang-format -i $(FORMATTED)
+
+# The lives in docs/protocol.md, from the tables in core/states.py.
+diagrams: install
+	$(BIN)/python tools/diagrams.py
 
 train: install
 	$(BIN)/regrow demo

@@ -37,7 +37,7 @@ SEEDS: dict[str, tuple[str, int, int]] = {
     "forgets-when-saved": ("cuts", 2, 60),
     "captures-late": ("cuts-sync", 1, 20),
     "held-push-first": ("cuts", 5, 40),
-    "late-reply": ("cuts-sync", 403, 250),
+    "one-server-is-enough": ("cuts", 0, 20),
     "head-given-up": ("cuts", 2, 60),
     "replacement-clean": ("cuts", 22, 200),
     "held-for-ever": ("cuts", 0, 40),

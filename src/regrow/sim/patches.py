@@ -289,11 +289,17 @@ def held_push_first(original: Any) -> Any:
     return check_cut
 
 
-def late_reply(original: Any) -> Any:
-    def of(self: Any, server: int, number: int) -> Any:
-        return self._attempt if self._attempt is not None and server in self._peers else None
+def one_server_is_enough(original: Any) -> Any:
+    def on_saved(self: Any, server: int, message: Any) -> Any:
+        peers = self._peers
+        if server in peers:
+            self._peers = {server: peers[server]}
+        try:
+            return original(self, server, message)
+        finally:
+            self._peers = peers
 
-    return of
+    return on_saved
 
 
 def head_given_up(original: Any) -> Any:

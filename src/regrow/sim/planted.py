@@ -215,13 +215,13 @@ BUGS: dict[str, Bug] = {
         ("cuts", "cuts-2pc"),
         ("I11",),
     ),
-    "late-reply": Bug(
-        "an answer about an older cut counts for the newest",
+    "one-server-is-enough": Bug(
+        "a checkpoint is written when the first server has stored its part",
         Cuts,
-        "_of",
-        patches.late_reply,
+        "on_saved",
+        patches.one_server_is_enough,
         CUTTING,
-        ("I8", "I11", "core", "moves"),
+        ("I11", "moves"),
     ),
     "head-given-up": Bug(
         "the next delta starts from a cut that was given up", Cuts, "_abandon", patches.head_given_up, CUTTING, ("I11",)

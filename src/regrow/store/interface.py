@@ -235,12 +235,12 @@ class ReturningRows(Sizes, Protocol):
     """This server as the replacement of one that died: rows that are not there, until they are. Server loop only.
 
     A store built to come back has no row with parities, and takes no time for it: all are *absent*. What is known of
-    an absent row decides how it comes back. Known not to have been touched, it is *blank*: its value is its initial value, and the
-    store fills it in by itself, at the latest when `prepare` asks. Else it is *missing*: of those known to have been
-    touched somebody `put`s the value; of the others `know_touched` may still come. Rows of tables without parities are
-    in no group and come back another way: they are there from the start, with their initial values, to be loaded. Once
-    none is absent, the store is like any other; at a store that was not built to come back, all of this may be called
-    and finds nothing to do.
+    an absent row decides how it comes back. Known not to have been touched, it is *blank*: its value is its initial
+    value, and the store fills it in by itself, at the latest when `prepare` asks. Else it is *missing*: of those known
+    to have been touched somebody `put`s the value; of the others `know_touched` may still come. Rows of tables without
+    parities are in no group and come back another way: they are there from the start, with their initial values, to be
+    loaded. Once none is absent, the store is like any other; at a store that was not built to come back, all of this
+    may be called and finds nothing to do.
     """
 
     def know_touched(self, group: int, table: int, words: UInt64Array) -> None:
