@@ -19,9 +19,7 @@ MODULES = {
     for path in sorted(SOURCE.rglob("*.py"))
 }
 # Modules that pages may speak of before they are there. Empty when nothing is under way.
-COMING = {
-    *("launch/backend.py", "launch/orders.py", "launch/supervisor.py"),
-}
+COMING: set[str] = set()
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 

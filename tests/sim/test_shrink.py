@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from regrow.sim import planted
 from regrow.sim.runner import run
-from regrow.sim.shrink import cost, shrink, stripped
+from regrow.sim.shrink import cost, shrink, strip
 
 
 def test_what_does_not_matter_goes() -> None:
@@ -33,6 +33,6 @@ def test_a_real_failure_gets_shorter() -> None:
 
         short = shrink(first.tape, fails, seconds_max=10.0)
         assert run("async", tape=short).invariant == first.invariant
-    assert cost(short) < cost(stripped(first.tape))
+    assert cost(short) < cost(strip(first.tape))
     assert sum(value != 0 for value in short) <= 5
     assert not run("async", tape=short).invariant

@@ -34,7 +34,7 @@ def fixed(profile: str) -> list[Result]:
     return [run(profile, seed=seed) for seed in range(FIXED_SEEDS)]
 
 
-def told(result: Result, seed: int) -> str:
+def describe(result: Result, seed: int) -> str:
     again = f"regrow sim --profile {result.profile} --seed-first {seed} --seeds 1"
     return f"{result.text}\nSee it again, with a shorter tape: {again}"
 
@@ -42,7 +42,7 @@ def told(result: Result, seed: int) -> str:
 @pytest.mark.parametrize("profile", PROFILES)
 def test_fixed_seeds(profile: str) -> None:
     for seed, result in enumerate(fixed(profile)):
-        assert not result.invariant, told(result, seed)
+        assert not result.invariant, describe(result, seed)
 
 
 @pytest.mark.parametrize("profile", PROFILES)
@@ -54,7 +54,7 @@ def test_new_seeds(profile: str) -> None:
     seed = first
     while time.monotonic() - started < NEW_SECONDS:
         result = run(profile, seed=seed)
-        assert not result.invariant, told(result, seed)
+        assert not result.invariant, describe(result, seed)
         seed += 1
 
 

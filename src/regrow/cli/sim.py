@@ -168,13 +168,13 @@ def _run_all(tasks: list[tuple[str, int, str | None]], jobs: int, totals: _Total
 
 def _shrink_and_tell(result: Any, plant: str | None) -> None:
     from regrow.sim import planted, runner
-    from regrow.sim.shrink import shrink, stripped
+    from regrow.sim.shrink import shrink, strip
 
     def fails(tape: list[int]) -> bool:
         with planted.plant(plant):
             return bool(runner.run(result.profile, tape=tape).invariant == result.invariant)
 
-    click.echo(f"shrinking its tape of {len(stripped(result.tape))} choices, at most {SHRINK_SECONDS:.0f} s ...")
+    click.echo(f"shrinking its tape of {len(strip(result.tape))} choices, at most {SHRINK_SECONDS:.0f} s ...")
     tape = shrink(result.tape, fails, seconds_max=SHRINK_SECONDS)
     with planted.plant(plant):
         short = runner.run(result.profile, tape=tape)

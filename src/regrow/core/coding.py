@@ -106,7 +106,7 @@ def inverse(matrix: Sequence[Sequence[int]]) -> Matrix:
 
 
 @cache
-def decoding(k: int, r: int, lost: tuple[int, ...], parities: tuple[int, ...]) -> Matrix:
+def decoding_matrix(k: int, r: int, lost: tuple[int, ...], parities: tuple[int, ...]) -> Matrix:
     """How lost data members follow from as many parities: [lost][what remains of each parity].
 
     What remains of parity q is its value plus, for each data member j that is there, coefficient(q, j) times it.
@@ -146,7 +146,7 @@ def decode(present: Mapping[int, U8], *, k: int, r: int) -> list[U8]:
                 remain ^= product_bytes(coefficient(q, j, r), present[j])
         remains.append(remain)
     data = dict(present)
-    for j, row in zip(lost, decoding(k, r, lost, parities), strict=True):
+    for j, row in zip(lost, decoding_matrix(k, r, lost, parities), strict=True):
         data[j] = np.zeros_like(next(iter(present.values())))
         for factor, remain in zip(row, remains, strict=True):
             data[j] ^= product_bytes(factor, remain)

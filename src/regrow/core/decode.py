@@ -171,7 +171,7 @@ class Decoder:
         sweeps: dict[tuple[int, int, int], Sweep] = {}
         for (k, r), tables in shapes.items():
             for q in range(r):
-                sweep = self._planned(k, r, q, tuple(tables))
+                sweep = self._plan_sweep(k, r, q, tuple(tables))
                 if sweep is None:
                     continue
                 old = self._sweeps.get(sweep.key)
@@ -185,7 +185,7 @@ class Decoder:
             if not mine and not other:
                 del self._batches[request]
 
-    def _planned(self, k: int, r: int, q: int, tables: tuple[int, ...]) -> Sweep | None:
+    def _plan_sweep(self, k: int, r: int, q: int, tables: tuple[int, ...]) -> Sweep | None:
         sweep = Sweep(k=k, r=r, q=q, tables=tables, unknown=(), partners=())
         unknown = tuple(j for j in range(k) if self._member_server(sweep, j) in self._recovering)
         living = [p for p in range(r) if self._parity_server(sweep, p) not in self._recovering]
@@ -214,7 +214,7 @@ class Decoder:
         """Decodes the next rows in the background, as far as the budget goes."""
         sends: list[Send] = []
         for sweep in self._sweeps.values():
-            if sweep.cursor == self._first[-1] or not self._agreed(sweep):
+            if sweep.cursor == self._first[-1] or not self._have_agreed(sweep):
                 continue
             while self._underway() < SWEEPS_UNDERWAY_MAX:
                 if not budget.has_some():
@@ -277,7 +277,7 @@ class Decoder:
         sweep = self._sweeps.get(key)
         if sweep is None:
             return []
-        if not self._agreed(sweep):
+        if not self._have_agreed(sweep):
             self._faults.append((key, wanted))
             return []
         todo = self._todo(sweep)
@@ -332,7 +332,7 @@ class Decoder:
         for j in range(sweep.k):
             # In the background it pays to look: a member of which no row was ever touched has answered, nothing is in
             # the parity of it. For a few rows of many tables, asking is cheaper than looking.
-            if j in sweep.unknown or (background and not self._touched(sweep, j, stripes).any()):
+            if j in sweep.unknown or (background and not self._find_touched(sweep, j, stripes).any()):
                 continue
             batch.waiting.add(j)
             slots = stripes.blocks * np.uint32(sweep.k) + np.uint32(j)
@@ -353,7 +353,7 @@ class Decoder:
             sends.append(Send(target=self._peers[self._parity_server(sweep, q)], message=syndrome))
         return sends + self._finish(self._request)
 
-    def _touched(self, sweep: Sweep, member: int, stripes: Stripes) -> Bools:
+    def _find_touched(self, sweep: Sweep, member: int, stripes: Stripes) -> Bools:
         """Of these stripes, those in which this member was ever touched."""
         found = np.zeros(stripes.blocks.size, bool)
         start = 0
@@ -467,7 +467,7 @@ class Decoder:
         again = np.isin(stripes.places, without)
         sent[stripes.places[~again]] = True
         if len(sweep.unknown) > 1:  # a stripe may be decoded for the sake of another member
-            wanted = self._touched(sweep, member, stripes) & ~again
+            wanted = self._find_touched(sweep, member, stripes) & ~again
             relatives = relatives[np.repeat(wanted, self._floats[self._tables(stripes.places)])]
             stripes = self._stripes(stripes.places[wanted])
         if not stripes.places.size:
@@ -494,7 +494,7 @@ class Decoder:
         newer = any(mine < theirs for mine, theirs in zip(here, ask.incarnations, strict=True))
         if not newer and not self._recovering.issuperset(lost):
             return []  # somebody has recovered meanwhile, and whoever asked will know
-        if newer or not self._agreed(sweep):
+        if newer or not self._have_agreed(sweep):
             return None
         return self._begin(sweep, places, background=False, asked_by=peer, asked_request=ask.request)
 
@@ -519,7 +519,7 @@ class Decoder:
 
     # --- Small things ---
 
-    def _agreed(self, sweep: Sweep) -> bool:
+    def _have_agreed(self, sweep: Sweep) -> bool:
         """Everybody who holds something of the lost members is at the same flush of theirs."""
         for j in sweep.unknown:
             source = self._member_server(sweep, j)

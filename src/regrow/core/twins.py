@@ -320,14 +320,14 @@ class CodedShardTwin(ShardTwin):
             pending = [slot for slot in self._in_group(t, group) if slot in coded.saved]
             counts.append(len(pending))
             slots += pending
-            deltas += [_xored(coded.saved[slot], self.records[t][slot]) for slot in pending]
+            deltas += [_xor(coded.saved[slot], self.records[t][slot]) for slot in pending]
             coded.saved = coded.saved if keep else {s: r for s, r in coded.saved.items() if s not in pending}
         return np.array(counts, np.int32), np.array(slots, np.uint32), np.concatenate(deltas)
 
     def published(self, table: int, slots: U32) -> F32:
         coded = self.coded[table]
         rows = [
-            _xored(coded.saved.get(int(slot), self.records[table][slot]), coded.initial[slot])
+            _xor(coded.saved.get(int(slot), self.records[table][slot]), coded.initial[slot])
             if coded.present[slot]
             else np.zeros_like(coded.initial[slot])
             for slot in slots
@@ -384,7 +384,7 @@ class CodedShardTwin(ShardTwin):
             relative = relatives[at : at + coded.initial.shape[1]]
             at += len(relative)
             if coded.known[slot] and not coded.present[slot] and self.touched[t][slot]:
-                self.records[t][slot] = _xored(relative, coded.initial[slot])
+                self.records[t][slot] = _xor(relative, coded.initial[slot])
                 coded.present[slot] = True
                 rows += 1
         return rows
@@ -396,7 +396,7 @@ class CodedShardTwin(ShardTwin):
         return absent - blank, blank
 
 
-def _xored(a: F32, b: F32) -> F32:
+def _xor(a: F32, b: F32) -> F32:
     bits = a.view(np.uint32) ^ b.view(np.uint32)
     return bits.view(np.float32)
 

@@ -217,17 +217,17 @@ class LocalProcesses:
     def wait(self, seconds: float) -> list[News]:
         news: list[News] = []
         now = time.monotonic()
-        poll = DYING_POLL_SECONDS if any(child.is_dying(now) for child in self._running()) else POLL_SECONDS
+        poll = DYING_POLL_SECONDS if any(child.is_dying(now) for child in self._list_running()) else POLL_SECONDS
         for key, _ in self._selector.select(max(0.0, min(seconds, poll))):
             if key.data is None:
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._wake_reader, READ_BYTES)
             else:
                 self._listen(key.data, news)
-        ended = [child for child in self._running() if child.reap() is not None]
+        ended = [child for child in self._list_running() if child.reap() is not None]
         if ended:
             # What anybody said before somebody went comes first: the story must be told in order.
-            for child in [*self._running(), *ended]:
+            for child in [*self._list_running(), *ended]:
                 self._listen(child, news)
         for child in ended:
             self._forget(child)
@@ -238,7 +238,7 @@ class LocalProcesses:
     def close(self) -> None:
         if self._wake_writer < 0:
             return
-        for child in self._running():
+        for child in self._list_running():
             child.kill()
         for child in self.handles:
             while child.reap() is None:  # bounded: SIGKILL cannot be refused
@@ -251,7 +251,7 @@ class LocalProcesses:
         os.close(reader)
         os.close(writer)
 
-    def _running(self) -> list[Child]:
+    def _list_running(self) -> list[Child]:
         return [child for child in self.handles if child.exit is None]
 
     def _listen(self, child: Child, news: list[News]) -> None:

@@ -267,7 +267,7 @@ class Loader:
         loop = asyncio.get_running_loop()
         mine = shard_of(job, self._server)
 
-        def told(event: LoadedRows | LoadedAll) -> Future[None]:
+        def hand_over(event: LoadedRows | LoadedAll) -> Future[None]:
             done: Future[None] = Future()
 
             def tell() -> None:
@@ -290,7 +290,7 @@ class Loader:
             check_fits(plan.pieces[-1], job)
 
             def apply(_: Manifest, chunk: Chunk) -> None:
-                taken = [told(loaded_rows(job, part)) for part in split([chunk], LOAD_PART_BYTES)]
+                taken = [hand_over(loaded_rows(job, part)) for part in split([chunk], LOAD_PART_BYTES)]
                 for each in taken:
                     each.result()  # meanwhile the next chunks are read
 
@@ -301,7 +301,7 @@ class Loader:
                 shard_filter=lambda shard: shard == mine or not are_apart([shard, mine]),
                 progress=self._progress,
             )
-            told(LoadedAll(marks=marks)).result()
+            hand_over(LoadedAll(marks=marks)).result()
             return report
 
         return await asyncio.to_thread(run)

@@ -155,7 +155,7 @@ class Node:
             case Forget(peer=peer):
                 self.endpoint.forget(peer)
             case Stop(reason=reason):
-                self._fenced(reason)
+                self._end_fenced(reason)
             case Replace(peer=peer, reason=reason):
                 log.warning("%s counts as dead: %s", peer, reason)
                 self.parent.report(orders.Replace(peer=peer, reason=reason))
@@ -244,13 +244,13 @@ class Node:
         # Others may have heard of our successor first, but only the coordinator makes it one.
         if refusal is Refusal.REPLACED:
             if peer.role == COORDINATOR.role:
-                self._fenced(reason)
+                self._end_fenced(reason)
         elif isinstance(self.machine, ServerDoor) and self.machine.is_peer(peer):
             # What this server says is not understood by one it must talk to. Its successor starts from good parities;
             # to stay would keep every worker waiting.
-            self._fenced(f"{peer} does not go on with this server: {reason}")
+            self._end_fenced(f"{peer} does not go on with this server: {reason}")
 
-    def _fenced(self, reason: str) -> None:
+    def _end_fenced(self, reason: str) -> None:
         if self._stopped is None or self._stopped.done():
             return
         log.warning("fenced: %s", reason)

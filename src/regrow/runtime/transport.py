@@ -293,7 +293,7 @@ class Endpoint:
     def _line(self, peer: Identity) -> Line:
         return self.lines.setdefault(peer, Line(link=Link(local=self.local, peer=peer)))
 
-    def received(self, peer: Identity) -> int:
+    def count_received(self, peer: Identity) -> int:
         """How many frames of this incarnation have arrived."""
         line = self.lines.get(peer)
         return line.link.received if line is not None else 0
@@ -402,7 +402,7 @@ class Connection(asyncio.BufferedProtocol):
                 local=endpoint.local,
                 nonce=nonce,
                 expected=expected,
-                received=lambda: endpoint.received(expected),
+                received=lambda: endpoint.count_received(expected),
                 or_newer=expected.role == "coordinator",
             )
             self._hello_stamp = FrameStamp(target_incarnation=expected.incarnation)

@@ -174,19 +174,19 @@ class Checker:
                 if is_open[slot // k] and not record.view(np.uint32).any():
                     continue
                 row = self.world.reference.places.row_at[target.id, table, slot]
-                told = self.told((table, row), record)
-                wanted = self.told((table, row), expected.view(np.float32))
+                told = self.describe((table, row), record)
+                wanted = self.describe((table, row), expected.view(np.float32))
                 self.fail(
                     "I5",
                     f"{short(node.identity)} decodes row {row} of table {table} of {short(target)} as {told}, "
                     f"not {wanted} (marks {marks})",
                 )
 
-    def told(self, key: tuple[int, int], relative: Any) -> str:
+    def describe(self, key: tuple[int, int], relative: Any) -> str:
         """A relative record, in words."""
         initial = self.world.reference.initial[key]
         record = (relative.view(np.uint32)[: initial.size] ^ initial.view(np.uint32)).view(np.float32)
-        return self.world.reference.told(key, record)
+        return self.world.reference.describe(key, record)
 
     def _on_have(self, node: Node, target: Identity, have: Have) -> None:
         known = self.haves.setdefault((target, have.group), (have.number, have.marks))
@@ -232,7 +232,7 @@ class Checker:
         if (
             self.sync
             and isinstance(reply, Rows)
-            and reply.request in (marks[0] for marks in machines.applied(node.server))
+            and reply.request in (marks[0] for marks in machines.read_applied(node.server))
         ):
             self.world.probes.hit("undo")  # workers number their pulls by step
         if not self.coded or not reply.durable:
@@ -245,7 +245,7 @@ class Checker:
         for group in range(len(self.world.groups)):
             for holder in self.world.groups.holders(server, group):
                 other = self.world.node("server", holder)
-                held = machines.held(other.machine, server, group) if other is not None else None
+                held = machines.find_held(other.machine, server, group) if other is not None else None
                 if held is not None and held.ended and held.marks[mark] < reply.durable:
                     self.fail(
                         "I2",
@@ -275,7 +275,7 @@ class Checker:
                 self._before = machines.fingerprint(node.server)
             elif isinstance(message, Flush | Tail | StreamEnd | FlushCommit):
                 source = message.source if isinstance(message, Tail) else event.source.id
-                held = machines.held(machine, source, message.group)
+                held = machines.find_held(machine, source, message.group)
                 self._before = (held.number, held.ended) if held is not None else None
                 if isinstance(message, Flush) and machines.is_decoding(node.server):
                     self.world.probes.hit("flush during decode")
@@ -293,7 +293,7 @@ class Checker:
                 self.fail("I4", f"{kind} of the old {short(event.source)} changes {short(node.identity)}")
             return
         source = message.source if isinstance(message, Tail) else event.source.id
-        held = machines.held(machine, source, message.group)
+        held = machines.find_held(machine, source, message.group)
         number, ended = self._before
         rises = held.number - number
         if ended and (rises < 0 or (rises > 1 and not isinstance(message, FlushCommit))):
@@ -320,7 +320,7 @@ class Checker:
                     break
                 records, touched, is_open = self.piece(other, g, table, held.marks)
                 sure = sure & (~is_open | final)
-                known = machines.touched(server, table, q, member)
+                known = machines.read_touched(server, table, q, member)
                 if (touched & ~known[: touched.size]).any():
                     self.fail("I5", f"{short(node.identity)} takes touched rows of S{other} for untouched")
                 part = times(coefficient(q, member, spec.r), records)

@@ -88,7 +88,7 @@ class Storage:
         """This is the instant: notes what the rows are, before anybody captures them."""
         node = self.world.nodes[identity]
         name = self._name(identity, machines.cut_number(node.server))
-        marks = [tuple(each) for each in machines.applied(node.server)]
+        marks = [tuple(each) for each in machines.read_applied(node.server)]
         self._snapshots[name] = Snapshot(identity.id, marks, full, self._touched_rows(node))
 
     def _touched_rows(self, node: Node) -> Rows:
@@ -246,7 +246,7 @@ class Storage:
 
     def _fail(self, name: str, key: Key, found: bytes, wanted: bytes | None, how: str) -> None:
         told = [
-            "nothing" if record is None else self.world.reference.told(key, np.frombuffer(record, np.float32))
+            "nothing" if record is None else self.world.reference.describe(key, np.frombuffer(record, np.float32))
             for record in (found, wanted)
         ]
         raise Violation("I11", f"{name}: row {key[1]} of table {key[0]} {how} is {told[0]}, not {told[1]}")

@@ -64,7 +64,7 @@ class Driver:
             self._forget(node, effect.peer)
         elif isinstance(effect, Refuse):
             self.world.log(f"{short(identity)} refuses {short(effect.target)}: {effect.reason}")
-            self.refused(effect.target, identity, effect.reason)
+            self.end_refused(effect.target, identity, effect.reason)
             if effect.target in self.world.nodes:
                 self._forget(node, effect.target)
         elif isinstance(effect, Stop):
@@ -115,7 +115,7 @@ class Driver:
 
             self.world.later(arrive)
 
-    def refused(self, who: Identity, whom: Identity, reason: str) -> None:
+    def end_refused(self, who: Identity, whom: Identity, reason: str) -> None:
         """A process that the coordinator will not have ends; others only lose the link."""
         if self.world.is_current(who) and who not in self.world.condemned:
             raise Violation("refusal", f"{short(whom)} refuses {short(who)}: {reason}")

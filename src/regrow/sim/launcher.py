@@ -48,7 +48,7 @@ class Launcher:
         if not node.alive:
             return
         self.end(node, "dies")
-        self.world.later(lambda: self._ended(node.identity))
+        self.world.later(lambda: self._on_ended(node.identity))
 
     def end(self, node: Node, how: str) -> None:
         self.world.log(f"{short(node.identity)} {how}")
@@ -61,11 +61,11 @@ class Launcher:
             # How much of what it wrote was still in its own buffers is chance.
             return count if self.world.calm or not count else count - self.world.choices.pick(count + 1, dull=0.7)
 
-        for peer in self.world.network.crashed(node.identity, keeps):
+        for peer in self.world.network.crash(node.identity, keeps):
             if peer not in self.world.nodes:
                 self.world.network.wires.pop((node.identity, peer), None)
 
-    def _ended(self, identity: Identity) -> None:
+    def _on_ended(self, identity: Identity) -> None:
         """The launcher has seen a process end: it tells the coordinator, and starts the successor."""
         if not self.world.is_current(identity):
             return
@@ -73,9 +73,9 @@ class Launcher:
         tells = self.world.calm or not self.world.choices.flag(0.2)
         if coordinator is not None and identity.role != COORDINATOR and tells:
             self.world.driver.hand(coordinator, Died(peer=identity))
-        self.world.later(lambda: self._succeed(identity))
+        self.world.later(lambda: self._start_successor(identity))
 
-    def _succeed(self, identity: Identity) -> None:
+    def _start_successor(self, identity: Identity) -> None:
         if self.world.is_current(identity):
             self.start(identity.role, identity.id)
 

@@ -89,12 +89,12 @@ def is_recovered(door: ServerDoor) -> bool:
     return door.recovered
 
 
-def held(door: ServerDoor, source: int, group: int) -> Any:
+def find_held(door: ServerDoor, source: int, group: int) -> Any:
     """How far a holder has come with a group of a source, or None."""
     return door.server.holder.held.get((source, group)) if door.server is not None else None
 
 
-def applied(server: Any) -> list[list[int]]:
+def read_applied(server: Any) -> list[list[int]]:
     """The marks of each group."""
     marks: list[list[int]] = server.flusher.applied
     return marks
@@ -118,7 +118,7 @@ def record_floats(server: Any, table: int) -> int:
     return int(server.store.record_floats(table))
 
 
-def touched(server: Any, table: int, q: int, member: int) -> Any:
+def read_touched(server: Any, table: int, q: int, member: int) -> Any:
     words = server.store.parity_members(table, q, member)
     return np.unpackbits(words.view(np.uint8), bitorder="little").view(bool)
 
@@ -221,7 +221,7 @@ def _has(server: Any, event: Any) -> bool:
 # --- The coordinator and sessions ---
 
 
-def recovering(coordinator: Any) -> set[int]:
+def find_recovering(coordinator: Any) -> set[int]:
     """Servers that the coordinator does not count on."""
     if coordinator.view is None:
         return set(coordinator.dead)
@@ -231,7 +231,7 @@ def recovering(coordinator: Any) -> set[int]:
 def unsettled_view_reason(coordinator: Any) -> str:
     if coordinator.view is None:
         return "has no view"
-    away = recovering(coordinator)
+    away = find_recovering(coordinator)
     return f"waits for {sorted(away)}" if away else ""
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from regrow.core.framing import Stamp
 from regrow.core.identity import Identity
@@ -99,7 +99,7 @@ class Network:
         wire.items.append(Item(self.order, "opened"))
         self._resume(whom, who)
 
-    def opened(self, who: Identity, whom: Identity) -> None:
+    def finish_opening(self, who: Identity, whom: Identity) -> None:
         """The answer has come. Whoever gave it may be gone already."""
         if (who, whom) in self.wires:
             self._resume(who, whom)
@@ -140,7 +140,7 @@ class Network:
             wire.items.append(Item(self.order, "lost", reason="the connection was reset"))
             self._close(source, target)
 
-    def lost(self, wire: Wire) -> bool:
+    def end_wire(self, wire: Wire) -> bool:
         """The end of a wire was reached; True when the other direction has ended too: both may connect again."""
         del self.wires[wire.source, wire.target]
         self._close(wire.target, wire.source)
@@ -160,7 +160,7 @@ class Network:
         items = late.items if late is not None else ()
         return [item.message for item in items if item.message is not None]
 
-    def crashed(self, node: Identity, keeps: Callable[[int], int]) -> list[Identity]:
+    def crash(self, node: Identity, keeps: Callable[[int], int]) -> list[Identity]:
         """A process ends: a part of what it sent still arrives, nothing reaches it. Returns who hears of it."""
         told = []
         for (source, target), wire in list(self.wires.items()):
@@ -199,7 +199,3 @@ def checksum(message: Message) -> int:
 
 def short(identity: Identity) -> str:
     return f"{identity}" if not identity.incarnation else f"{identity}'{identity.incarnation}"
-
-
-def told(items: Iterable[Identity]) -> str:
-    return " ".join(short(item) for item in items)

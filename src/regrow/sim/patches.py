@@ -148,14 +148,14 @@ def marks_only_with_rows(original: Any) -> Any:
 
 
 def durable_waits_for_streams(original: Any) -> Any:
-    def reached(self: Any, g: int, mark: int, acked: Any) -> Any:
+    def find_mark(self: Any, g: int, mark: int, acked: Any) -> Any:
         streams, self.groups[g].streams = self.groups[g].streams, {}
         try:
             return original(self, g, mark, acked)
         finally:
             self.groups[g].streams = streams
 
-    return reached
+    return find_mark
 
 
 def restart_from_applied(original: Any) -> Any:

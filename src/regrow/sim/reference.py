@@ -131,12 +131,12 @@ class Reference:
         expected = self.record(key, marks)
         if record[: expected.size].tobytes() == expected.tobytes():
             return None
-        return f"is {self.told(key, record)}, not {self.told(key, expected)}"
+        return f"is {self.describe(key, record)}, not {self.describe(key, expected)}"
 
     def record(self, key: Key, marks: Sequence[int]) -> F32:
         raise NotImplementedError
 
-    def told(self, key: Key, record: F32) -> str:
+    def describe(self, key: Key, record: F32) -> str:
         """A record in short, for people."""
         raise NotImplementedError
 
@@ -187,7 +187,7 @@ class AsyncReference(Reference):
         units = self.units[key]
         for unit, count in found.items():
             if count != 1 or unit not in units:
-                return f"contains push {unit} {count} times: {self.told(key, weights)}"
+                return f"contains push {unit} {count} times: {self.describe(key, weights)}"
         return None
 
     def record(self, key: Key, marks: Sequence[int]) -> F32:
@@ -201,7 +201,7 @@ class AsyncReference(Reference):
             self._expected[key, tuple(marks)] = known
         return known
 
-    def told(self, key: Key, record: F32) -> str:
+    def describe(self, key: Key, record: F32) -> str:
         try:
             found = self.contents(key, record)
         except ValueError as error:
@@ -255,12 +255,12 @@ class SyncReference(Reference):
         expected = self.states[step - 1][key][: weights.size]
         if weights.tobytes() == expected.tobytes():
             return None
-        return f"is {self.told(key, weights)}, not that after step {step - 1}"
+        return f"is {self.describe(key, weights)}, not that after step {step - 1}"
 
     def record(self, key: Key, marks: Sequence[int]) -> F32:
         return self.states[marks[0]][key]
 
-    def told(self, key: Key, record: F32) -> str:
+    def describe(self, key: Key, record: F32) -> str:
         dim = self.job.tables[key[0]].dim
         weights = record[:dim].tobytes()
         steps = [s for s, state in enumerate(self.states) if state[key][:dim].tobytes() == weights]

@@ -25,6 +25,7 @@ CUT_RATE = 2.0  # and while a cut is under way
 class Saboteur:
     def __init__(self, world: World) -> None:
         self.world = world
+        self._verdicts: dict[frozenset[int], bool] = {}
         self.left = world.scenario.faults_max
         self.crashes = {"server": 0, "worker": 0, COORDINATOR: 0}
         self.beyond = False  # more may be lost than can come back
@@ -33,7 +34,7 @@ class Saboteur:
     def rate(self) -> float:
         """How likely the next event is a fault."""
         world = self.world
-        if not self.left or self.beyond or not self._begun():
+        if not self.left or self.beyond or not self._has_begun():
             return 0.0
         rate = world.scenario.fault_rate
         if self.down():
@@ -41,7 +42,7 @@ class Saboteur:
         coordinator = world.node(COORDINATOR)
         return rate * CUT_RATE if coordinator is not None and machines.is_cutting(coordinator.machine) else rate
 
-    def _begun(self) -> bool:
+    def _has_begun(self) -> bool:
         """Before every session has opened once, a failure is one of the start, not of the run."""
         workers = [self.world.node("worker", w) for w in range(self.world.job.workers)]
         return any(node is not None and node.identity.incarnation for node in workers) or all(
@@ -62,7 +63,7 @@ class Saboteur:
         world = self.world
         coordinator = world.node(COORDINATOR)
         # Without a coordinator everybody speaks for himself: the next one asks.
-        recovering = machines.recovering(coordinator.machine) if coordinator is not None else set()
+        recovering = machines.find_recovering(coordinator.machine) if coordinator is not None else set()
         found = set()
         for server in range(world.job.servers):
             node = world.node("server", server)
@@ -71,19 +72,26 @@ class Saboteur:
                 found.add(server)
         return found
 
-    def _gone(self) -> set[int]:
+    def _find_gone(self) -> set[int]:
         """Servers that are surely not whole, whatever anybody knows."""
         nodes = [(server, self.world.node("server", server)) for server in range(self.world.job.servers)]
         return {server for server, node in nodes if node is None or not machines.is_recovered(node.machine)}
 
     def _survivable(self, *more: int) -> bool:
-        return self.world.job.verdict(self.down() | set(more)).survivable
+        return self._tolerates(self.down() | set(more))
+
+    def _tolerates(self, down: set[int]) -> bool:
+        """What the job's protection says, remembered: it is asked about the same few sets again and again."""
+        key = frozenset(down)
+        if key not in self._verdicts:
+            self._verdicts[key] = self.world.job.verdict(down).survivable
+        return self._verdicts[key]
 
     # --- What happens ---
 
     def happen(self, number: int) -> None:
         """A fault by number; one that is not possible now does nothing."""
-        if not self.left or self.beyond or not self._begun():
+        if not self.left or self.beyond or not self._has_begun():
             return
         weights = self.world.scenario.profile.weights
         place = number % sum(weight for _, weight in weights)
@@ -122,7 +130,7 @@ class Saboteur:
                 world.probes.hit("crash replacement")
             if not self._survivable(node.identity.id):
                 self.beyond = True
-                self.certain = not world.job.verdict(self._gone() | {node.identity.id}).survivable
+                self.certain = not self._tolerates(self._find_gone() | {node.identity.id})
             if world.node(COORDINATOR) is None:
                 world.probes.hit("server and coordinator down")
             workers = [world.node("worker", w) for w in range(world.job.workers)]
@@ -177,11 +185,11 @@ class Saboteur:
         world.log(f"{short(node.identity)} is paused")
         coordinator, since, faults = world.node(COORDINATOR), world.now, self.left
 
-        def known() -> bool:
+        def is_known() -> bool:
             return coordinator is not None and coordinator.machine.view is not None
 
         def resume() -> None:
-            same = known() and coordinator is world.node(COORDINATOR) and self.left == faults - 1
+            same = is_known() and coordinator is world.node(COORDINATOR) and self.left == faults - 1
             unnoticed = node.paused and node.alive and node.identity not in world.condemned
             if same and unnoticed and world.now > since + NOTICED_SECONDS:
                 raise Violation("I8", f"{short(node.identity)} is silent since {since:.2f}, and nobody minds")

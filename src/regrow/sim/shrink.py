@@ -16,11 +16,11 @@ SECONDS_MAX = 60.0
 def shrink(tape: list[int], fails: Callable[[list[int]], bool], *, seconds_max: float = SECONDS_MAX) -> list[int]:
     """`fails` says whether a tape still shows the same failure; the given one does."""
     deadline = time.monotonic() + seconds_max
-    best = stripped(tape)
+    best = strip(tape)
 
     def better(candidate: list[int]) -> bool:
         nonlocal best
-        candidate = stripped(candidate)
+        candidate = strip(candidate)
         if candidate == best or cost(candidate) >= cost(best) or not fails(candidate):
             return False
         best = candidate
@@ -54,7 +54,7 @@ def cost(tape: list[int]) -> tuple[int, int]:
     return sum(value != 0 for value in tape), len(tape) + sum(tape)
 
 
-def stripped(tape: list[int]) -> list[int]:
+def strip(tape: list[int]) -> list[int]:
     """Without the zeros at the end: they change nothing."""
     last = len(tape)
     while last and tape[last - 1] == 0:

@@ -83,7 +83,7 @@ class Story:
         value = "absent"
         if node.server.ways.is_whole or not store.prepare(counts, np.array([self.slot], np.uint32))[1].size:
             store.read_records(self.key[0], self.slot, 1, record)
-            value = self.world.reference.told(self.key, record)
+            value = self.world.reference.describe(self.key, record)
         if value != self.value:
             self.value = value
             self.lines.append(f"{'':14}S{self.server}: the row is {value}")
@@ -139,5 +139,5 @@ class Story:
         at = offset + index * floats[self.key[0]]
         relative = np.ascontiguousarray(values[at : at + floats[self.key[0]]])
         if isinstance(message, Restored | Stream):
-            return f"the row: {self.world.checker.told(self.key, relative)}"
+            return f"the row: {self.world.checker.describe(self.key, relative)}"
         return f"the row changes in {int(np.count_nonzero(relative.view(np.uint32)))} places"

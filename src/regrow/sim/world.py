@@ -97,7 +97,7 @@ class World:
 
     def run(self) -> None:
         """Raises Violation."""
-        while self.network.order % 8 or not self.finished():
+        while self.network.order % 8 or not self.is_finished():
             if self.network.order >= CHAOS_EVENTS_MAX or self.choices.exhausted:
                 break
             self._step()
@@ -106,24 +106,24 @@ class World:
         self._lanes = {}
         self.sabotage.stop()
         limit = self.network.order + CALM_EVENTS_MAX
-        while self.network.order % 8 or not self.finished():
+        while self.network.order % 8 or not self.is_finished():
             if self.network.order > limit:
-                raise Violation("I8", f"no end after {CALM_EVENTS_MAX} quiet events: {self.unfinished()}")
+                raise Violation("I8", f"no end after {CALM_EVENTS_MAX} quiet events: {self.find_unfinished()}")
             if self.now > self._calm_since + CALM_SECONDS_MAX and not self.workers_done():
-                raise Violation("I8", f"workers wait for the background: {self.unfinished()}")
+                raise Violation("I8", f"workers wait for the background: {self.find_unfinished()}")
             self._step()
         self._drain()
         self.checker.at_end()
         self.storage.check_end()
 
-    def finished(self) -> bool:
+    def is_finished(self) -> bool:
         if self.lost:
             nodes = [self.node("worker", w) for w in range(self.job.workers)]
             return all(node is not None and node.program is not None and node.program.failed for node in nodes)
         # Even beyond tolerance what was on its way may have been enough; then everything must be right all the same.
-        return not self.unfinished(first=True)
+        return not self.find_unfinished(first=True)
 
-    def unfinished(self, *, first: bool = False) -> list[str]:
+    def find_unfinished(self, *, first: bool = False) -> list[str]:
         """What there is still to wait for."""
         waits: list[str] = []
         if count := sum(action.of is None for action in self.actions):
@@ -216,7 +216,7 @@ class World:
     def _tick(self, _: Any) -> None:
         if not self.calm:
             seconds = (0.05, 0.01, 0.2, 0.4)[self.choices.pick(4, dull=0.7)]
-        elif not self.workers_done() or self._cutting():
+        elif not self.workers_done() or self._is_cutting():
             seconds = 0.05
         else:
             # Nobody waits for the workers any more: what is left is slow on purpose, so time may run. A coordinator
@@ -230,7 +230,7 @@ class World:
                 self.driver.hand(node, Tick(now=self.now))
         self.checker.often()
 
-    def _cutting(self) -> bool:
+    def _is_cutting(self) -> bool:
         coordinator = self.node(COORDINATOR)
         return coordinator is not None and machines.is_cutting(coordinator.machine)
 
@@ -297,7 +297,7 @@ class World:
         who, whom, dialled = pair
         del self.network.dials[who, dialled]
         if (whom, who) in self.network.forgotten:
-            self.driver.refused(who, whom, "it was replaced")
+            self.driver.end_refused(who, whom, "it was replaced")
             return
         self.network.connect(who, whom)
         self.driver.hand(self.nodes[whom], Joined(peer=who))
@@ -323,12 +323,12 @@ class World:
         elif item.kind == "ack":
             self.network.accept(wire, item)
         elif item.kind == "opened":
-            self.network.opened(wire.target, wire.source)
+            self.network.finish_opening(wire.target, wire.source)
             if wire.source.role == COORDINATOR and wire.target.role == "worker":
                 self.network.send(wire.target, wire.source, Declare(job=self.job))
             self.driver.hand(node, Joined(peer=wire.source))
         else:
-            both = self.network.lost(wire)
+            both = self.network.end_wire(wire)
             self.driver.hand(node, Lost(peer=wire.source, reason=item.reason))
             if wire.source.role == COORDINATOR and wire.target in self.nodes:
                 self.network.dial(wire.target, COORDINATOR)

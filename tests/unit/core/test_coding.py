@@ -167,7 +167,7 @@ def test_kernels_decode_what_they_encoded() -> None:
         for j in (0, 2):
             _kernels.gf_xor(parity, data[j], coefficient(q, j, 3))
         remains.append(parity)
-    for j, row in zip((1, 3), coding.decoding(4, 3, (1, 3), (0, 2)), strict=True):
+    for j, row in zip((1, 3), coding.decoding_matrix(4, 3, (1, 3), (0, 2)), strict=True):
         decoded = np.zeros(24, np.float32)
         for factor, remain in zip(row, remains, strict=True):
             _kernels.gf_xor(decoded, remain, factor)
