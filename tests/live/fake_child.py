@@ -118,6 +118,7 @@ class FakeChild:
             if self.incarnation:
                 say("recovery", rows_back=40, rows_total=100, bytes=400, faults=3, seconds=0.05)
                 say("recovered", rows_back=100, rows_total=100, bytes=1000, faults=7, seconds=0.1)
+                (self.room / f"back-server-{self.id}.{self.incarnation}").touch()
         self.misbehave_after_training_began()
         self.await_command("stop")
         if self.role == "server":

@@ -288,7 +288,7 @@ def only_failure(summary: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_killed_server_has_a_successor_and_training_goes_on(world: World) -> None:
-    world.plan(manners={"server 1": "is killed"}, hold={"step": 2, "for": "started-server-1.1"})
+    world.plan(manners={"server 1": "is killed"}, hold={"step": 2, "for": "back-server-1.1"})
     summary = world.train(**EC)
     world.assert_nothing_left()
     assert (summary["status"], summary["steps_done"], summary["samples"]) == ("ok", 6, 2 * 3 * 64)

@@ -18,7 +18,7 @@ from kernel_modes import MODES, Mode, running
 
 from regrow import _kernels
 from regrow.core import twins
-from regrow.core.coding import coefficient, decoding
+from regrow.core.coding import coefficient, decoding_matrix
 from regrow.core.job import JobSpec, OptimizerSpec, TableSpec
 from regrow.core.twins import CodedShardTwin, Rule
 from regrow.store.memory import MemoryStore
@@ -184,7 +184,7 @@ def decoded(cluster: Cluster, dead: list[int], lost: int, t: int, member: int, b
     floats = cluster.all[0].shard.record_floats(t)
     value = np.zeros(floats, np.float32)
     one = counts_of(len(TABLES), t, 1)
-    row = decoding(k, r, missing, parities)[missing.index(member)]
+    row = decoding_matrix(k, r, missing, parities)[missing.index(member)]
     for q, factor in zip(parities, row, strict=True):
         remain = np.empty(floats, np.float32)
         cluster.all[home[k + q]].shard.parity_read(q, one, np.array([block], np.uint32), remain)
