@@ -1,12 +1,29 @@
 """Bringing lost rows back: done by the first living holder of a stripe, its **decoder**.
 
-It asks the living members of a stripe for their published values, takes them out of its parity, and what remains is the
-lost row. A member's answer comes behind its flushes on the same link; flushes of members that have answered change the
-accumulator as well as the parity, so the difference between the two stays the lost row, without a lock.
+Theory of operation. A parity is the sum of what the members of its stripe have published. The decoder asks the living
+members for their published values (`SnapAsk`), sums the answers up, and what is left of its parity is the lost row. The
+members go on training meanwhile, and nothing is locked. That works because of where things are in the order of a link:
 
-With several members lost, other holders do the same and send what remains of theirs (a **syndrome**), made at the same
-flush of every lost member; the decoder solves the equations. What somebody waits for comes first, the rest in the
-background, as fast as its budget allows.
+- *A member's answer comes behind the flushes that it contains*, on the same link. So when it is here, the parity
+  contains exactly the value that was answered, no more and no less.
+- *From then on, a flush of that member changes the parity and the sum of answers alike* (`adjust`), so their difference
+  stays the lost row. Flushes of members that have not answered change the parity only: their answer will contain them.
+- *A member answers with what it has published, and does not flush first*: rows would leave without their marks.
+
+Rows that somebody waits for (`on_fault`) are decoded at once; the rest is swept in the background, a batch at a time,
+as fast as its budget allows and with few batches under way, or a fault would queue behind gigabytes. `todo` says which
+stripes are still to be begun, `_sent` which rows have left for which incarnation of their owner. Both together make
+that each row is sent, and that a late fault, of a row that is not lost any more, is ignored.
+
+With several members of a stripe lost, there are as many equations as holders: others do the same and send what remains
+of their parity (a **syndrome**), and the decoder solves for all. Equations fit together only if they were made at the
+same flush of every lost member, and a replacement flushes again as soon as it serves. So each syndrome says at which
+flush it was made; the decoder waits for flushes that it lacks, and decodes again the stripes that changed in between.
+
+What breaks without the rules:
+- Deltas of members that have not answered, taken into the sum: a wrong row, with nothing to show it.
+- Stripes that are decoded again, counted as sent: the next view may drop their batch, and a row never comes back.
+- An answer to a recovery that has begun anew, taken for one of this one: requests are numbered for that.
 """
 
 from __future__ import annotations
