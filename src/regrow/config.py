@@ -15,15 +15,14 @@ import json
 import os
 import re
 import sys
-import tomllib
-import types
-import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regrow.errors import ConfigError, UserError
+from regrow.fields import check_types, parse_field, read_toml
+from regrow.hanging import parse_silent
 from regrow.protection import (
     CODE_RANGES,
     COMMITS,
@@ -40,7 +39,7 @@ from regrow.protection import (
     nearest,
     parse_sabotage,
 )
-from regrow.units import GIB, KIB, MIB, Interval, parse_interval
+from regrow.units import GIB, KIB, MIB, Interval, parse_interval, parse_seconds
 
 if TYPE_CHECKING:
     from regrow.nn.presets import ModelConfig
@@ -210,6 +209,13 @@ class TrainConfig:
     # Start from a checkpoint: URL, or URL@CUT. With the same workers and mode; servers may be others.
     resume: str | None = None
 
+    # How long a process may be silent before it counts as hung: "30" for all, or "worker=30,coordinator=10"; the others
+    # as in `hanging.py`. Too small: a busy machine is taken for a hung process. Too large: everybody waits for it.
+    silent_seconds: str = ""
+    # How long a hung server is waited for if rows would be lost without it; then the run falls back to a checkpoint, or
+    # ends. Too small: a machine that swaps costs a run. Too large: one that never comes back is waited for.
+    patience: str = "60s"
+
     # -- what goes wrong on purpose ----------------------------------------------------------------------
 
     # "ROLE:ID@step:N": SIGKILL when the furthest worker has made N steps.
@@ -235,7 +241,7 @@ class TrainConfig:
     def __post_init__(self) -> None:
         for name, value in _derive_values(self).items():
             object.__setattr__(self, name, value)
-        _check_types(self)
+        check_types(self, {"ModelConfig": object})
         _check(self)
 
     # -- the same, from elsewhere ------------------------------------------------------------------------
@@ -262,7 +268,7 @@ class TrainConfig:
     @classmethod
     def from_toml(cls, path: str | Path, overrides: Mapping[str, Any] | None = None) -> TrainConfig:
         """Reads a file of `option = value` lines; `overrides` (the command line) win over it."""
-        options = _read_toml(Path(path))
+        options = read_toml(Path(path))
         overrides = overrides or {}
         # Asking for epochs on the command line withdraws the file's steps, and the other way round.
         for given, withdrawn in (("steps", "epochs"), ("epochs", "steps")):
@@ -322,6 +328,14 @@ class TrainConfig:
         return ErasureCode(**{name: getattr(self, name) for name in names})
 
     @property
+    def silent_limits(self) -> dict[str, float]:
+        return parse_silent(self.silent_seconds)
+
+    @property
+    def patience_seconds(self) -> float:
+        return parse_seconds(self.patience)
+
+    @property
     def replaces_servers(self) -> bool:
         """Whether a process that dies has a successor and training goes on."""
         return self.code is not None
@@ -334,7 +348,7 @@ class TrainConfig:
     @property
     def interval(self) -> Interval:
         """Between checkpoints."""
-        return _parse_every(self.every)
+        return parse_interval(self.every)
 
     @property
     def sabotage(self) -> tuple[Sabotage, ...]:
@@ -419,26 +433,6 @@ def _batch_default(given: Mapping[str, Any]) -> int:
     return max(BATCH_SMALL, min(BATCH_DEFAULT, 1 << (fitting.bit_length() - 1)))
 
 
-def _check_types(config: TrainConfig) -> None:
-    """A wrong type comes from a file or a caller; named before any comparison trips over it."""
-    hints = typing.get_type_hints(TrainConfig, localns={"ModelConfig": object})
-    for field in dataclasses.fields(config):
-        value = getattr(config, field.name)
-        hint = hints[field.name]
-        if hint == tuple[str, ...]:
-            if type(value) is not tuple or not all(type(item) is str for item in value):
-                raise ConfigError(field.name, value, "must be a list of texts")
-            continue
-        allowed = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
-        # `type(...)`, not isinstance: True is an int to Python, but not a number of servers.
-        if type(value) not in allowed:
-            names = [_TYPE_NAMES[kind] for kind in allowed if kind is not type(None)]
-            raise ConfigError(field.name, value, f"must be {' or '.join(names)}")
-
-
-_TYPE_NAMES = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
-
-
 def _check(config: TrainConfig) -> None:
     check_choice(config, "mode", MODES)
     check_choice(config, "optimizer", OPTIMIZERS)
@@ -481,16 +475,8 @@ def _check(config: TrainConfig) -> None:
         raise ConfigError("prefetch", config.prefetch, 'mode "sync" cannot pull ahead', hint=hint)
 
 
-def _parse_every(text: str) -> Interval:
-    try:
-        return parse_interval(text)
-    except ValueError as error:
-        # The error names the option and its value already.
-        raise ConfigError("every", text, str(error).removeprefix(f"{text!r} ")) from None
-
-
 def _check_checkpoints(config: TrainConfig) -> None:
-    _parse_every(config.every)
+    parse_field(config, "every", parse_interval)
     check_range(config, "full_every", 1, 1 << 20)
     check_range(config, "ckpt_bytes_per_s", 1, 1 << 40)
     check_range(config, "ckpt_keep_last", 1, 1 << 20)
@@ -519,6 +505,8 @@ def _check_protection(config: TrainConfig) -> None:
 
 
 def _check_faults(config: TrainConfig) -> None:
+    parse_field(config, "silent_seconds", parse_silent)
+    parse_field(config, "patience", parse_seconds)
     counts = {"server": config.servers, "worker": config.workers, "coordinator": 1}
     for option in ("kill", "pause"):
         for text in getattr(config, option):
@@ -569,21 +557,6 @@ def _check_model(config: TrainConfig) -> None:
         f"must be one of {', '.join(names)}, or a FILE.toml",
         hint=nearest(config.model, names, quiet=True),
     )
-
-
-def _read_toml(path: Path) -> dict[str, Any]:
-    try:
-        text = path.read_bytes().decode()
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise UserError(f"cannot read {path}: it is not text") from None
-    try:
-        return tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise UserError(
-            f"cannot read {path}: {error}", hint="it holds one `option = value` per line; text needs quotes"
-        ) from None
 
 
 def cores_usable() -> int:

@@ -146,6 +146,17 @@ KNOBS: dict[str, tuple[Knob, ...]] = {
         Knob(name="ckpt_bytes_per_s", type=BYTES, default="no limit", help="To storage, per server."),
         Knob(name="ckpt_pause", type=bool, help="Training waits while one is stored, to compare with."),
         Knob(name="resume", metavar="URL[@CUT]", default="from the start", help="Go on from a checkpoint."),
+        Knob(
+            name="silent_seconds",
+            metavar="[ROLE=]T,...",
+            default="server 1.5, worker 10, coordinator 5, spare 5",
+            help="Silent for so long, a process counts as hung and is replaced: 30, or worker=30,spare=10.",
+        ),
+        Knob(
+            name="patience",
+            metavar="T",
+            help="How long a hung server is waited for if rows would be lost without it: 60s, 10m.",
+        ),
     ),
     "What goes wrong on purpose": (
         Knob(

@@ -8,7 +8,8 @@ Each place in the view has a life of its own (`states.MEMBER`). A new coordinato
 remember the newest view, and each knows best how it is itself.
 
 The rules to keep: epochs only rise, also across coordinators (a coordinator's own incarnation is their upper half); a
-view is sent whole; mere silence never makes rows count as lost, because the silent may still speak.
+view is sent whole; mere silence never makes rows count as lost, because the silent may still speak. It is waited for as
+long as the user says; then its process is ended (`Condemn`), and that is a fact.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import dataclasses
 import msgspec
 
 from regrow.core.cuts import CutNow, CutPlan, Cuts, ManifestWritten, WriteManifest
-from regrow.core.effects import Delivered, Died, Forget, Joined, Log, Lost, Notice, Refuse, Replace, Send, Tick
+from regrow.core.effects import Condemn, Delivered, Died, Forget, Joined, Log, Lost, Notice, Refuse, Replace, Send, Tick
 from regrow.core.identity import Identity
 from regrow.core.job import JobSpec
 from regrow.core.messages import (
@@ -39,7 +40,7 @@ from regrow.core.states import MEMBER, Life, MemberState
 from regrow.errors import Refusal
 
 Event = Joined | Delivered | Lost | Tick | Died | ManifestWritten | CutNow
-Effect = Send | Refuse | Log | Replace | Forget | WriteManifest | Notice
+Effect = Send | Refuse | Log | Replace | Condemn | Forget | WriteManifest | Notice
 
 # A closed connection that does not come back counts as a death. Too short: a reset is taken for one.
 LOST_SECONDS = 0.3
@@ -47,6 +48,9 @@ LOST_SECONDS = 0.3
 SILENT_SECONDS = 1.5
 # For a new coordinator: how long to wait for servers that others know of.
 MISSING_SECONDS = 3.0
+# How long a server is waited for that is silent and whose loss would be one of rows. Too short: a machine that swaps
+# costs a checkpoint's worth of training. Too long: everybody waits for one that never comes back.
+PATIENCE_SECONDS = 60.0
 # A clock that jumped this far says that the coordinator itself was stopped: nobody else was silent then.
 OWN_PAUSE_SECONDS = 0.5
 
@@ -59,6 +63,8 @@ class Place:
     life: Life[MemberState] = dataclasses.field(default_factory=lambda: Life(MEMBER))
     heard: float | None = None  # when it last said something
     closed: float | None = None  # when its connection closed
+    doubted: float | None = None  # since when it is waited for, although it seems dead: its loss would be one of rows
+    condemned: bool = False  # ... and no longer
     reason: str = ""  # why it counts as dead
     ready: Ready | None = None
 
@@ -83,11 +89,17 @@ class Place:
         """Somebody is in this place from now on."""
         self.member = member
         self.life.move(cause)
-        self.heard, self.closed = now, None
+        self.heard, self.closed, self.doubted, self.condemned = now, None, None, False
 
     def die(self, reason: str) -> None:
         self.life.move("died")
-        self.reason, self.ready, self.heard, self.closed = reason, None, None, None
+        self.reason, self.ready, self.heard, self.closed, self.doubted = reason, None, None, None, None
+
+    def skip(self, seconds: float) -> None:
+        """This time does not count against it."""
+        self.heard = None if self.heard is None else self.heard + seconds
+        self.closed = None if self.closed is None else self.closed + seconds
+        self.doubted = None if self.doubted is None else self.doubted + seconds
 
 
 class Coordinator:
@@ -101,6 +113,8 @@ class Coordinator:
         term: int = 0,
         cut_plan: CutPlan | None = None,
         cut_salt: str = "",
+        silent_seconds: float = SILENT_SECONDS,
+        patience_seconds: float = PATIENCE_SECONDS,
     ) -> None:
         self.view: View | None = None
         self.lost = ""  # what cannot come back
@@ -116,6 +130,8 @@ class Coordinator:
         self._peers: dict[Identity, None] = {}  # in order of arrival
         self._now = 0.0
         self._learned_at: float | None = None
+        self._silent_seconds = silent_seconds
+        self._patience_seconds = patience_seconds
 
     @property
     def dead(self) -> dict[int, str]:
@@ -325,39 +341,58 @@ class Coordinator:
         self._now = now
         if pause > OWN_PAUSE_SECONDS:
             for place in self.places:
-                place.heard = None if place.heard is None else place.heard + pause
-                place.closed = None if place.closed is None else place.closed + pause
+                place.skip(pause)
             self._learned_at = None
             return []
+        if self.view is None and self._known is not None and self._learned_at is None:
+            self._learned_at = now
         effects: list[Effect] = []
-        for server, place in enumerate(self.places):
-            if place.closed is not None and now - place.closed >= LOST_SECONDS:
-                effects += self._presume_dead(server, "its connection closed")
-        for server, place in enumerate(self.places):
-            if place.heard is not None and now - place.heard >= SILENT_SECONDS and place.means_silence:
-                effects += self._presume_dead(server, f"silent for {now - place.heard:.1f} s")
-        if self.view is None and self._known is not None:
-            effects += self._look_for_missing()
+        for place in self.places:
+            doubt = self._find_doubt(place)
+            if doubt is not None:
+                effects += self._presume_dead(place, doubt)
+            elif place.doubted is not None:
+                effects += self._trust_again(place)
         return effects
 
-    def _look_for_missing(self) -> list[Effect]:
-        """A new coordinator waits for the servers that others know of, but not for ever."""
-        if self._learned_at is None:
-            self._learned_at = self._now
-        if self._now - self._learned_at < MISSING_SECONDS:
-            return []
-        missing = [server for server, place in enumerate(self.places) if place.life.state is MemberState.AWAITED]
-        return [effect for server in missing for effect in self._presume_dead(server, "not heard of")]
+    def _find_doubt(self, place: Place) -> str | None:
+        """Why this server seems to be dead, if it does."""
+        now, state = self._now, place.life.state
+        if place.is_dead:
+            return None
+        if place.closed is not None and now - place.closed >= LOST_SECONDS:
+            return "its connection closed"
+        if place.heard is not None and now - place.heard >= self._silent_seconds and place.means_silence:
+            return f"silent for {now - place.heard:.1f} s"
+        if self._learned_at is not None and self.view is None and state is MemberState.AWAITED:
+            # A new coordinator waits for the servers that others know of, but not for ever.
+            return "not heard of" if now - self._learned_at >= MISSING_SECONDS else None
+        return None
 
-    def _presume_dead(self, server: int, reason: str) -> list[Effect]:
+    def _presume_dead(self, place: Place, reason: str) -> list[Effect]:
         """Nobody saw it die: it counts as dead if that can be survived. Otherwise it may yet come back, and only
-        somebody who saw its process end (`Died`), or its successor, makes rows count as lost."""
-        place = self.places[server]
-        if place.is_dead or place.member is None or self._job is None:
+        somebody who saw its process end (`Died`), or its successor, makes rows count as lost; who has waited long
+        enough for it sees to that."""
+        if place.member is None or self._job is None or self.lost or place.condemned:
             return []
-        if not self._job.verdict({*self._find_down(), server}).survivable:
+        peer = place.member.identity
+        if self._job.verdict({*self._find_down(), peer.id}).survivable:
+            return self._declare_dead(peer, reason)
+        if place.doubted is None:
+            place.doubted = self._now
+            waiting = {"server": peer.id, "reason": reason, "seconds": self._patience_seconds}
+            return [Log(text=f"{peer} is waited for: {reason}"), Notice(name="waiting", values=waiting)]
+        if self._now - place.doubted < self._patience_seconds:
             return []
-        return self._declare_dead(place.member.identity, reason)
+        place.condemned = True
+        waited = f"{reason}, and waited for in vain for {self._patience_seconds:.0f} s"
+        return [Log(text=f"{peer} is given up: {waited}"), Condemn(peer=peer, reason=waited)]
+
+    def _trust_again(self, place: Place) -> list[Effect]:
+        assert place.member is not None
+        place.doubted = None
+        peer = place.member.identity
+        return [Log(text=f"{peer} is back"), Notice(name="waited", values={"server": peer.id})]
 
     def _find_down(self) -> set[int]:
         return {server for server, place in enumerate(self.places) if place.is_down}

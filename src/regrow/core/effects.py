@@ -105,6 +105,14 @@ class Replace:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Condemn:
+    """Effect of the coordinator: `peer` was waited for as long as the user said; end it, whatever is lost with it."""
+
+    peer: Identity
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Notice:
     """Effect: something worth showing, by name, with plain values."""
 

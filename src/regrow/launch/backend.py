@@ -30,6 +30,9 @@ from regrow.core.identity import Identity
 from regrow.launch.orders import AnyReport, Assignment, Command, Malformed, Stop
 
 WAIT_SECONDS = 0.1
+# From SIGKILL to the end of a process. One that the system does not let go (uninterruptible sleep) ends some day, when
+# its disk answers; nobody waits for that.
+KILL_SECONDS_MAX = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,7 +127,8 @@ class Backend(Protocol):
         """Ends a `wait` early. Safe in a signal handler, in any thread, at any time."""
 
     def close(self) -> None:
-        """Kills whatever still runs; all handles have their `exit` when this returns. May be called again."""
+        """Kills whatever still runs; all handles have their `exit` when this returns, but for those that the system
+        does not let go within `KILL_SECONDS_MAX`. May be called again."""
 
 
 def name_of(who: Identity) -> str:
@@ -144,7 +148,7 @@ def end(
     term_seconds: float,
     hurry: Callable[[], bool],
 ) -> list[News]:
-    """Asks these processes to stop, then insists: terminate, then kill. Returns when they are gone.
+    """Asks these processes to stop, then insists: terminate, then kill. Returns when they are gone, or cannot be ended.
 
     `hurry` is asked all the time; once it says True nobody is waited for any more.
     """
@@ -159,6 +163,7 @@ def end(
             waiting = [handle for handle in waiting if handle.exit is None]
         for handle in waiting:
             handle.kill() if is_last or hurry() else handle.terminate()
-    while any(handle.exit is None for handle in waiting):  # bounded: nobody can refuse to be killed
+    deadline = time.monotonic() + KILL_SECONDS_MAX
+    while any(handle.exit is None for handle in waiting) and time.monotonic() < deadline:
         news += backend.wait(WAIT_SECONDS)
     return news

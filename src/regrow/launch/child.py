@@ -35,6 +35,14 @@ def main() -> int:
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format=log_format(who))
     _kernels.tune_malloc(one_heap=who.role != "worker")
     try:
+        return _run(parent)
+    finally:
+        parent.close()
+
+
+def _run(parent: Parent) -> int:
+    """The exit code of a role."""
+    try:
         run_role(parent)
     except RegrowError as error:
         logging.error("%s", error)

@@ -22,7 +22,7 @@ from regrow.core.job import JobSpec
 from regrow.errors import ChildFailed, ConnectionLost, UserError
 from regrow.launch.backend import Ended, News, end, list_running, name_of
 from regrow.launch.crew import Crew
-from regrow.launch.orders import Error, Listening, Malformed, Replace, Stop
+from regrow.launch.orders import Answer, Condemn, Error, Listening, Malformed, Ready, Replace, Stop
 from regrow.launch.processes import LocalProcesses
 from regrow.launch.rundir import Logs, SocketDir, print_warning
 from regrow.launch.supervisor import (
@@ -33,9 +33,12 @@ from regrow.launch.supervisor import (
     KeepSpares,
     NoteEnd,
     NoteSuccessor,
+    ProcessAnswered,
+    ProcessCondemned,
     ProcessEnded,
     ProcessFailed,
     ProcessMissed,
+    ProcessReady,
     Stance,
     Supervisor,
     TakeStance,
@@ -96,10 +99,10 @@ class LocalCluster:
         )
         atexit.register(self.close)
         try:
-            self._supervise(Appoint(role="coordinator", id=0))
+            self._supervise(Appoint(role="coordinator", id=0, now=time.monotonic()))
             self._await_address()
             for index in range(servers):
-                self._supervise(Appoint(role="server", id=index))
+                self._supervise(Appoint(role="server", id=index, now=time.monotonic()))
         except BaseException:
             self.close()
             raise
@@ -204,6 +207,13 @@ class LocalCluster:
                 self._fail(ChildFailed(f"{name_of(handle.who)} sent a malformed {event!r} event: {problem}"))
             case Listening(address=address) if handle.who.role == "coordinator":
                 self._crew.coordinator_address = address
+            case Answer(busy_seconds=busy, longest_seconds=longest):
+                answer = ProcessAnswered(who=handle.who, now=now, busy_seconds=busy, longest_seconds=longest)
+                self._supervise(answer)
+            case Ready():
+                self._supervise(ProcessReady(who=handle.who))
+            case Condemn(peer=peer, reason=reason):
+                self._supervise(ProcessCondemned(who=peer, reason=reason, now=now))
             case Replace(peer=peer, reason=reason):
                 # Coordinators ask for that only where servers can be replaced.
                 self._supervise(TakeStance(stance=Stance.REPLACING))

@@ -12,7 +12,7 @@ from typing import Any
 from regrow.core.identity import Identity
 from regrow.errors import RegrowError
 from regrow.launch.backend import Backend, Handle
-from regrow.launch.orders import Assignment, Become, Command, Saving, StoredCut
+from regrow.launch.orders import Assignment, Become, Command, Hanging, Saving, StoredCut
 from regrow.launch.supervisor import Kill, Order, Pause, Promote, Resume, Start, Tell
 
 
@@ -30,6 +30,7 @@ class Crew:
         config: dict[str, Any] | None = None,
         saving: Saving | None = None,
         start: StoredCut | None = None,
+        hanging: Hanging | None = None,
     ) -> None:
         self.coordinator_address: str | None = None  # once it listens
         self._backend = backend
@@ -40,6 +41,7 @@ class Crew:
         self._config = config or {}
         self._saving = saving
         self._start = start
+        self._hanging = hanging
         self._handles: dict[Identity, Handle] = {}
 
     def handle(self, who: Identity) -> Handle:
@@ -85,4 +87,5 @@ class Crew:
             config=self._config,
             saving=self._saving,
             start=self._start,
+            hanging=self._hanging,
         )

@@ -152,6 +152,7 @@ class LiveDisplay:
         rows += [Text(news, style="yellow") for news in news_lines(status)]
         if status.checkpoints["last"] is not None:
             rows.append(Text(checkpoint_line(status), style="dim"))
+        rows += [Text(text, style="yellow") for text in waiting_texts(status, now)]
         quiet = status.stalled_seconds(now)
         if quiet is not None:
             rows.append(Text(f"nothing has moved for {quiet:.0f} s; see logs/", style="yellow"))
@@ -205,6 +206,7 @@ def progress_line(status: RunStatus, now: float) -> str | None:
             f"{status.servers_alive}/{len(status.servers)} servers",
         ]
         parts.append(left_text(status, now))
+        parts += waiting_texts(status, now)
         quiet = status.stalled_seconds(now)
         if quiet is not None:
             parts.append(f"nothing has moved for {quiet:.0f} s")
@@ -215,6 +217,14 @@ def progress_line(status: RunStatus, now: float) -> str | None:
     if status.phase == "stopping":
         return "stopping"
     return None
+
+
+def waiting_texts(status: RunStatus, now: float) -> list[str]:
+    """Whom everybody waits for, and for how long yet."""
+    return [
+        f"waiting for server {server}, without which rows are lost ({reason}): {max(0.0, until - now):.0f} s more"
+        for server, (reason, until) in status.waiting.items()
+    ]
 
 
 def failure_line(failure: Failure, now: float) -> str:

@@ -32,13 +32,17 @@ from regrow.launch.causes import KILLED, MISSES_ANOTHER, Suspect, find_cause
 from regrow.launch.crew import Crew
 from regrow.launch.display import Display, QuietDisplay
 from regrow.launch.orders import (
+    Answer,
     AnyReport,
+    Condemn,
     Error,
     Evaluate,
     Fenced,
+    Hanging,
     Listening,
     MakeCheckpoint,
     Malformed,
+    Ready,
     Replace,
     StoredCut,
     Trained,
@@ -57,10 +61,13 @@ from regrow.launch.supervisor import (
     KeepSpares,
     NoteEnd,
     NoteSuccessor,
+    ProcessAnswered,
+    ProcessCondemned,
     ProcessEnded,
     ProcessFailed,
     ProcessFenced,
     ProcessMissed,
+    ProcessReady,
     Release,
     Stance,
     Supervisor,
@@ -68,6 +75,7 @@ from regrow.launch.supervisor import (
     Tick,
 )
 from regrow.launch.version import version
+from regrow.launch.watch import Watch
 
 METRICS_SECONDS = 1.0
 METRICS_SECONDS_PROTECTED = 0.25  # a failure and its end may be less than a second apart
@@ -88,6 +96,7 @@ class Patience:
     abort: float = 2.0  # for a process of a failed run
     term: float = 3.0  # from SIGTERM to SIGKILL
     cause: float = 0.5  # for the first death to show: its victims may be heard before it
+    stall: float = 3600.0  # for anything to move while everybody answers: a mistake in this program, then
 
 
 def train(
@@ -254,9 +263,10 @@ class _Run:
     def _train(self, sockets: SocketDir) -> None:
         config, status = self.config, self.status
         self.backend.use_sockets(sockets.path if config.transport == "unix" else None)
-        self.supervisor = Supervisor(replaces=config.replaces_servers)
+        watch = Watch(silent_seconds=config.silent_limits, patience_seconds=config.patience_seconds)
+        self.supervisor = Supervisor(replaces=config.replaces_servers, watch=watch)
         crew = self.crew = self._hire()
-        self._supervise(Appoint(role="coordinator", id=0))
+        self._supervise(Appoint(role="coordinator", id=0, now=time.monotonic()))
         deadline = time.monotonic() + self.patience.listen
         self._until(lambda: crew.coordinator_address is not None, deadline=deadline)
         if crew.coordinator_address is None:
@@ -269,7 +279,7 @@ class _Run:
         counts = {"server": config.servers, "worker": config.workers, "merger": 1 if config.saves else 0}
         for role, count in counts.items():
             for id in range(count):
-                self._supervise(Appoint(role=role, id=id))
+                self._supervise(Appoint(role=role, id=id, now=time.monotonic()))
         self._enter("loading")
         self._until(lambda: any(worker.state != "starting" for worker in status.workers))
         self._enter("training")
@@ -306,6 +316,7 @@ class _Run:
             config=config.to_dict(),
             saving=checkpoints.plan_saving(config, run=self.run_id, start=start, dead=self.status.cuts_dead),
             start=None if start is None else StoredCut(url=start.url, cut=start.cut),
+            hanging=Hanging(silent_seconds=config.silent_limits["server"], patience_seconds=config.patience_seconds),
         )
 
     def _stop(self) -> None:
@@ -354,9 +365,19 @@ class _Run:
             if self.suspects:
                 self._gather()
                 raise find_cause(self.suspects).error()
+            self._check_for_stall()
             self._do_harm()
             self._supervise(Tick(now=time.monotonic(), busy=bool(self.status.servers_down)))
             self._tick()
+
+    def _check_for_stall(self) -> None:
+        """Everybody answers, or would have been replaced; if nothing moves all the same, nobody else will say so."""
+        quiet = time.monotonic() - self.status.moved_at
+        if quiet >= self.patience.stall:
+            raise ChildFailed(
+                f"nothing has moved for {quiet:.0f} s, although all processes answer",
+                hint=f"their logs: {self.run_dir.logs.path}",
+            )
 
     def _gather(self) -> None:
         """Waits for the rest of the bad news: a worker may complain before its server's death shows."""
@@ -373,8 +394,10 @@ class _Run:
             self._on_report(news.handle, news.report)
 
     def _on_report(self, handle: Handle, report: AnyReport | Malformed) -> None:
-        who = handle.who
+        who, now = handle.who, time.monotonic()
         match report:
+            case Answer(busy_seconds=busy, longest_seconds=longest):
+                self._supervise(ProcessAnswered(who=who, now=now, busy_seconds=busy, longest_seconds=longest))
             case Malformed(event=event, problem=problem):
                 raise explain_malformed(handle, event, problem)
             case Error(kind="data_loss"):
@@ -382,14 +405,18 @@ class _Run:
             case Error():
                 self._supervise(ProcessFailed(who=who, words=report))
             case Replace(peer=peer, reason=reason):
-                self._supervise(ProcessMissed(who=peer, reason=reason, now=time.monotonic()))
+                self._supervise(ProcessMissed(who=peer, reason=reason, now=now))
+            case Condemn(peer=peer, reason=reason):
+                self._supervise(ProcessCondemned(who=peer, reason=reason, now=now))
             case Fenced():
                 self._supervise(ProcessFenced(who=who))
             case _:
                 if who.role == "coordinator" and isinstance(report, Listening):
                     self.crew.coordinator_address = report.address
+                if isinstance(report, Ready):
+                    self._supervise(ProcessReady(who=who))
                 try:
-                    self.status.receive(who.role, who.id, report, time.monotonic())
+                    self.status.receive(who.role, who.id, report, now)
                 except ValueError as error:
                     raise explain_malformed(handle, str(report.__struct_config__.tag), str(error)) from None
                 if isinstance(report, Trained) and who.id == 0 and self.status.phase == "evaluating":

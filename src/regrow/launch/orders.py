@@ -1,8 +1,8 @@
 """What a launcher and the processes it started say to each other, both ways, as values.
 
     assignment      who you are, whom you need, what you do: the first thing that a process hears
-    commands        launcher -> process: stop, become, a peer died, make a checkpoint, evaluate
-    reports         process -> launcher: listening, ready, progress, an error, ...
+    commands        launcher -> process: stop, become, are you there, a peer died, make a checkpoint, evaluate
+    reports         process -> launcher: listening, ready, an answer, progress, an error, ...
 
 Here is only what can be said. How it travels is a backend's business (`launch/backend.py` and what implements it; over
 pipes it is one JSON object a line), what it means is the launcher's and the roles'. Both sides import this file, so it
@@ -63,6 +63,14 @@ class StoredCut(msgspec.Struct, frozen=True, kw_only=True):
     cut: str
 
 
+class Hanging(msgspec.Struct, frozen=True, kw_only=True):
+    """For the coordinator: how long a server may be silent, and how long it is waited for if its loss would be one of
+    rows."""
+
+    silent_seconds: float
+    patience_seconds: float
+
+
 class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     """What a process is told before anything else. A spare is told twice: what it may become is in `Become`."""
 
@@ -76,6 +84,7 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     config: dict[str, Any] = {}  # TrainConfig.to_dict(), for workers; others pass it on to manifests
     saving: Saving | None = None
     start: StoredCut | None = None  # None: from nothing
+    hanging: Hanging | None = None  # None: as it is by default
 
 
 # -- commands ----------------------------------------------------------------------------------------------
@@ -95,6 +104,10 @@ class Become(Command, frozen=True, kw_only=True, tag="become"):
     assignment: Assignment
 
 
+class Ask(Command, frozen=True, kw_only=True, tag="ask"):
+    """Are you there? Every process answers at once, whatever it is doing."""
+
+
 class PeerDied(Command, frozen=True, kw_only=True, tag="died"):
     """To the coordinator: somebody saw this process end."""
 
@@ -112,7 +125,7 @@ class Evaluate(Command, frozen=True, kw_only=True, tag="evaluate"):
     """To worker 0: judge the model."""
 
 
-AnyCommand = Stop | Become | PeerDied | MakeCheckpoint | Evaluate
+AnyCommand = Stop | Become | Ask | PeerDied | MakeCheckpoint | Evaluate
 
 
 # -- reports -----------------------------------------------------------------------------------------------
@@ -130,6 +143,14 @@ class Listening(Report, frozen=True, kw_only=True, tag="listening"):
 
 class Standby(Report, frozen=True, kw_only=True, tag="standby"):
     """A spare has imported everything."""
+
+
+class Answer(Report, frozen=True, kw_only=True, tag="answer"):
+    """To `Ask`. How long its working thread has been at one piece of work (None: it waits for others, or has nothing to
+    do), and the longest that one has taken."""
+
+    busy_seconds: float | None = None
+    longest_seconds: float = 0.0
 
 
 class Ready(Report, frozen=True, kw_only=True, tag="ready"):
@@ -287,6 +308,27 @@ class Replace(Report, frozen=True, kw_only=True, tag="replace"):
     reason: str
 
 
+class Condemn(Report, frozen=True, kw_only=True, tag="condemn"):
+    """The coordinator has waited for a server as long as the user said: it is to be ended, whatever is lost with it."""
+
+    peer: Identity
+    reason: str
+
+
+class Waiting(Report, frozen=True, kw_only=True, tag="waiting"):
+    """The coordinator waits for a server that seems dead, for so many seconds: without it, rows would be lost."""
+
+    server: int
+    reason: str
+    seconds: float
+
+
+class Waited(Report, frozen=True, kw_only=True, tag="waited"):
+    """... and it is back."""
+
+    server: int
+
+
 class Fenced(Report, frozen=True, kw_only=True, tag="fenced"):
     """This process was taken for dead; another is in its place."""
 
@@ -310,6 +352,7 @@ class Stopped(Report, frozen=True, kw_only=True, tag="stopped"):
 AnyReport = (
     Listening
     | Standby
+    | Answer
     | Ready
     | ServerCounters
     | Recovery
@@ -327,6 +370,9 @@ AnyReport = (
     | CheckpointFailed
     | MergerNews
     | Replace
+    | Condemn
+    | Waiting
+    | Waited
     | Fenced
     | Error
     | Stopped

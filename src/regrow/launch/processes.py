@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from regrow.core.identity import Identity
-from regrow.launch.backend import Ended, Exit, News, Said
+from regrow.launch.backend import KILL_SECONDS_MAX, Ended, Exit, News, Said
 from regrow.launch.orders import AnyReport, Assignment, Command, Malformed, Stopped, encode, parse_report
 from regrow.launch.rundir import Logs
 
@@ -33,6 +33,7 @@ POLL_SECONDS = 0.1  # how late a death is noticed if the child's stdout outlives
 # not for longer than that, should it live on without a stdout.
 DYING_POLL_SECONDS = 0.002
 DYING_SECONDS_MAX = 1.0
+REAP_SECONDS = 0.005  # between two looks at those that were killed
 GARBAGE_SHOWN_BYTES = 500
 
 
@@ -240,9 +241,10 @@ class LocalProcesses:
             return
         for child in self._list_running():
             child.kill()
+        deadline = time.monotonic() + KILL_SECONDS_MAX
         for child in self.handles:
-            while child.reap() is None:  # bounded: SIGKILL cannot be refused
-                time.sleep(0.005)
+            while child.reap() is None and time.monotonic() < deadline:
+                time.sleep(REAP_SECONDS)
             child.close()
         self._selector.close()
         # A signal may still call `wake`: its byte must not land in a file that got the same number.

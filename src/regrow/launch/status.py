@@ -40,6 +40,8 @@ from regrow.launch.orders import (
     Report,
     ServerCounters,
     Trained,
+    Waited,
+    Waiting,
 )
 from regrow.metrics import ScoreHistogram
 
@@ -91,6 +93,10 @@ class ServerStatus:
         values = dataclasses.asdict(self)
         del values["carried"]
         return values
+
+    def has_moved(self, report: ServerCounters) -> bool:
+        """Whether it has served somebody since its last report."""
+        return report.pulls + report.pushes != self.pulls + self.pushes
 
     def count(self, report: ServerCounters) -> None:
         """What is not reported yet stays as it was."""
@@ -193,11 +199,13 @@ class RunStatus:
         self.evaluated: Evaluated | None = None
         self.test_samples_done = 0
         self.progress_at = started_at
+        self.moved_at = started_at  # when anything at all was last done
         self.failures = Failures()
         self.checkpoints: dict[str, Any] = {"saved": 0, "failed": 0, "last": None, "last_error": None}
         self.merges = dict.fromkeys(("folded", "deleted", "broken", "wanted", "error"), 0)
         self.saving: tuple[str, float] | None = None  # the checkpoint being stored, and since when
         self.cuts_dead: list[str] = []  # being stored when all processes began again: nobody stores them any more
+        self.waiting: dict[int, tuple[str, float]] = {}  # servers that rows depend on and that hang: why, until when
         self.still: bool | None = None  # how the checkpoint at the end of training went
         self.restores: list[dict[str, Any]] = []  # falls back to a checkpoint
         self.gone_around: list[str] = []  # damage that was met while loading, and did not matter
@@ -214,16 +222,22 @@ class RunStatus:
         assert phase in PHASES
         assert PHASES.index(phase) >= PHASES.index(self.phase)
         if phase != self.phase:
-            self.phase, self.phase_at, self.progress_at = phase, now, now
+            self.phase, self.phase_at, self.progress_at, self.moved_at = phase, now, now, now
 
     def receive(self, role: str, id: int, report: Report, now: float) -> None:
         """Raises ValueError for a report that cannot be: histograms of another length, say."""
+        if not isinstance(report, ServerCounters) or self.servers[id].has_moved(report):
+            self.moved_at = now
         if role == "server":
             self._receive_server(self.servers[id], report)
         elif role == "worker":
             self._receive_worker(self.workers[id], report, now)
         elif isinstance(report, CheckpointBegun | CheckpointSaved | CheckpointFailed):
             self._receive_checkpoint(report, now)
+        elif isinstance(report, Waiting):
+            self.waiting[report.server] = (report.reason, now + report.seconds)
+        elif isinstance(report, Waited):
+            self.waiting.pop(report.server, None)
         elif isinstance(report, MergerNews) and report.kind in self.merges:
             self.merges[report.kind] += 1
         self.failures.receive(role, id, report, now)
@@ -257,6 +271,7 @@ class RunStatus:
         self.restores.append({**restore, "damage": list(damage)})
         self.checking = None
         self.phase, self.phase_at, self.progress_at, self.still = "starting", now, now, None
+        self.moved_at = now
         self.cuts_dead += [self.saving[0]] if self.saving is not None else []
         self.saving = self.evaluated = None
         self.failures.finish(now)
@@ -275,7 +290,10 @@ class RunStatus:
     def note_successor(self, role: str, id: int, incarnation: int) -> None:
         """Another process has taken this place."""
         if role == "coordinator":
+            self.waiting.clear()  # the next one counts anew
             return
+        if role == "server":
+            self.waiting.pop(id, None)
         place: ServerStatus | WorkerStatus = self.servers[id] if role == "server" else self.workers[id]
         place.state, place.incarnation = "starting", incarnation
         place.carried = {name: getattr(place, name) for name in place.COUNTERS}

@@ -13,6 +13,10 @@ What a death means depends on the stance, which the launcher takes (it knows the
     replacing   it has a successor, and the run goes on
     stopping    who exits with 0 did as it was told
 
+A process that hangs (`launch/watch.py`) is like one that died: it is ended, and has a successor; where a death would
+end the run, so does this. A server that the coordinator waits for no longer (`ProcessCondemned`) is ended even if rows
+are lost with it. One that cannot even be killed, because the system has it, counts as ended after a while.
+
 A place whose processes die again and again is given up: that will not be better next time. Deaths that were ordered
 here (`Harm`) do not count, as they were on purpose.
 
@@ -23,12 +27,14 @@ come with the events, and the launcher carries the orders out (`launch/crew.py`)
 from __future__ import annotations
 
 import enum
+import signal
 from collections import deque
 from dataclasses import dataclass
 
 from regrow.core.identity import Identity
-from regrow.launch.backend import Exit, name_of
-from regrow.launch.orders import Command, Error, PeerDied
+from regrow.launch.backend import KILL_SECONDS_MAX, Exit, name_of
+from regrow.launch.orders import Ask, Command, Error, PeerDied
+from regrow.launch.watch import Watch
 
 # One that dies by itself so often within so long will not do better next time.
 RESTARTS_MAX = 5
@@ -62,6 +68,7 @@ class Appoint:
 
     role: str
     id: int
+    now: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +102,32 @@ class ProcessMissed:
     who: Identity
     reason: str
     now: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessCondemned:
+    """The coordinator will wait no longer for `who`, although rows are lost without it."""
+
+    who: Identity
+    reason: str
+    now: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessAnswered:
+    """To `Ask`."""
+
+    who: Identity
+    now: float
+    busy_seconds: float | None = None
+    longest_seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessReady:
+    """A server has its rows in memory."""
+
+    who: Identity
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,6 +174,9 @@ Event = (
     | KeepSpares
     | ProcessEnded
     | ProcessMissed
+    | ProcessCondemned
+    | ProcessAnswered
+    | ProcessReady
     | ProcessFailed
     | ProcessFenced
     | Harm
@@ -240,8 +276,9 @@ Order = Start | Promote | Tell | Kill | Pause | Resume | NoteEnd | NoteSuccessor
 class Supervisor:
     """One run, or one attempt of it. `replaces`: whether its servers can be replaced at all, at some time."""
 
-    def __init__(self, *, replaces: bool) -> None:
+    def __init__(self, *, replaces: bool, watch: Watch | None = None) -> None:
         self.stance = Stance.STRICT
+        self._watch = watch or Watch()
         self._replaces = replaces
         self._office: dict[tuple[str, int], Identity] = {}
         self._spares: list[Identity] = []
@@ -252,6 +289,8 @@ class Supervisor:
         self._zombies: list[Identity] = []  # alive for all we know, and out of office
         self._accused: list[tuple[str, int]] = []
         self._complaints: dict[Identity, str] = {}  # why it will end, in its own words
+        self._hung: dict[Identity, str] = {}  # why it was ended
+        self._killed_at: dict[Identity, float] = {}  # and is waited for, because its end means something
         self._harmed_at: dict[Identity, float] = {}  # by us
         self._paused_until: dict[Identity, float] = {}
         self._deaths: dict[tuple[str, int, bool], deque[float]] = {}
@@ -269,8 +308,8 @@ class Supervisor:
 
     def receive(self, event: Event) -> list[Order]:
         match event:
-            case Appoint(role=role, id=id):
-                return [self._appoint(Identity(role=role, id=id, incarnation=0))]
+            case Appoint(role=role, id=id, now=now):
+                return [self._appoint(Identity(role=role, id=id, incarnation=0), now)]
             case TakeStance(stance=stance):
                 self.stance = stance
             case KeepSpares(count=count, now=now):
@@ -280,6 +319,12 @@ class Supervisor:
                 return self._on_ended(event)
             case ProcessMissed():
                 return self._on_missed(event)
+            case ProcessCondemned():
+                return self._on_condemned(event)
+            case ProcessAnswered(who=who, now=now, busy_seconds=busy, longest_seconds=longest):
+                self._watch.hear(who, now, busy_seconds=busy, longest_seconds=longest)
+            case ProcessReady(who=who):
+                self._watch.note_ready(who)
             case ProcessFailed():
                 return self._on_failed(event)
             case ProcessFenced(who=who):
@@ -301,20 +346,20 @@ class Supervisor:
 
     def _on_ended(self, event: ProcessEnded) -> list[Order]:
         who = event.who
+        self._watch.end(who)
         self._paused_until.pop(who, None)
+        self._killed_at.pop(who, None)
         if who in self._zombies:
             self._zombies.remove(who)
         if not self.counts(who):
             return []
         if who.role == "standby":
-            self._spares.remove(who)
-            self._spares_failed += 1
-            self._spares_due = event.now + SPARE_SECONDS
+            self._lose_spare(who, event.now)
             return []
         if who.role == "merger":  # training does not depend on it
             if self.stance is Stance.STOPPING or self._refusal(who, event.now) is not None:
                 return []
-            return [self._appoint(next_incarnation(who))]
+            return [self._appoint(next_incarnation(who), event.now)]
         return [NoteEnd(who=who), *self._judge(event)]
 
     def _judge(self, event: ProcessEnded) -> list[Order]:
@@ -325,11 +370,11 @@ class Supervisor:
         if not self._survives:
             if self._replaces and self._accused:
                 return []  # the run ends for another reason; this one would have been survived
-            return self._accuse(Accuse(who=who, exit=exit))
+            return self._accuse(Accuse(who=who, exit=exit, refusal=self._hung.get(who)))
         refusal = self._refusal(who, event.now)
         if refusal is not None:
             return self._accuse(Accuse(who=who, exit=exit, refusal=refusal))
-        reason = self._complaints.get(who, str(exit))
+        reason = self._hung.get(who) or self._complaints.get(who, str(exit))
         return self._install_successor(who, reason, event.now)
 
     def _on_missed(self, event: ProcessMissed) -> list[Order]:
@@ -343,11 +388,43 @@ class Supervisor:
         refusal = self._refusal(who, event.now, counts_as_dead=True)
         if refusal is not None:
             return [GiveUp(who=who, reason=f"{refusal}; the last time: {event.reason}")]
-        # One that was paused on purpose comes back as a zombie, to show that it is fenced off.
-        end: list[Order] = [] if who in self._paused_until else [Kill(who=who, reason=event.reason)]
-        self._zombies.append(who)
+        end = self._leave(who, event.reason)
         heir = self._install_successor(who, event.reason, event.now, counts_as_dead=True)
         return [*end, NoteEnd(who=who), *heir]
+
+    def _on_condemned(self, event: ProcessCondemned) -> list[Order]:
+        """Its end is a fact once it is seen, and is told like any other."""
+        if self._office.get((event.who.role, event.who.id)) != event.who or event.who in self._killed_at:
+            return []
+        return [self._kill_hung(event.who, f"{name_of(event.who)} is {event.reason}", event.now)]
+
+    def _on_hung(self, who: Identity, reason: str, now: float) -> list[Order]:
+        if self.stance is Stance.STOPPING or who in self._killed_at:
+            return []  # whoever stops is waited for elsewhere
+        if who.role == "standby":
+            self._lose_spare(who, now)
+            return self._leave(who, reason)
+        if self._survives and who.role != "merger":
+            return self._on_missed(ProcessMissed(who=who, reason=reason, now=now))
+        return [self._kill_hung(who, f"{name_of(who)} {reason}", now)]
+
+    def _kill_hung(self, who: Identity, reason: str, now: float) -> Kill:
+        self._hung[who] = reason
+        self._killed_at[who] = now
+        return Kill(who=who, reason=reason)
+
+    def _leave(self, who: Identity, reason: str) -> list[Order]:
+        """It is out of office. One that was paused on purpose comes back as a zombie, to show that it is fenced off;
+        but a coordinator must go, or those that are connected to it would not look for the next one."""
+        self._watch.end(who)
+        self._zombies.append(who)
+        spared = who in self._paused_until and who.role != "coordinator"
+        return [] if spared else [Kill(who=who, reason=reason)]
+
+    def _lose_spare(self, who: Identity, now: float) -> None:
+        self._spares.remove(who)
+        self._spares_failed += who not in self._harmed_at
+        self._spares_due = now + SPARE_SECONDS
 
     def _on_failed(self, event: ProcessFailed) -> list[Order]:
         if event.words.kind == "lost" and self._survives:
@@ -379,8 +456,9 @@ class Supervisor:
 
     # -- successors --------------------------------------------------------------------------------------------
 
-    def _appoint(self, who: Identity) -> Start:
+    def _appoint(self, who: Identity, now: float) -> Start:
         self._office[who.role, who.id] = who
+        self._watch.begin(who, now)
         return Start(who=who)
 
     def _install_successor(
@@ -398,14 +476,23 @@ class Supervisor:
         if who.role == "coordinator":
             # The last words to the old one may not have been heard.
             servers = [server for (role, _), server in self._office.items() if role == "server" and server.incarnation]
-            start = self._appoint(heir)
+            start = self._appoint(heir, now)
             return [note, start, *(self._tell_death(previous_incarnation(server)) for server in servers)]
         death = self._tell_death(who)
-        if who.role == "server" and self._spares:
-            spare = self._spares.pop(0)
+        spare = self._choose_spare(now) if who.role == "server" else None
+        if spare is not None:
+            self._spares.remove(spare)
             self._office[heir.role, heir.id] = heir
+            self._watch.promote(spare, heir)
+            for known in (self._harmed_at, self._paused_until):
+                if spare in known:
+                    known[heir] = known.pop(spare)
             return [note, death, Promote(spare=spare, who=heir)]
-        return [note, death, self._appoint(heir)]
+        return [note, death, self._appoint(heir, now)]
+
+    def _choose_spare(self, now: float) -> Identity | None:
+        """One that seems to be alive."""
+        return next((spare for spare in self._spares if not self._watch.is_doubtful(spare, now)), None)
 
     def _tell_death(self, who: Identity) -> Tell:
         return Tell(who=self._office[COORDINATOR], command=PeerDied(peer=who))
@@ -414,7 +501,16 @@ class Supervisor:
         over = [who for who, until in self._paused_until.items() if event.now >= until]
         for who in over:
             del self._paused_until[who], self._harmed_at[who]  # no harm was done
-        return [*(Resume(who=who) for who in over), *self._start_spares(event)]
+        return [*(Resume(who=who) for who in over), *self._look_for_hung(event.now), *self._start_spares(event)]
+
+    def _look_for_hung(self, now: float) -> list[Order]:
+        asked, hung = self._watch.look(now)
+        orders: list[Order] = [Tell(who=who, command=Ask()) for who in asked]
+        for who, reason in hung:
+            orders += self._on_hung(who, reason, now)
+        for who in [who for who, at in self._killed_at.items() if now - at >= KILL_SECONDS_MAX]:
+            orders += self._on_ended(ProcessEnded(who=who, exit=Exit(code=-signal.SIGKILL), now=now))
+        return orders
 
     def _start_spares(self, event: Tick) -> list[Order]:
         """When nothing else is urgent."""
@@ -428,13 +524,19 @@ class Supervisor:
             spare = Identity(role="standby", id=self._spares_started, incarnation=0)
             self._spares_started += 1
             self._spares.append(spare)
+            self._watch.begin(spare, event.now)
             orders.append(Start(who=spare))
         return orders
 
     # -- on purpose --------------------------------------------------------------------------------------------
 
     def _on_harm(self, event: Harm) -> list[Order]:
-        who = self._office[event.role, event.id]
+        if event.role == "standby":
+            if not self._spares:
+                return []
+            who = self._spares[event.id % len(self._spares)]
+        else:
+            who = self._office[event.role, event.id]
         self._harmed_at[who] = event.now
         if event.pause_seconds is None:
             return [Kill(who=who, reason="on purpose")]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,7 @@ from regrow.config import TrainConfig
 from regrow.data.catalog import open_dataset
 from regrow.errors import DataError, RegrowError, UserError
 from regrow.launch import orders
-from regrow.launch.orders import Evaluate, Evaluated, Evaluating, Planned, Stop, Trained
+from regrow.launch.orders import AnyCommand, Evaluate, Evaluated, Evaluating, Planned, Stop, Trained
 from regrow.nn.check import check_parity
 from regrow.nn.trainer import Progress, Trainer
 from regrow.runtime.client import SocketClient
@@ -31,7 +33,8 @@ REPORT_SECONDS_PROTECTED = 0.1  # how exactly the end of a stall is seen
 
 def run(parent: Parent) -> None:
     """Trains, says so, then obeys commands until told to stop."""
-    assignment = parent.assignment
+    assignment, pulse = parent.assignment, parent.pulse
+    pulse.begin()
     who, config = assignment.identity, TrainConfig.from_dict(assignment.config)
     threads = max(1, assignment.threads)
     torch.set_num_threads(threads)
@@ -56,6 +59,7 @@ def run(parent: Parent) -> None:
         job=trainer.job,
         redo_bytes_max=config.redo_bytes_max,
         section_bytes_max=config.frame_bytes_max,
+        pulse=pulse,
     )
     try:
         resumed = assignment.start is not None and who.incarnation == 0
@@ -66,6 +70,7 @@ def run(parent: Parent) -> None:
             # Whoever comes later would undo what others have done.
             prefill(client, worker=who.id, tables=len(dataset.rows), seed=config.seed)
         started = time.monotonic()
+        pulse.begin()  # steps from here on: what came before says nothing about how long they take
         trainer.train(
             steps=steps,
             report=lambda progress: _report(parent, client, progress),
@@ -115,11 +120,12 @@ def check(client: SocketClient) -> tuple[int, int]:
 
 
 def _obey(parent: Parent, trainer: Trainer, client: SocketClient) -> None:
-    while not isinstance(command := parent.next_command(), Stop):
+    while not isinstance(command := _next_command(parent), Stop):
         if not isinstance(command, Evaluate):
             raise RegrowError(f"the launcher sent a command that a worker does not know: {command}")
         auc, logloss, samples = trainer.evaluate(lambda done: parent.report(Evaluating(samples=done)))
-        digest = client.digest() if trainer.config.digest else None
+        tell = functools.partial(parent.report, Evaluating(samples=samples))
+        digest = client.digest(_pace(tell)) if trainer.config.digest else None
         stripes, wrong = check(client) if trainer.config.check_parity else (None, None)
         parent.report(
             Evaluated(
@@ -131,6 +137,24 @@ def _obey(parent: Parent, trainer: Trainer, client: SocketClient) -> None:
                 parity_wrong=wrong,
             )
         )
+
+
+def _pace(tell: Callable[[], None]) -> Callable[[], None]:
+    """Not more often than anybody wants to hear it."""
+    told_at = time.monotonic()
+
+    def tick() -> None:
+        nonlocal told_at
+        if time.monotonic() - told_at >= REPORT_SECONDS:
+            told_at = time.monotonic()
+            tell()
+
+    return tick
+
+
+def _next_command(parent: Parent) -> AnyCommand:
+    with parent.pulse.rest():
+        return parent.next_command()
 
 
 def _report(parent: Parent, client: SocketClient, progress: Progress) -> None:

@@ -9,6 +9,7 @@ calling thread. Buffers given to a call belong to the client until the call is a
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import logging
 import threading
@@ -43,6 +44,7 @@ from regrow.core.session import (
     WriteWanted,
 )
 from regrow.errors import ConnectionLost, DataLoss, RegrowError
+from regrow.runtime.parent import Pulse
 from regrow.runtime.transport import Endpoint
 
 log = logging.getLogger("regrow.client")
@@ -51,6 +53,10 @@ RECORDS_BYTES_MAX = 8 << 20  # per request; too large: servers make everybody el
 # Before the first view nothing can begin without a coordinator, and nobody else would say that there is none. Too
 # small: a worker gives up while it is restarted. Too large: a run that cannot begin is noticed late.
 COORDINATOR_SECONDS_MAX = 10.0
+# For any answer. Hung servers and workers are noticed much earlier, by those whose business that is; this is for what
+# nobody thought of. Too small: a worker that waits for a slow one gives up.
+ANSWER_SECONDS_MAX = 3600.0
+START_SECONDS_MAX = 60.0  # for the client's own thread, at both ends of its life
 RECORD_PADDING_FLOATS = 4  # as servers pad their records
 
 
@@ -67,8 +73,9 @@ class Ticket:
         self._answered = answered
 
     def wait(self, timeout_seconds: float | None = None) -> Float32Array:
+        """The rows, once they are there. Without a time of its own it waits as long as the client does for anything."""
         self._client.before_waiting(self._answered.done)
-        self._answered.result(timeout_seconds)
+        self._client.wait_for(self._answered, timeout_seconds)
         return self.rows
 
     @property
@@ -79,8 +86,16 @@ class Ticket:
 class Client:
     """Calls a worker makes. Subclasses say how an event reaches the session and a message its server."""
 
-    def __init__(self, job: JobSpec, *, redo_bytes_max: int, records_bytes_max: int = RECORDS_BYTES_MAX) -> None:
+    def __init__(
+        self,
+        job: JobSpec,
+        *,
+        redo_bytes_max: int,
+        records_bytes_max: int = RECORDS_BYTES_MAX,
+        pulse: Pulse | None = None,
+    ) -> None:
         self.job = job
+        self.pulse = pulse or Pulse()
         self.records_bytes_max = records_bytes_max
         self.redo_bytes_max = redo_bytes_max
         self.session = Session()
@@ -128,13 +143,12 @@ class Client:
     def drain(self, timeout_seconds: float | None = None) -> None:
         """Waits until every push is durable."""
         self.before_waiting(lambda: self._durable >= self.pushes)
-        with self._window:
-            done = self._window.wait_for(
-                lambda: self._failure is not None or self._durable >= self.pushes, timeout_seconds
-            )
+        seconds = ANSWER_SECONDS_MAX if timeout_seconds is None else timeout_seconds
+        with self._window, self.pulse.rest():
+            done = self._window.wait_for(lambda: self._failure is not None or self._durable >= self.pushes, seconds)
         self._check()
         if not done:
-            raise ConnectionLost(f"pushes were not durable after {timeout_seconds} s")
+            raise ConnectionLost(f"pushes were not durable after {seconds:g} s")
 
     def records(self, table: int, row_first: int, row_count: int) -> Float32Array:
         """Whole records (weights, then optimizer state, unpadded) of consecutive rows, in row order."""
@@ -156,7 +170,7 @@ class Client:
                 parity=True,
             )
         )
-        records: Float32Array = answered.result().reshape(slot_count, -1)
+        records: Float32Array = self.wait_for(answered).reshape(slot_count, -1)
         return records
 
     @property
@@ -183,7 +197,7 @@ class Client:
             self._submit(ReadWanted(request=request, server=server, table=table, slot_first=first, slot_count=count))
             asked.append((mine, slots - first, answered))
         for mine, within, answered in asked:
-            records = answered.result().reshape(int(within.max()) + 1, -1)
+            records = self.wait_for(answered).reshape(int(within.max()) + 1, -1)
             out[mine] = records[within, : out.shape[1]]
 
     def _write(self, table: int, row_first: int, records: Float32Array) -> None:
@@ -203,7 +217,7 @@ class Client:
             self._submit(wanted)
             asked.append(answered)
         for answered in asked:
-            answered.result()
+            self.wait_for(answered)
 
     def _place_rows(self, table: int, row_first: int, row_count: int) -> list[tuple[int, Any, Any]]:
         """(server, which of the rows, their slots) for every server that has some of these rows."""
@@ -211,14 +225,15 @@ class Client:
         found = [(server, np.flatnonzero(servers == server)) for server in range(self.job.servers)]
         return [(server, mine, slots[mine].astype(np.int64)) for server, mine in found if mine.size]
 
-    def digest(self) -> str:
+    def digest(self, tick: Callable[[], None] = lambda: None) -> str:
         """SHA-256 over every record of every table in row order: equal models have equal digests, however
-        many servers hold them."""
+        many servers hold them. `tick` is called now and then."""
         sha = hashlib.sha256()
         for index, table in enumerate(self.job.tables):
             sha.update(f"{table.name}:{table.rows}:{table.dim}:{table.optimizer.kind}\n".encode())
             for part in self._parts(index, table.rows):
                 sha.update(self.records(index, part.start, part.stop - part.start).data)
+                tick()
         return sha.hexdigest()
 
     def close(self) -> None:
@@ -226,6 +241,16 @@ class Client:
 
     def before_waiting(self, done: Callable[[], bool]) -> None:
         """Called before a wait for others; a client that nobody else can answer raises here instead."""
+
+    def wait_for(self, answered: Future[Any], timeout_seconds: float | None = None) -> Any:
+        """What others answer. TimeoutError, if the caller set the time; else the cluster has failed."""
+        with self.pulse.rest():
+            try:
+                return answered.result(ANSWER_SECONDS_MAX if timeout_seconds is None else timeout_seconds)
+            except TimeoutError:
+                if timeout_seconds is not None or answered.done():
+                    raise
+        raise ConnectionLost(f"no answer within {ANSWER_SECONDS_MAX:.0f} s")
 
     # --- What the session asks for ---
 
@@ -310,14 +335,18 @@ class Client:
     def _wait_for_window(self, push_bytes: int) -> None:
         """Takes the next seq once its bytes fit into the redo window. One push always does."""
         with self._window:
-            self._window.wait_for(
-                lambda: (
-                    self._failure is not None
-                    or not self._redo
-                    or sum(self._redo.values()) + push_bytes <= self.redo_bytes_max
+            with self.pulse.rest():
+                has_room = self._window.wait_for(
+                    lambda: (
+                        self._failure is not None
+                        or not self._redo
+                        or sum(self._redo.values()) + push_bytes <= self.redo_bytes_max
+                    ),
+                    ANSWER_SECONDS_MAX,
                 )
-            )
             self._check()
+            if not has_room:
+                raise ConnectionLost(f"no push became durable within {ANSWER_SECONDS_MAX:.0f} s")
             self.pushes += 1
             self._redo[self.pushes] = push_bytes
 
@@ -334,11 +363,12 @@ class SocketClient(Client):
         job: JobSpec,
         redo_bytes_max: int,
         section_bytes_max: int,
-        open_seconds_max: float | None = None,
+        open_seconds_max: float = ANSWER_SECONDS_MAX,
+        pulse: Pulse | None = None,
     ) -> None:
         # Half, because the slots of some rows may have others between them.
         records_bytes_max = min(RECORDS_BYTES_MAX, section_bytes_max // 2)
-        super().__init__(job, redo_bytes_max=redo_bytes_max, records_bytes_max=records_bytes_max)
+        super().__init__(job, redo_bytes_max=redo_bytes_max, records_bytes_max=records_bytes_max, pulse=pulse)
         self.identity = identity
         self._token = token
         self._coordinator = coordinator
@@ -348,19 +378,28 @@ class SocketClient(Client):
         self._thread = threading.Thread(target=self._loop.run_forever, name="links", daemon=True)
         self._thread.start()
         try:
-            asyncio.run_coroutine_threadsafe(self._start(), self._loop).result()
-            self.opened.result(open_seconds_max)
+            asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(START_SECONDS_MAX)
+            self._wait_until_open(open_seconds_max)
         except BaseException:
             self.close()
             raise
 
+    def _wait_until_open(self, seconds: float) -> None:
+        with self.pulse.rest():
+            try:
+                self.opened.result(seconds)
+            except TimeoutError:
+                raise ConnectionLost(f"the cluster was not ready within {seconds:.0f} s") from None
+
     def close(self) -> None:
         if self._loop.is_closed():
             return
-        asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result()
+        with contextlib.suppress(TimeoutError):
+            asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result(START_SECONDS_MAX)
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+        self._thread.join(START_SECONDS_MAX)
+        if not self._thread.is_alive():  # else it is a daemon, and ends with the process
+            self._loop.close()
 
     @property
     def bytes_moved(self) -> tuple[int, int]:

@@ -14,6 +14,7 @@ from regrow.core.cut import Save, Unsave
 from regrow.core.cuts import WriteManifest
 from regrow.core.door import ServerDoor
 from regrow.core.effects import (
+    Condemn,
     Delivered,
     Dial,
     Died,
@@ -156,6 +157,8 @@ class InProcessCluster:
                 raise RegrowError(f"{local} stops: {effect.reason}")
             elif isinstance(effect, Save | Unsave | WriteManifest | Load):
                 raise AssertionError(f"{local} asks for a checkpoint, and none was promised it: {effect!r}")
+            elif isinstance(effect, Condemn):
+                raise AssertionError(f"nobody hangs in one process: {effect!r}")
             elif isinstance(effect, Dial | Forget | Log | Notice):
                 pass  # messages are handed over by reference, and nobody reads the story of a cluster in a notebook
             else:

@@ -1,4 +1,4 @@
-"""The launcher, as a role sees it; and two things that a process can say of itself.
+"""The launcher, as a role sees it; what it is told when it asks; and two things that a process can say of itself.
 
 Roles own no file descriptors and know no pipes: whoever starts them (`launch/child.py`) hands them a `Parent`. Another
 way to start processes has another one.
@@ -11,7 +11,8 @@ import ctypes
 import re
 import resource
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Protocol
 
@@ -21,9 +22,50 @@ from regrow.launch.orders import AnyCommand, Assignment, Report
 PR_SET_NAME = 15
 
 
+class Pulse:
+    """How long the thread that does the work of this process has been at one piece of it. That thread writes it, the
+    one that answers the launcher reads it. One that waits for other processes rests: that is their fault, if any."""
+
+    def __init__(self) -> None:
+        self.longest_seconds = 0.0
+        self._since: float | None = None
+
+    def beat(self) -> None:
+        """The next piece of work begins here."""
+        self._end_piece()
+        self._since = time.monotonic()
+
+    def _end_piece(self) -> None:
+        if self._since is not None:
+            self.longest_seconds = max(self.longest_seconds, time.monotonic() - self._since)
+            self._since = None
+
+    def begin(self) -> None:
+        """What came before says nothing about how long the pieces from here on take."""
+        self._since, self.longest_seconds = time.monotonic(), 0.0
+
+    @contextlib.contextmanager
+    def rest(self) -> Iterator[None]:
+        """While others are waited for."""
+        self._end_piece()
+        try:
+            yield
+        finally:
+            self.beat()
+
+    @property
+    def busy_seconds(self) -> float | None:
+        since = self._since
+        return None if since is None else time.monotonic() - since
+
+
 class Parent(Protocol):
     """What a role may say to the launcher, and hear from it. A launcher that is gone ends the process: nobody who
-    calls these has to think of that."""
+    calls these has to think of that. `Ask` is answered in here, from the pulse, and never reaches a role."""
+
+    @property
+    def pulse(self) -> Pulse:
+        """Of this process."""
 
     @property
     def assignment(self) -> Assignment:

@@ -12,11 +12,12 @@ from typing import Any
 import msgspec
 
 from regrow import _kernels
-from regrow.core.coordinator import Coordinator
+from regrow.core.coordinator import PATIENCE_SECONDS, SILENT_SECONDS, Coordinator
 from regrow.core.cut import Save, Unsave
 from regrow.core.cuts import CutNow, CutPlan, WriteManifest
 from regrow.core.door import ServerDoor
 from regrow.core.effects import (
+    Condemn,
     Delivered,
     Dial,
     Died,
@@ -36,7 +37,7 @@ from regrow.core.job import JobSpec
 from regrow.core.messages import CutMarks, Message, Ready
 from regrow.core.server import Server
 from regrow.core.wayback import Load
-from regrow.errors import Refusal, RegrowError
+from regrow.errors import ConnectionLost, Refusal, RegrowError
 from regrow.launch import orders
 from regrow.runtime.checkpoint import Loader, Saver, discard, write_manifest
 from regrow.runtime.client import new_event_loop
@@ -83,8 +84,11 @@ class Node:
                     bytes_per_second=saving.bytes_per_second,
                 )
         else:
+            hanging = assignment.hanging
             self.machine = Coordinator(
                 servers=assignment.servers,
+                silent_seconds=SILENT_SECONDS if hanging is None else hanging.silent_seconds,
+                patience_seconds=PATIENCE_SECONDS if hanging is None else hanging.patience_seconds,
                 term=self.identity.incarnation,
                 cut_plan=None if saving is None else CutPlan(**msgspec.structs.asdict(saving.times)),
                 cut_salt="" if saving is None else saving.salt,
@@ -159,6 +163,9 @@ class Node:
             case Replace(peer=peer, reason=reason):
                 log.warning("%s counts as dead: %s", peer, reason)
                 self.parent.report(orders.Replace(peer=peer, reason=reason))
+            case Condemn(peer=peer, reason=reason):
+                log.warning("%s is given up: %s", peer, reason)
+                self.parent.report(orders.Condemn(peer=peer, reason=reason))
             case Notice():
                 self.parent.report(report_of(effect))
             case Save():
@@ -230,6 +237,7 @@ class Node:
 
     def _send(self, target: Identity, message: Message) -> None:
         if isinstance(message, Ready):
+            self.parent.pulse.begin()  # allocating took as long as it took
             self.parent.report(orders.Ready(rows=message.rows, bytes=message.memory_bytes))
         elif isinstance(message, CutMarks):
             self._marked_at = time.perf_counter()
@@ -245,6 +253,8 @@ class Node:
         if refusal is Refusal.REPLACED:
             if peer.role == COORDINATOR.role:
                 self._end_fenced(reason)
+        elif peer.role == COORDINATOR.role:
+            self._stop(ConnectionLost(f"the coordinator does not want this process: {reason}", refusal=refusal))
         elif isinstance(self.machine, ServerDoor) and self.machine.is_peer(peer):
             # What this server says is not understood by one it must talk to. Its successor starts from good parities;
             # to stay would keep every worker waiting.
@@ -279,6 +289,7 @@ class Node:
     async def _tick_often(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
+            self.parent.pulse.beat()
             self._receive(Tick(now=loop.time()))
             await asyncio.sleep(TICK_SECONDS)
 
@@ -312,6 +323,8 @@ REPORTS: dict[tuple[str, str | None], type[orders.Report]] = {
     ("recovery", None): orders.Recovery,
     ("recovered", None): orders.Recovered,
     ("loaded", None): orders.Loaded,
+    ("waiting", None): orders.Waiting,
+    ("waited", None): orders.Waited,
     ("checkpoint", "begun"): orders.CheckpointBegun,
     ("checkpoint", "saved"): orders.CheckpointSaved,
     ("checkpoint", "failed"): orders.CheckpointFailed,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from regrow.core.cut import Save, Unsave
 from regrow.core.cuts import WriteManifest
-from regrow.core.effects import Delivered, Dial, Forget, Log, Notice, Refuse, Replace, Send, Stop
+from regrow.core.effects import Condemn, Delivered, Dial, Forget, Log, Notice, Refuse, Replace, Send, Stop
 from regrow.core.identity import Identity
 from regrow.core.session import Connect, PushReceived
 from regrow.core.states import ForbiddenMove
@@ -75,6 +75,9 @@ class Driver:
         elif isinstance(effect, Replace):
             self.world.condemned.add(effect.peer)
             self.world.later(lambda: self.world.launcher.replace(effect.peer, effect.reason))
+        elif isinstance(effect, Condemn):
+            self.world.condemned.add(effect.peer)
+            self.world.later(lambda: self.world.launcher.condemn(effect.peer, effect.reason))
         elif isinstance(effect, Log):
             self.world.log(f"{short(identity)}: {effect.text}")
         elif isinstance(effect, Save | Unsave | WriteManifest | Load | Notice):

@@ -79,6 +79,14 @@ class Launcher:
         if self.world.is_current(identity):
             self.start(identity.role, identity.id)
 
+    def condemn(self, identity: Identity, reason: str) -> None:
+        """The coordinator waits no longer: what is left of it is ended, and seen to end."""
+        node = self.world.nodes.get(identity)
+        if node is not None:
+            self.world.probes.hit("condemned")
+            self.end(node, f"is ended by the launcher: {reason}")
+            self.world.later(lambda: self._on_ended(identity))
+
     def replace(self, identity: Identity, reason: str) -> None:
         """The coordinator counts a server as dead: what is left of it is ended, if it can be reached."""
         if not self.world.is_current(identity):

@@ -226,10 +226,10 @@ def test_a_supervised_server_is_replaced(backend: Backend) -> None:
             if not isinstance(order, supervisor.NoteEnd | supervisor.NoteSuccessor):
                 crew.carry_out(order)
 
-    supervise(Appoint(role="coordinator", id=0))
+    supervise(Appoint(role="coordinator", id=0, now=0.0))
     crew.coordinator_address = "the coordinator's"
     for event in (
-        Appoint(role="server", id=0),
+        Appoint(role="server", id=0, now=0.0),
         TakeStance(stance=Stance.REPLACING),
         KeepSpares(count=1, now=0.0),
         Tick(now=0.0),

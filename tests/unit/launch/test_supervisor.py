@@ -15,7 +15,7 @@ import pytest
 from regrow.core.identity import Identity
 from regrow.launch import supervisor
 from regrow.launch.backend import Exit
-from regrow.launch.orders import Error, PeerDied
+from regrow.launch.orders import Ask, Error, PeerDied
 from regrow.launch.supervisor import (
     Accuse,
     Appoint,
@@ -28,6 +28,8 @@ from regrow.launch.supervisor import (
     NoteSuccessor,
     Order,
     Pause,
+    ProcessAnswered,
+    ProcessCondemned,
     ProcessEnded,
     ProcessFailed,
     ProcessFenced,
@@ -61,16 +63,18 @@ def staffed(stance: Stance = Stance.STRICT, *, replaces: bool = True, spares: in
     """A coordinator, two servers, a worker and a merger, at time 0; and spares, if any, which are there."""
     found = Supervisor(replaces=replaces)
     for role, id in (*PLACES, ("merger", 0)):
-        assert found.receive(Appoint(role=role, id=id)) == [Start(who=who(role, id))]
+        assert found.receive(Appoint(role=role, id=id, now=0.0)) == [Start(who=who(role, id))]
     found.receive(TakeStance(stance=stance))
     if spares:
         assert found.receive(KeepSpares(count=spares, now=0.0)) == []
-        assert found.receive(Tick(now=0.0)) == [Start(who=who("standby", id)) for id in range(spares)]
+        assert feed(found, [Tick(now=0.0)]) == [Start(who=who("standby", id)) for id in range(spares)]
     return found
 
 
 def feed(subject: Supervisor, events: Iterable[Event]) -> list[Order]:
-    return [order for event in events for order in subject.receive(event)]
+    """All orders but questions, which are watched over in test_watch.py."""
+    orders = [order for event in events for order in subject.receive(event)]
+    return [order for order in orders if not (isinstance(order, Tell) and isinstance(order.command, Ask))]
 
 
 def ended(process: Identity, exit: Exit = KILLED, *, now: float = 5.0) -> ProcessEnded:
@@ -249,8 +253,8 @@ def test_one_that_is_paused_comes_back_as_a_zombie() -> None:
     orders = subject.receive(ProcessMissed(who=S1, reason="silent", now=5.0))
     assert [type(order) for order in orders] == [NoteEnd, NoteSuccessor, Tell, Start], "it is not killed"
     assert orders[1].died_at == 4.0  # type: ignore[union-attr]
-    assert subject.receive(Tick(now=6.9)) == []
-    assert subject.receive(Tick(now=7.0)) == [Resume(who=S1)]
+    assert feed(subject, [Tick(now=6.9)]) == []
+    assert feed(subject, [Tick(now=7.0)]) == [Resume(who=S1)]
     assert not subject.counts(S1)
     assert subject.receive(ProcessFenced(who=S1)) == []
     assert subject.receive(ended(S1, OK)) == []
@@ -259,7 +263,7 @@ def test_one_that_is_paused_comes_back_as_a_zombie() -> None:
 def test_one_that_was_paused_in_vain_is_as_before() -> None:
     subject = staffed(Stance.REPLACING)
     subject.receive(Harm(role="server", id=1, now=4.0, pause_seconds=1.0))
-    assert subject.receive(Tick(now=5.0)) == [Resume(who=S1)]
+    assert feed(subject, [Tick(now=5.0)]) == [Resume(who=S1)]
     assert succession(S1, at=9.0) in subject.receive(ended(S1, now=9.0))
 
 
@@ -307,10 +311,10 @@ def test_spares_wait_until_nothing_is_urgent() -> None:
     subject.receive(ended(S1, now=10.0))
     third = [Start(who=who("standby", 2))]
     due = 10.0 + supervisor.SPARE_SECONDS
-    assert subject.receive(Tick(now=due - 0.1)) == []
-    assert subject.receive(Tick(now=due, busy=True)) == []
-    assert subject.receive(Tick(now=due + supervisor.SPARE_SECONDS_MAX, busy=True)) == third
-    assert subject.receive(Tick(now=1000.0)) == []
+    assert feed(subject, [Tick(now=due - 0.1)]) == []
+    assert feed(subject, [Tick(now=due, busy=True)]) == []
+    assert feed(subject, [Tick(now=due + supervisor.SPARE_SECONDS_MAX, busy=True)]) == third
+    assert feed(subject, [Tick(now=1000.0)]) == []
 
 
 @pytest.mark.parametrize(
@@ -329,7 +333,7 @@ def test_spares_that_fail_are_given_up() -> None:
     while started < 100:
         now += 60.0
         assert subject.receive(ended(who("standby", started - 1), BAD, now=now)) == []
-        if subject.receive(Tick(now=now + supervisor.SPARE_SECONDS)) == []:
+        if feed(subject, [Tick(now=now + supervisor.SPARE_SECONDS)]) == []:
             break
         started += 1
     assert started == supervisor.SPARES_FAILED_MAX
@@ -346,4 +350,105 @@ def test_release_ends_zombies_and_wakes_the_paused() -> None:
     assert subject.receive(Release()) == [Kill(who=S1, reason="another is in its place"), Resume(who=S0)]
     subject.receive(ended(S1))
     assert subject.receive(Release()) == []
-    assert subject.receive(Tick(now=1000.0)) == []
+    assert feed(subject, [Tick(now=1000.0)]) == []
+
+
+# -- those that hang ---------------------------------------------------------------------------------------
+
+
+def answer(*processes: Identity, now: float) -> list[Event]:
+    return [ProcessAnswered(who=process, now=now) for process in processes]
+
+
+def live(subject: Supervisor, *answering: Identity, start: float = 0.0, until: float) -> list[Order]:
+    """Four looks a second; these answer, the others are silent. Returns at the first order that is no question."""
+    now = start
+    while now < until:
+        now += 0.25
+        if orders := feed(subject, [Tick(now=now), *answer(*answering, now=now)]):
+            return orders
+    return []
+
+
+def test_a_hung_spare_is_replaced_and_has_no_place() -> None:
+    subject = staffed(Stance.REPLACING, spares=1)
+    feed(subject, [Tick(now=0.25), *answer(C, S0, S1, W0, M, SPARE, now=0.25)])
+    orders = live(subject, C, S0, S1, W0, M, start=0.25, until=20.0)
+    assert orders == [Kill(who=SPARE, reason="has not answered for 5 s")]
+    assert live(subject, C, S0, S1, W0, M, start=7.0, until=20.0) == [Start(who=who("standby", 1))]
+
+
+def test_a_spare_that_owes_an_answer_follows_nobody() -> None:
+    subject = staffed(Stance.REPLACING, spares=1)
+    feed(subject, [Tick(now=0.25), *answer(C, S0, S1, W0, M, SPARE, now=0.25)])
+    assert live(subject, C, S0, S1, W0, M, start=0.25, until=4.5) == []
+    assert subject.receive(ended(S0))[-1] == Start(who=who("server", 0, 1))
+
+
+def test_a_spare_that_hangs_after_it_took_a_place_is_followed_itself() -> None:
+    subject = staffed(Stance.REPLACING, spares=1)
+    feed(subject, [Tick(now=0.25), *answer(C, S0, S1, W0, M, SPARE, now=0.25)])
+    heir = who("server", 0, 1)
+    assert subject.receive(ended(S0, now=0.5))[-1] == Promote(spare=SPARE, who=heir)
+    orders = live(subject, C, S1, W0, M, start=0.5, until=30.0)
+    assert orders == [Start(who=who("standby", 1))]
+    orders = live(subject, C, S1, W0, M, who("standby", 1), start=1.5, until=30.0)
+    assert orders[0] == Kill(who=heir, reason="has not answered for 10 s")
+    assert orders[-1] == Promote(spare=who("standby", 1), who=who("server", 0, 2))
+
+
+@pytest.mark.parametrize("process", [C, W0], ids=str)
+def test_a_hung_process_is_followed_like_a_dead_one(process: Identity) -> None:
+    subject = staffed(Stance.REPLACING)
+    everybody = [C, S0, S1, W0, M]
+    feed(subject, [Tick(now=0.25), *answer(*everybody, now=0.25)])
+    orders = live(subject, *(each for each in everybody if each != process), start=0.25, until=60.0)
+    assert isinstance(orders[0], Kill) and orders[0].who == process
+    assert Start(who=supervisor.next_incarnation(process)) in orders
+
+
+@pytest.mark.parametrize("stance", [Stance.STRICT, Stance.LOADING], ids=lambda stance: stance.value)
+def test_where_a_death_ends_the_run_so_does_a_hung_process(stance: Stance) -> None:
+    subject = staffed(stance)
+    feed(subject, [Tick(now=0.25), *answer(C, S0, S1, W0, M, now=0.25)])
+    (kill,) = live(subject, C, S0, S1, M, start=0.25, until=60.0)
+    assert kill == Kill(who=W0, reason="worker 0 has not answered for 10 s")
+    accusation = Accuse(who=W0, exit=KILLED, refusal="worker 0 has not answered for 10 s")
+    assert subject.receive(ended(W0, now=12.0)) == [NoteEnd(who=W0), accusation]
+
+
+def test_whom_the_coordinator_gives_up_is_killed_and_its_end_is_told() -> None:
+    subject = staffed(Stance.REPLACING)
+    condemned = ProcessCondemned(who=S0, reason="silent for 61.5 s, and waited for in vain for 60 s", now=5.0)
+    (kill,) = subject.receive(condemned)
+    assert isinstance(kill, Kill) and kill.who == S0
+    assert subject.receive(condemned) == []
+    orders = subject.receive(ended(S0, now=5.1))
+    assert died(S0) in orders and Start(who=who("server", 0, 1)) in orders
+
+
+def test_one_that_cannot_be_killed_is_not_waited_for() -> None:
+    subject = staffed(Stance.REPLACING)
+    everybody = [C, S0, S1, W0, M]
+    feed(subject, [Tick(now=0.25), *answer(*everybody, now=0.25)])
+    subject.receive(ProcessCondemned(who=S0, reason="silent", now=1.0))
+    orders = live(subject, *everybody, start=1.0, until=1.0 + supervisor.KILL_SECONDS_MAX + 0.5)
+    assert died(S0) in orders and Start(who=who("server", 0, 1)) in orders
+    assert subject.receive(ended(S0, now=99.0)) == []  # it ends at last, and nobody cares
+
+
+def test_a_spare_that_was_paused_on_purpose_keeps_that_in_its_new_place() -> None:
+    subject = staffed(Stance.REPLACING, spares=1)
+    feed(subject, [Tick(now=0.25), *answer(C, S0, S1, W0, M, SPARE, now=0.25)])
+    assert subject.receive(Harm(role="standby", id=0, now=0.3, pause_seconds=30.0)) == [Pause(who=SPARE)]
+    subject.receive(ended(S0, now=0.5))
+    heir = who("server", 0, 1)
+    spare = who("standby", 1)
+    orders = live(subject, C, S1, W0, M, spare, start=0.5, until=1.75)
+    assert orders == [Start(who=spare)]
+    orders = live(subject, C, S1, W0, M, spare, start=1.75, until=25.0)
+    assert not any(isinstance(order, Kill) for order in orders), "it was paused on purpose, and comes back a zombie"
+    assert orders[-1] == Promote(spare=spare, who=who("server", 0, 2))
+    answering = (C, S1, W0, M, who("server", 0, 2), who("standby", 2))
+    orders = [order for at in (14.0, 20.0, 31.0) for order in live(subject, *answering, start=at, until=at + 3.0)]
+    assert Resume(who=heir) in orders

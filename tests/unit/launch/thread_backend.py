@@ -14,7 +14,8 @@ from collections.abc import Callable
 
 from regrow.core.identity import Identity
 from regrow.launch.backend import Ended, Exit, News, Said
-from regrow.launch.orders import AnyCommand, Assignment, Command, Report
+from regrow.launch.orders import Answer, AnyCommand, Ask, Assignment, Command, Report
+from regrow.runtime.parent import Pulse
 
 Role = Callable[["ThreadParent"], int]
 
@@ -28,6 +29,7 @@ class ThreadParent:
 
     def __init__(self, handle: ThreadHandle, assignment: Assignment) -> None:
         self.assignment = assignment
+        self.pulse = Pulse()
         self._handle = handle
 
     def become(self, assignment: Assignment) -> None:
@@ -59,9 +61,14 @@ class ThreadHandle:
         self.commands: list[AnyCommand] = []
         self.code: int | None = None  # once it is killed
         self._paused = False
+        self._asked = False
         self._changed = threading.Condition()
 
     def tell(self, command: Command) -> None:
+        if isinstance(command, Ask):
+            self._asked = True
+            self._answer()
+            return
         with self._changed:
             self.commands.append(command)  # type: ignore[arg-type]
             self._changed.notify_all()
@@ -80,6 +87,7 @@ class ThreadHandle:
         with self._changed:
             self._paused = False
             self._changed.notify_all()
+        self._answer()
 
     def read_last_words(self) -> str | None:
         return None
@@ -98,6 +106,11 @@ class ThreadHandle:
             assert self.code is not None
             code = self.code
         self.news.put(Ended(handle=self, exit=Exit(code=code)))
+
+    def _answer(self) -> None:
+        if self._asked and not self._paused and self.code is None:
+            self._asked = False
+            self.news.put(Said(handle=self, report=Answer()))
 
     def _end(self, code: int) -> None:
         with self._changed:
