@@ -110,12 +110,16 @@ def test_a_hung_worker_without_protection(tmp_path: Path) -> None:
 
 
 def test_a_hung_spare_does_not_keep_a_server_from_coming_back() -> None:
-    table = TableSpec(name="t", rows=4000, dim=8, optimizer=OptimizerSpec(kind="sgd", lr=1.0), seed=1, init_bound=0.0)
-    job = JobSpec(servers=5, workers=1, mode="async", tables=(table,), protection=Coded(flush=FlushSpec(), k=2, r=1))
+    optimizer = OptimizerSpec(kind="sgd", learning_rate=1.0)
+    table = TableSpec(name="t", rows=4000, dim=8, init_bound=0.0, optimizer=optimizer, k=2, r=1)
+    protection = Coded(k=2, r=1, flush=FlushSpec())
+    job = JobSpec(tables=(table,), servers=5, workers=1, protection=protection)
+    router = make_router(job, feature_tables=[0], static_tables=[])
     with LocalCluster(servers=5) as cluster:
         client = cluster.client(job)
         wait_until(lambda: "standby 0" in cluster.pids)
-        plan = make_router(job).plan([np.arange(0, 4000, 7)])
+        ids = np.arange(0, 4000, 7)
+        plan = router.plan(ids, None, ids.size)
         for step in range(1, 4):
             ticket = client.pull(plan, step=step)
             client.push(ticket, np.ones_like(ticket.wait(60.0)))
@@ -140,7 +144,7 @@ def test_a_launcher_that_was_stopped_holds_nobody_up(tmp_path: Path) -> None:
         process.send_signal(signal.SIGSTOP)
         time.sleep(6.0)
         process.send_signal(signal.SIGCONT)
-        out, err = process.communicate(timeout=300.0)
+        _, err = process.communicate(timeout=300.0)
         assert process.returncode == 0, err
     finally:
         process.kill()
@@ -167,3 +171,4 @@ def test_a_process_that_cannot_be_killed_keeps_nobody(tmp_path: Path, monkeypatc
     assert handle.exit is None
     assert time.monotonic() - began < 10.0
     kill(handle)
+    wait_until(lambda: handle.reap() is not None)
