@@ -48,6 +48,9 @@ LOST_SECONDS = 0.3
 SILENT_SECONDS = 1.5
 # For a new coordinator: how long to wait for servers that others know of.
 MISSING_SECONDS = 3.0
+# A replacement that lives but does not get further on its way back is replaced itself. Too short: a slow sweep, which
+# has a limit of its own, counts as stuck. Too long: its stripes are without protection for that long.
+BROUGHT_SECONDS_MAX = 300.0
 # How long a server is waited for that is silent and whose loss would be one of rows. Too short: a machine that swaps
 # costs a checkpoint's worth of training. Too long: everybody waits for one that never comes back.
 PATIENCE_SECONDS = 60.0
@@ -65,6 +68,8 @@ class Place:
     closed: float | None = None  # when its connection closed
     doubted: float | None = None  # since when it is waited for, although it seems dead: its loss would be one of rows
     condemned: bool = False  # ... and no longer
+    brought: int = 0  # what it has said of its way back, and
+    brought_at: float | None = None  # when that was last more than before; None: it is not on one
     reason: str = ""  # why it counts as dead
     ready: Ready | None = None
 
@@ -90,6 +95,7 @@ class Place:
         self.member = member
         self.life.move(cause)
         self.heard, self.closed, self.doubted, self.condemned = now, None, None, False
+        self.brought, self.brought_at = 0, None
 
     def die(self, reason: str) -> None:
         self.life.move("died")
@@ -100,6 +106,14 @@ class Place:
         self.heard = None if self.heard is None else self.heard + seconds
         self.closed = None if self.closed is None else self.closed + seconds
         self.doubted = None if self.doubted is None else self.doubted + seconds
+        self.brought_at = None if self.brought_at is None else self.brought_at + seconds
+
+    def note_progress(self, brought: int, now: float) -> None:
+        """Of its way back, if it is on one."""
+        if self.life.state is not MemberState.RETURNING:
+            self.brought_at = None
+        elif self.brought_at is None or brought > self.brought:
+            self.brought, self.brought_at = brought, now
 
 
 class Coordinator:
@@ -192,6 +206,7 @@ class Coordinator:
         if isinstance(message, Beat):
             if self.cuts is not None:
                 self.cuts.on_step(message.step)
+            place.note_progress(message.brought, self._now)
             return []
         if isinstance(message, CutMarks | CutBegun | CutSaved):
             return self._on_cut_message(source.id, message)
@@ -364,6 +379,8 @@ class Coordinator:
             return "its connection closed"
         if place.heard is not None and now - place.heard >= self._silent_seconds and place.means_silence:
             return f"silent for {now - place.heard:.1f} s"
+        if place.brought_at is not None and now - place.brought_at >= BROUGHT_SECONDS_MAX:
+            return f"nothing was brought back to it for {now - place.brought_at:.0f} s"
         if self._learned_at is not None and self.view is None and state is MemberState.AWAITED:
             # A new coordinator waits for the servers that others know of, but not for ever.
             return "not heard of" if now - self._learned_at >= MISSING_SECONDS else None

@@ -118,8 +118,9 @@ class ServerDoor:
         effects: list[Effect] = []
         if self._coordinator is not None and now >= self._beat_at:
             self._beat_at = now + BEAT_SECONDS
-            step = self.server.serving.committed if self.server is not None else 0
-            effects.append(Send(target=self._coordinator, message=Beat(step=step)))
+            server = self.server
+            beat = Beat() if server is None else Beat(step=server.serving.committed, brought=server.brought)
+            effects.append(Send(target=self._coordinator, message=beat))
         if self.server is not None:
             effects += self.server.tick(now)
         return effects

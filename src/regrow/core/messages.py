@@ -194,9 +194,11 @@ class Recovered(Message):
 
 @message(15)
 class Beat(Message):
-    """Server -> coordinator, often: I am alive, and have come to this step. A stopped process sends none."""
+    """Server -> coordinator, often: I am alive, and have come to this step; and, on my way back, so much was brought to
+    me so far. A stopped process sends none."""
 
     step: U62 = 0
+    brought: U62 = 0
 
 
 # --- Pull and push ------------------------------------------------------------------------------------------

@@ -72,6 +72,8 @@ from regrow.core.wayback import Load, LoadedAll, LoadedRows, WayBack, Ways, plan
 Effect = Send | Refuse | Log | Dial | Forget | Notice | Save | Unsave | Load
 
 NOTICE_SECONDS = 0.25
+# What brings rows and parities back to a server; while none comes, it does not get further.
+BRINGS = (Stream, StreamEnd, Undo, Have, Restored, Snap, Syndrome, Tail, TailEnd)
 
 
 class Server:
@@ -94,6 +96,7 @@ class Server:
         self.coordinator = coordinator  # whoever was heard of last
         self.view = view
         self.peers = {member.id: member.identity for member in view.servers}
+        self.brought = 0  # what came for the way back so far
         self.recovered = not me.recovering  # all rows and parities are here, or were from the start
         self.store = build_store(job, server, me.recovering)
         groups = Groups(job)
@@ -228,6 +231,8 @@ class Server:
     def on_server_message(self, source: Identity, message: Message) -> list[Effect]:
         """ValueError or IndexError: the message makes no sense, and nothing changed."""
         holder = self.holder
+        if isinstance(message, BRINGS):
+            self.brought += 1
         if isinstance(message, Flush):
             return [*holder.on_flush(source, message)]
         if isinstance(message, FlushAck):
@@ -276,6 +281,7 @@ class Server:
 
     def on_loaded(self, event: LoadedRows | LoadedAll) -> list[Effect]:
         """The driver brings rows of a checkpoint."""
+        self.brought += 1
         return self._take(lambda: self.ways.receive(None, event))
 
     def _on_brought(self, source: Identity, message: Undo | Have | Restored) -> list[Effect]:
