@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from regrow.core.coding import coefficient, product
-from regrow.core.effects import Delivered
 from regrow.core.identity import Identity
 from regrow.core.messages import (
     Durable,
@@ -265,8 +264,9 @@ class Checker:
     # --- States around an event ---
 
     def before(self, node: Node, event: Any) -> None:
+        """Of a message that reaches a server."""
         self._before = None
-        if not isinstance(event, Delivered) or node.identity.role != "server" or not self.coded:
+        if not self.coded:
             return
         machine, message = node.machine, event.message
         if event.source.role == "server" and node.server is not None:
@@ -281,8 +281,6 @@ class Checker:
                     self.world.probes.hit("flush during decode")
 
     def after(self, node: Node, event: Any, effects: Any) -> None:
-        if not isinstance(event, Delivered) or node.identity.role != "server":
-            return
         machine, message = node.machine, event.message
         machines.probe(self.world.probes, machine, event, effects)
         if self._before is None:

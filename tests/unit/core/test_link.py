@@ -59,7 +59,9 @@ def refusal(machine: Acceptor | Initiator, message: Message) -> str:
 
 
 def changed(message: Any, **fields: Any) -> Any:
-    return dataclasses.replace(message, **fields)
+    """Of a message, or of a stamp."""
+    replace = dataclasses.replace if dataclasses.is_dataclass(message) else msgspec.structs.replace
+    return replace(message, **fields)
 
 
 # --- The handshake ---
