@@ -65,6 +65,7 @@ class Network:
         self.dials: dict[tuple[Identity, Identity | str], int] = {}  # (who, whom) -> due
         self.forgotten: set[tuple[Identity, Identity]] = set()  # (who, whom)
         self.resent = 0
+        self.kept_bytes_max = 0  # the most that any link ever kept
         self._wires_made = 0
         self._delay = delay
         self._on_filled = on_filled
@@ -81,6 +82,8 @@ class Network:
         if link is None:
             link = self._link(source, target)
         stamp = link.send(message)
+        if link.kept_bytes > self.kept_bytes_max:
+            self.kept_bytes_max = link.kept_bytes
         if ends in self.open:
             self._put(source, target, stamp, message)
 
@@ -212,9 +215,6 @@ class Network:
             self._close(local, peer)
         self.open = {ends for ends in self.open if ends[0] != node}
         return told
-
-    def kept_bytes_max(self) -> int:
-        return max((link.kept_bytes for link in self.links.values()), default=0)
 
     def pairs(self) -> list[tuple[Identity, Identity]]:
         """Connections that are open at both ends, each once, in order of age."""
