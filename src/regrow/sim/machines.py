@@ -199,7 +199,8 @@ def unbounded_reason(door: ServerDoor, tail_max: int) -> str:
         if len(state.tail) > tail_max:
             return f"keeps {len(state.tail)} flushes of group {group} of S{source}"
     for index, group in enumerate(server.flusher.groups):
-        if len(group.history) > 2 + group.number - min(group.acked.values(), default=group.number):
+        unacked = group.number - min(group.acked.values()) if group.acked else 0
+        if len(group.history) > 2 + unacked:
             return f"remembers the marks of {len(group.history)} flushes of group {index}"
     return ""
 

@@ -78,7 +78,7 @@ class World:
         self.heard: dict[int, float] = {}
         self.calm = False
         self.lost = ""  # what the coordinator says is gone for good
-        self._trail = array("q")  # who got what in which event: `digest`
+        self._trail: list[int] = []  # who got what in which event: `digest`
         self.driver = Driver(self)
         self.launcher = Launcher(self)
         self.sabotage = Saboteur(self)
@@ -86,6 +86,7 @@ class World:
         self.storage = Storage(self)
         self._lanes = {(kind, server): delay for kind, server, delay in scenario.lanes}
         self._actions_made = 0
+        self._fault_max = self.sabotage.rate_max
         self._calm_since = 0.0
         self._leaps = False
         self.launcher.start(COORDINATOR, 0)
@@ -169,9 +170,8 @@ class World:
         agenda, value = self.agenda, 0
         count = agenda.count()
         if not self.calm:
-            sabotage = self.sabotage
             value = self.choices.pick_event(
-                count, eager=self.scenario.eager, fault=sabotage.rate, fault_max=sabotage.rate_max
+                count, eager=self.scenario.eager, fault=self.sabotage.rate, fault_max=self._fault_max
             )
         self.network.order += 1
         if value >= FAULT:
@@ -316,18 +316,18 @@ class World:
         kind = type(event)
         if kind is Delivered:
             value = checked if checked is not None else checksum(event.message)
-            self._trail.extend((self.network.order, node.number, self.numbers[event.source], value))
+            self._trail += (self.network.order, node.number, self.numbers[event.source], value)
             if self.note is not None:
                 prefix = f"{self.network.order:5d} {self.now:6.2f}  {short(event.source)} -> {short(node.identity)}"
                 self.note(prefix, node.identity, event)
         else:
             value = _EVENTS.get(kind, 0) or _EVENTS.setdefault(kind, zlib.crc32(kind.__name__.encode()))
-            self._trail.extend((self.network.order, node.number, -1, value))
+            self._trail += (self.network.order, node.number, -1, value)
 
     @property
     def digest(self) -> str:
         """Of all that was handed to anybody: equal for equal runs."""
-        return hashlib.blake2b(self._trail.tobytes(), digest_size=8).hexdigest()
+        return hashlib.blake2b(array("q", self._trail).tobytes(), digest_size=8).hexdigest()
 
 
 _EVENTS: dict[type, int] = {}  # a number for the name of each kind of event
