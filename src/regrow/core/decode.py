@@ -270,7 +270,9 @@ class Decoder:
     @property
     def sweeping(self) -> bool:
         """Something is being decoded, or is left to be."""
-        return bool(self._batches) or any(sweep.cursor < self._first[-1] for sweep in self._sweeps.values())
+        if self._batches:
+            return True
+        return bool(self._sweeps) and any(sweep.cursor < self._first[-1] for sweep in self._sweeps.values())
 
     # --- What somebody waits for ---
 

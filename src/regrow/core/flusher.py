@@ -33,7 +33,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -74,7 +74,7 @@ class Budget:
         self._now: float | None = None
 
     def refill(self, now: float) -> None:
-        if self._now is not None:
+        if self._now is not None and self._rate:
             self._left = min(self._left + (now - self._now) * self._rate, max(STREAM_BYTES, self._rate / 4))
         self._now = now
 
@@ -166,14 +166,19 @@ class Flusher:
 
     def _settle(self) -> None:
         """Takes account of new acknowledgements."""
-        for mark in range(len(self._durable)):
-            reached = min(self._find_mark(g, mark, group.acked) for g, group in enumerate(self.groups))
-            self._durable[mark] = max(reached, self._durable[mark])
-        for group in self.groups:
-            counting = [group.acked[h] for h in group.acked if h not in group.streams]
+        covered: list[Sequence[int]] = []  # by what all holders of each group that count have
+        for group, applied in zip(self.groups, self.applied, strict=True):
+            counting = [number for holder, number in group.acked.items() if holder not in group.streams]
             least = min(counting) if counting else group.number
-            for number in [n for n in group.history if 0 < n < least]:  # 0 is what a new holder has
-                del group.history[number]
+            if group.active:
+                covered.append(group.history[least] if counting else applied)
+            if len(group.history) > 1:
+                for number in [n for n in group.history if 0 < n < least]:  # 0 is what a new holder has
+                    del group.history[number]
+        if len(covered) == len(self.groups):
+            for mark, reached in enumerate(map(min, zip(*covered, strict=True))):
+                if reached > self._durable[mark]:
+                    self._durable[mark] = reached
 
     # --- Flushes ---
 
@@ -206,11 +211,10 @@ class Flusher:
         return self.flush_all() if idle or now - self._since >= self._spec.seconds else []
 
     def _has_unflushed(self) -> bool:
-        return any(
-            group.flushed != tuple(self.applied[g]) or self._store.pending_rows(g)
-            for g, group in enumerate(self.coded)
-            if group.active
-        )
+        for g, group in enumerate(self.coded):
+            if group.active and (group.flushed != tuple(self.applied[g]) or self._store.pending_rows(g)):
+                return True
+        return False
 
     def flush_all(self) -> list[Send]:
         self._pushes = self._pushes_seen = 0
@@ -399,6 +403,11 @@ class Flusher:
                 group.acked[holder] = group.prepared[holder] = number
         if all(each.active for each in self.groups):
             self._settle()
+
+    @property
+    def is_streaming(self) -> bool:
+        """Somebody is being streamed to."""
+        return any([group.streams for group in self.coded])
 
     def stream(self, budget: Budget) -> list[Send]:
         """Sends the next rows to every new holder that is ready for more. Only for a server with all its rows."""

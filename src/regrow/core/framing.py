@@ -42,8 +42,7 @@ class Limits:
 LIMITS_STRANGER = Limits(meta_bytes_max=8192, section_bytes_max=0)
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Stamp:
+class Stamp(msgspec.Struct, frozen=True, kw_only=True):
     """The numbers of one frame on its link."""
 
     source_incarnation: int = 0

@@ -38,15 +38,17 @@ class Groups:
         self._first_member = np.concatenate([[0], np.cumsum(self._k)[:-1]]).astype(np.int64)
         self._all_members = np.concatenate(self.of_member)
 
+        # Asked for with every flush.
+        self._holders = [
+            [tuple(self.step(source, d + q) for q in range(r)) for source in range(job.servers)] for d, r in self.list
+        ]
+
     def __len__(self) -> int:
         return len(self.list)
 
     def holders(self, source: int, group: int) -> tuple[int, ...]:
         """The servers that hold the parities of this group of `source`, in the order of their coefficients."""
-        if group == self.bare:
-            return ()
-        d, r = self.list[group]
-        return tuple(self.step(source, d + q) for q in range(r))
+        return () if group == self.bare else self._holders[group][source]
 
     def sources(self, holder: int, group: int) -> tuple[int, ...]:
         """The servers whose rows of this group have a parity at `holder`."""

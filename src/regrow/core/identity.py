@@ -6,13 +6,12 @@ fenced off by this.
 
 from __future__ import annotations
 
-import dataclasses
+import msgspec
 
 ROLES = ("coordinator", "server", "worker")
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True, order=True)
-class Identity:
+class Identity(msgspec.Struct, frozen=True, kw_only=True, order=True, cache_hash=True):
     """One process of a run."""
 
     role: str

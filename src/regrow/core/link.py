@@ -54,7 +54,9 @@ class Link:
 
     def send(self, message: Message) -> Stamp:
         """Numbers a message and keeps it until the peer has it. Its arrays must not change from now on."""
-        message_bytes = FRAME_BYTES + sum(getattr(message, name).nbytes for name in message.SECTION_FIELDS)
+        message_bytes = FRAME_BYTES
+        for name in message.SECTION_FIELDS:
+            message_bytes += getattr(message, name).nbytes
         self._kept.append((message, message_bytes))
         self.kept_bytes += message_bytes
         self.sent += 1

@@ -360,6 +360,6 @@ class Server:
         if self.holder.decoder.sweeping:  # rows before parities: somebody may wait for a row
             effects += self.holder.decoder.release_faults()
             effects += self.holder.decoder.sweep(self._row_budget)
-        if self.ways.is_back and any(group.streams for group in self.flusher.coded):
+        if self.ways.is_back and self.flusher.is_streaming:
             effects += self.flusher.stream(self._parity_budget)
         return effects

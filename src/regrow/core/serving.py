@@ -340,6 +340,8 @@ class Serving(ABC):
     def answer_durable(self) -> list[Effect]:
         """More may be durable, or staged at the holders, than before."""
         effects = self.answer_prepared()
+        if not self._writes:
+            return effects
         writes, self._writes = self._writes, []
         for numbers, answer in writes:
             if self.flusher.has_acked(numbers):
@@ -354,7 +356,8 @@ class RequestChecks:
 
     def __init__(self, job: JobSpec, store: Store, *, reply_bytes_max: int) -> None:
         tables = range(len(job.tables))
-        self.dims = np.array([table.dim for table in job.tables], np.int64)
+        self._dims = [table.dim for table in job.tables]
+        self.dims = np.array(self._dims, np.int64)
         self.slots = np.array([store.slots(index) for index in tables], np.int64)
         self._record_floats = [store.record_floats(index) for index in tables]
         self._reply_bytes_max = reply_bytes_max
@@ -362,7 +365,10 @@ class RequestChecks:
     def count_floats(self, counts: Int32Array, slots: UInt32Array) -> int:
         """How many floats the rows of these slots have; refuses before anything is allocated for them."""
         self.check_counts(counts, slots)
-        return self.check_reply(int(counts.astype(np.int64) @ self.dims))
+        floats = 0
+        for count, dim in zip(counts.tolist(), self._dims, strict=True):
+            floats += count * dim
+        return self.check_reply(floats)
 
     def check_reply(self, floats: int) -> int:
         if floats * 4 > self._reply_bytes_max:
@@ -375,8 +381,8 @@ class RequestChecks:
         self.check_range(counts, slots)
 
     def check_counts(self, counts: Int32Array, slots: UInt32Array) -> None:
-        described = counts.size == self.dims.size and not (counts < 0).any()
-        if not described or int(counts.sum(dtype=np.int64)) != slots.size:
+        given = counts.tolist()  # there are few tables: quicker than arrays
+        if len(given) != len(self._dims) or min(given, default=0) < 0 or sum(given) != slots.size:
             raise ValueError(f"counts do not describe {slots.size} slots in {self.dims.size} tables")
 
     def check_range(self, counts: Int32Array, slots: UInt32Array) -> None:

@@ -98,6 +98,8 @@ class AsyncServing(Serving):
         return [self.acknowledge(source, seq)]
 
     def answer_prepared(self) -> list[Effect]:
+        if not self._unprepared:
+            return []
         waiting, self._unprepared = self._unprepared, []
         return [effect for source, seq in waiting for effect in self._acknowledge_prepared(source, seq)]
 

@@ -20,6 +20,7 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from regrow.core.framing import LIMITS_STRANGER, Frame, FrameReader, Limits, encode
@@ -361,7 +362,7 @@ class Endpoint:
                 self._report_later(other, fence.reason)
                 self._drop(other, fence)
         if peer.incarnation:
-            older = dataclasses.replace(peer, incarnation=peer.incarnation - 1)
+            older = msgspec.structs.replace(peer, incarnation=peer.incarnation - 1)
             self._put_fence(older, fence_replaced(older))
 
     def _drop(self, peer: Identity, fence: Fence) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 DIGITS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
 FAULT = 64
@@ -46,15 +46,18 @@ class Choices:
         self.tape.append(value)
         return bool(value)
 
-    def pick_event(self, count: int, *, eager: float, fault: float) -> int:
-        """The next event: its place in the queue, or `FAULT` and above for something that goes wrong."""
+    def pick_event(self, count: int, *, eager: float, fault: Callable[[], float], fault_max: float) -> int:
+        """The next event: its place in the queue, or `FAULT` and above for something that goes wrong.
+
+        How likely that is now costs a look at everybody, so it is asked only where a number was drawn that would do.
+        """
         at = len(self.tape)
         if at < len(self._given):
             value = self._given[at]
             value = value if value >= FAULT else value % count
         elif self._random is None:
             value = 0
-        elif self._random.random() < fault:
+        elif (drawn := self._random.random()) < fault_max and drawn < _check_rate(fault(), fault_max):
             value = FAULT + self._random.randrange(FAULT)
         else:
             value = 0 if self._random.random() < eager else self._random.randrange(min(count, FAULT))
@@ -65,6 +68,11 @@ class Choices:
     def exhausted(self) -> bool:
         """Whether from here on everything is dull."""
         return self._random is None and len(self.tape) >= len(self._given)
+
+
+def _check_rate(rate: float, rate_max: float) -> float:
+    assert rate <= rate_max, f"faults at a rate of {rate}, at most {rate_max} were announced"
+    return rate
 
 
 def tape_text(tape: Sequence[int]) -> str:

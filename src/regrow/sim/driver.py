@@ -25,36 +25,39 @@ class Driver:
     def __init__(self, world: World) -> None:
         self.world = world
 
-    def hand(self, node: Node, event: Any) -> None:
-        """Gives an event to a machine and carries out what it asks for."""
-        identity = node.identity
-        self.world.record(identity, event)
-        self.world.checker.before(node, event)
+    def hand(self, node: Node, event: Any, *, checksum: int | None = None) -> None:
+        """Gives an event to a machine and carries out what it asks for. `checksum`: of its message, if known."""
+        world = self.world
+        world.record(node, event, checksum)
+        is_checked = node.is_server and type(event) is Delivered
+        if is_checked:
+            world.checker.before(node, event)
         try:
             effects = node.machine.receive(event)
-        except ForbiddenMove as error:
-            raise Violation("moves", f"{short(identity)} at {_describe(event)}: {error}") from error
         except Exception as error:
-            where = "".join(traceback.format_exception(error)[-3:])
-            raise Violation("core", f"{short(identity)} raised at {_describe(event)}: {where}") from error
-        self.world.checker.after(node, event, effects)
+            raise _blame(node.identity, event, error) from error
+        if is_checked:
+            world.checker.after(node, event, effects)
         dies = node.crash_after
         if dies is not None and len(effects) <= dies:
             dies = None  # not yet: it dies in the middle of something
         for count, effect in enumerate(effects):
             if count == dies:
-                self.world.probes.hit("crash between effects")
-                self.world.launcher.crash(node)
+                world.probes.hit("crash between effects")
+                world.launcher.crash(node)
                 return
             self._carry_out(node, effect)
             if not node.alive:
                 return
+        if node.program is not None:
+            world.agenda.on_worker(node)
 
     def _carry_out(self, node: Node, effect: Any) -> None:
         identity = node.identity
-        if isinstance(effect, Send):
-            self.world.checker.on_send(node, effect.target, effect.message)
-            self.world.network.send(identity, effect.target, effect.message)
+        if type(effect) is Send:
+            target, message = effect.target, effect.message
+            self.world.checker.on_send(node, target, message)
+            self.world.network.send(identity, target, message)
         elif isinstance(effect, Dial):
             self.world.network.dial(identity, effect.peer)
         elif isinstance(effect, Connect):
@@ -74,6 +77,7 @@ class Driver:
             self.world.launcher.end(node, f"stops: {effect.reason}")
         elif isinstance(effect, Replace):
             self.world.condemned.add(effect.peer)
+            self.world.agenda.void()
             self.world.later(lambda: self.world.launcher.replace(effect.peer, effect.reason))
         elif isinstance(effect, Condemn):
             self.world.condemned.add(effect.peer)
@@ -125,6 +129,14 @@ class Driver:
         if (node := self.world.nodes.get(who)) is not None and (whom.role == COORDINATOR or who.role == "worker"):
             self.world.probes.hit("zombie stops")
             self.world.launcher.end(node, "is refused and ends")
+
+
+def _blame(identity: Identity, event: Any, error: Exception) -> Violation:
+    """What it means that a machine raised."""
+    if isinstance(error, ForbiddenMove):
+        return Violation("moves", f"{short(identity)} at {_describe(event)}: {error}")
+    where = "".join(traceback.format_exception(error)[-3:])
+    return Violation("core", f"{short(identity)} raised at {_describe(event)}: {where}")
 
 
 def _describe(event: Any) -> str:

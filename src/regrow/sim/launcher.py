@@ -37,6 +37,9 @@ class Launcher:
         else:
             plan = cuts.plan if cuts is not None else None
             node = Node(identity, machines.make_coordinator(identity, self.world.job, plan))
+        node.number = self.world.numbers[identity] = len(self.world.numbers)
+        node.is_server = role == "server"
+        self.world.agenda.void()
         self.world.nodes[identity] = self.world.current[role, index] = node
         self.world.heard.pop(index, None) if role == "server" else None
         self.world.log(f"{short(identity)} starts")

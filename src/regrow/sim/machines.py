@@ -118,9 +118,25 @@ def record_floats(server: Any, table: int) -> int:
     return int(server.store.record_floats(table))
 
 
-def read_touched(server: Any, table: int, q: int, member: int) -> Any:
-    words = server.store.parity_members(table, q, member)
-    return np.unpackbits(words.view(np.uint8), bitorder="little").view(bool)
+def read_touched(server: Any, table: int, q: int, member: int) -> int:
+    """Which rows of a member a holder knows to be touched: a bit by block."""
+    return int.from_bytes(server.store.parity_members(table, q, member).tobytes(), "little")
+
+
+class ParityReader:
+    """Reads all parities of a table at a server at once, always into the same memory."""
+
+    def __init__(self, job: JobSpec, table: int, *, record_bytes: int) -> None:
+        count = blocks(job, table)
+        self._counts = np.zeros(len(job.tables), np.int32)
+        self._counts[table] = count
+        self._blocks = np.arange(count, dtype=np.uint32)
+        self._out = np.empty(count * record_bytes // 4, np.float32)
+
+    def read(self, server: Any, q: int) -> bytes:
+        """Parities q, block after block."""
+        server.store.parity_read(q, self._counts, self._blocks, self._out)
+        return self._out.tobytes()
 
 
 def parity(server: Any, table: int, q: int, count: int) -> Any:
@@ -183,7 +199,8 @@ def unbounded_reason(door: ServerDoor, tail_max: int) -> str:
         if len(state.tail) > tail_max:
             return f"keeps {len(state.tail)} flushes of group {group} of S{source}"
     for index, group in enumerate(server.flusher.groups):
-        if len(group.history) > 2 + group.number - min(group.acked.values(), default=group.number):
+        unacked = group.number - min(group.acked.values()) if group.acked else 0
+        if len(group.history) > 2 + unacked:
             return f"remembers the marks of {len(group.history)} flushes of group {index}"
     return ""
 

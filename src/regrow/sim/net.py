@@ -7,10 +7,11 @@ delivers next is the scheduler's choice, by `due`.
 
 from __future__ import annotations
 
-import dataclasses
 import zlib
 from collections import deque
 from collections.abc import Callable
+
+import msgspec
 
 from regrow.core.framing import Stamp
 from regrow.core.identity import Identity
@@ -20,8 +21,7 @@ from regrow.core.messages import Message
 COORDINATOR = "coordinator"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Item:
+class Item(msgspec.Struct, frozen=True):
     """Something on a wire. `kind`: frame, opened (the other end accepted us), lost."""
 
     due: int
@@ -33,43 +33,68 @@ class Item:
 
 
 class Wire:
-    """What is on its way from one identity to another."""
+    """What is on its way from one identity to another. `number` counts the wires of a world up."""
 
-    __slots__ = ("items", "source", "target")
+    __slots__ = ("items", "number", "source", "target")
 
-    def __init__(self, source: Identity, target: Identity) -> None:
+    def __init__(self, source: Identity, target: Identity, number: int) -> None:
         self.source = source
         self.target = target
+        self.number = number
         self.items: deque[Item] = deque()
 
 
 class Network:
-    """All links of a world. Knows nothing of machines: it says what arrives, the world hands it over."""
+    """All links of a world. Knows nothing of machines: it says what arrives, the world hands it over.
 
-    def __init__(self, delay: Callable[[Identity, Message], int]) -> None:
+    Whoever keeps a list of what may arrive next is told of every wire that was empty and is not any more
+    (`on_filled`), and that connections came or went (`on_changed`): then all that was known is void.
+    """
+
+    def __init__(
+        self,
+        delay: Callable[[Identity, Message], int],
+        *,
+        on_filled: Callable[[Wire], None],
+        on_changed: Callable[[], None],
+    ) -> None:
         self.order = 0  # events so far; the scheduler counts it up
         self.links: dict[tuple[Identity, Identity], Link] = {}  # (local, peer): one end
         self.open: set[tuple[Identity, Identity]] = set()  # ends that may put frames on their wire; membership only
         self.wires: dict[tuple[Identity, Identity], Wire] = {}
         self.dials: dict[tuple[Identity, Identity | str], int] = {}  # (who, whom) -> due
         self.forgotten: set[tuple[Identity, Identity]] = set()  # (who, whom)
-        self.checksums: dict[int, int] = {}  # by the message's id() while it is kept
         self.resent = 0
+        self.kept_bytes_max = 0  # the most that any link ever kept
+        self._wires_made = 0
         self._delay = delay
+        self._on_filled = on_filled
+        self._on_changed = on_changed
 
     # --- Sending ---
 
     def send(self, source: Identity, target: Identity, message: Message) -> None:
         """Queues a message until there is a connection."""
-        if (source, target) in self.forgotten:
+        ends = source, target
+        if ends in self.forgotten:
             return
-        stamp = self._link(source, target).send(message)
-        if (source, target) in self.open:
+        link = self.links.get(ends)
+        if link is None:
+            link = self._link(source, target)
+        stamp = link.send(message)
+        if link.kept_bytes > self.kept_bytes_max:
+            self.kept_bytes_max = link.kept_bytes
+        if ends in self.open:
             self._put(source, target, stamp, message)
 
     def _put(self, source: Identity, target: Identity, stamp: Stamp, message: Message) -> None:
-        item = Item(self.order + self._delay(target, message), "frame", stamp, message, checksum(message))
-        self._wire(source, target).items.append(item)
+        due = self.order + self._delay(target, message)
+        self._append(self._wire(source, target), Item(due, "frame", stamp, message, checksum(message)))
+
+    def _append(self, wire: Wire, item: Item) -> None:
+        wire.items.append(item)
+        if len(wire.items) == 1:
+            self._on_filled(wire)
 
     def _link(self, local: Identity, peer: Identity) -> Link:
         link = self.links.get((local, peer))
@@ -80,7 +105,9 @@ class Network:
     def _wire(self, source: Identity, target: Identity) -> Wire:
         wire = self.wires.get((source, target))
         if wire is None:
-            wire = self.wires[source, target] = Wire(source, target)
+            self._wires_made += 1
+            self._on_changed()
+            wire = self.wires[source, target] = Wire(source, target, self._wires_made)
         return wire
 
     # --- Connections ---
@@ -89,14 +116,16 @@ class Network:
         """Keeps trying until it is connected or forgotten."""
         if isinstance(whom, Identity) and ((who, whom) in self.forgotten or (who, whom) in self.wires):
             return
-        self.dials.setdefault((who, whom), self.order)
+        if (who, whom) not in self.dials:
+            self.dials[who, whom] = self.order
+            self._on_changed()
 
     def connect(self, who: Identity, whom: Identity) -> None:
         """The handshake: `whom` can send at once, `who` when the answer has come."""
         assert (who, whom) not in self.wires
         self._wire(who, whom)
         wire = self._wire(whom, who)
-        wire.items.append(Item(self.order, "opened"))
+        self._append(wire, Item(self.order, "opened"))
         self._resume(whom, who)
 
     def finish_opening(self, who: Identity, whom: Identity) -> None:
@@ -111,6 +140,7 @@ class Network:
         if link.acknowledged:
             self.resent += len(kept)
         self.open.add((local, peer))
+        self._on_changed()
         for stamp, message in kept:
             self._put(local, peer, stamp, message)
 
@@ -121,11 +151,12 @@ class Network:
         taken = link.accept(item.stamp, 64)
         if link.acknowledgement_due and (wire.target, wire.source) in self.open:
             back = self._wire(wire.target, wire.source)
-            back.items.append(Item(self.order, "ack", link.acknowledgement()))
+            self._append(back, Item(self.order, "ack", link.acknowledgement()))
         return taken
 
     def _close(self, local: Identity, peer: Identity) -> None:
         """For `local` the connection to `peer` is gone."""
+        self._on_changed()
         if (local, peer) in self.open:
             self.open.discard((local, peer))
             if (link := self.links.get((local, peer))) is not None:
@@ -133,6 +164,7 @@ class Network:
 
     def reset(self, one: Identity, other: Identity, keep: int) -> None:
         """A connection breaks: `keep` items of each wire still arrive, the rest is lost."""
+        self._on_changed()
         for source, target in ((one, other), (other, one)):
             wire = self._wire(source, target)
             while len(wire.items) > keep:
@@ -142,12 +174,14 @@ class Network:
 
     def end_wire(self, wire: Wire) -> bool:
         """The end of a wire was reached; True when the other direction has ended too: both may connect again."""
+        self._on_changed()
         del self.wires[wire.source, wire.target]
         self._close(wire.target, wire.source)
         return (wire.target, wire.source) not in self.wires
 
     def forget(self, who: Identity, whom: Identity) -> list[Message]:
         """Never again. Returns what was still on its way from `whom`."""
+        self._on_changed()
         self.forgotten.add((who, whom))
         self.dials.pop((who, whom), None)
         self.open.discard((who, whom))
@@ -162,6 +196,7 @@ class Network:
 
     def crash(self, node: Identity, keeps: Callable[[int], int]) -> list[Identity]:
         """A process ends: a part of what it sent still arrives, nothing reaches it. Returns who hears of it."""
+        self._on_changed()
         told = []
         for (source, target), wire in list(self.wires.items()):
             if target == node:
@@ -181,9 +216,6 @@ class Network:
         self.open = {ends for ends in self.open if ends[0] != node}
         return told
 
-    def kept_bytes_max(self) -> int:
-        return max((link.kept_bytes for link in self.links.values()), default=0)
-
     def pairs(self) -> list[tuple[Identity, Identity]]:
         """Connections that are open at both ends, each once, in order of age."""
         return [(a, b) for a, b in self.wires if a < b and (a, b) in self.open and (b, a) in self.open]
@@ -193,7 +225,7 @@ def checksum(message: Message) -> int:
     """Of all arrays: what was sent must not change while it is on its way."""
     value = message.KIND
     for name in message.SECTION_FIELDS:
-        value = zlib.crc32(memoryview(getattr(message, name)).cast("B") if getattr(message, name).size else b"", value)
+        value = zlib.crc32(getattr(message, name), value)
     return value
 
 

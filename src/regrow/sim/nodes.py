@@ -28,6 +28,8 @@ class Node:
     alive: bool = True
     paused: bool = False
     crash_after: int | None = None  # dies after so many effects of an event that has more
+    number: int = 0  # counts the nodes of a world up
+    is_server: bool = False
 
     @property
     def server(self) -> Any:
@@ -41,5 +43,6 @@ class Action:
 
     due: int
     what: Callable[[], None]
+    number: int  # counts the actions of a world up
     at: float = 0.0  # not before this time
     of: Node | None = None  # what this process does by itself; nobody waits for it

@@ -10,6 +10,7 @@ import dataclasses
 from collections import deque
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from regrow.core.cut import Unsave
@@ -164,7 +165,7 @@ def restart_from_applied(original: Any) -> Any:
         for index, effect in enumerate(effects):
             if isinstance(effect, Send) and isinstance(effect.message, Opened):
                 opened = dataclasses.replace(effect.message, durable=self.span(source.id)[0])
-                effects[index] = dataclasses.replace(effect, message=opened)
+                effects[index] = msgspec.structs.replace(effect, message=opened)
         return effects
 
     return dispatch

@@ -70,7 +70,7 @@ def run(
             if world.network.resent:
                 probes.hit("frames resent")
             result.events += world.network.order
-            result.digest += world.digest.hexdigest()
+            result.digest += world.digest
             for role, count in world.sabotage.crashes.items():
                 result.crashes[role] = result.crashes.get(role, 0) + count
             if result.invariant or start is not None or not _resumes(world):

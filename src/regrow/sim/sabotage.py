@@ -31,6 +31,11 @@ class Saboteur:
         self.beyond = False  # more may be lost than can come back
         self.certain = False  # and it is, unless something on its way is enough
 
+    @property
+    def rate_max(self) -> float:
+        """What `rate` is never above."""
+        return self.world.scenario.fault_rate * max(RECOVERY_RATE, CUT_RATE)
+
     def rate(self) -> float:
         """How likely the next event is a fault."""
         world = self.world

@@ -8,6 +8,8 @@ nothing fails any more and everything must come to its end.
 from __future__ import annotations
 
 import hashlib
+import zlib
+from array import array
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +24,7 @@ from regrow.core.identity import Identity
 from regrow.core.messages import Declare, Message
 from regrow.errors import RegrowError
 from regrow.sim import machines
+from regrow.sim.agenda import Agenda
 from regrow.sim.checkers import Checker
 from regrow.sim.choices import FAULT, Choices
 from regrow.sim.cuts import Start, Storage
@@ -38,11 +41,6 @@ CHAOS_EVENTS_MAX = 3000
 CALM_EVENTS_MAX = 6_000  # A run that needs more does not come to its end.
 CALM_SECONDS_MAX = 10.0  # for workers, whatever is still coming back in the background
 CLOCK_EVENTS = 25  # between two ticks, if the queue is never empty
-CLOCK_EARLY_EVENTS = 15  # by which the tape may bring a tick forward
-SILENT_SECONDS_MAX = 0.9  # The clock waits for healthy servers to be heard, so that none is declared dead by accident.
-
-
-Event = tuple[int, Callable[[Any], None], Any]  # when it is due, and what to call with what
 
 
 class World:
@@ -67,8 +65,10 @@ class World:
         self.reference = make_reference(
             scenario.job, steps=scenario.steps, rows_seed=scenario.rows_seed, assigned=scenario.assigned
         )
-        self.network = Network(self._delay)
+        self.agenda = Agenda(self)
+        self.network = Network(self._delay, on_filled=self.agenda.on_filled, on_changed=self.agenda.void)
         self.nodes: dict[Identity, Node] = {}
+        self.numbers: dict[Identity, int] = {}  # of all nodes that ever were, in the order they started
         self.newest: dict[tuple[str, int], int] = {}
         self.current: dict[tuple[str, int], Node] = {}  # the newest incarnations, where they run
         self.condemned: set[Identity] = set()  # the coordinator counts them as dead
@@ -78,13 +78,15 @@ class World:
         self.heard: dict[int, float] = {}
         self.calm = False
         self.lost = ""  # what the coordinator says is gone for good
-        self.digest = hashlib.blake2b(digest_size=8)
+        self._trail: list[int] = []  # who got what in which event: `digest`
         self.driver = Driver(self)
         self.launcher = Launcher(self)
         self.sabotage = Saboteur(self)
         self.checker = Checker(self)
         self.storage = Storage(self)
         self._lanes = {(kind, server): delay for kind, server, delay in scenario.lanes}
+        self._actions_made = 0
+        self._fault_max = self.sabotage.rate_max
         self._calm_since = 0.0
         self._leaps = False
         self.launcher.start(COORDINATOR, 0)
@@ -121,7 +123,7 @@ class World:
             nodes = [self.node("worker", w) for w in range(self.job.workers)]
             return all(node is not None and node.program is not None and node.program.failed for node in nodes)
         # Even beyond tolerance what was on its way may have been enough; then everything must be right all the same.
-        return not self.find_unfinished(first=True)
+        return self.workers_done() and not self.find_unfinished(first=True)
 
     def find_unfinished(self, *, first: bool = False) -> list[str]:
         """What there is still to wait for."""
@@ -147,73 +149,41 @@ class World:
         return waits
 
     def workers_done(self) -> bool:
-        nodes = [self.node("worker", w) for w in range(self.job.workers)]
-        return all(node is not None and node.program is not None and node.program.done for node in nodes)
+        for worker in range(self.job.workers):
+            node = self.current.get(("worker", worker))
+            if node is None or node.program is None or not node.program.done:
+                return False
+        return True
 
     def _drain(self) -> None:
         """Lets everything that is on its way arrive, without the clock."""
         for _ in range(CALM_EVENTS_MAX):
-            ready = [event for event in self._ready() if event[1] != self._tick]
-            if not ready:
+            if (oldest := self.agenda.take_oldest()) is None:
                 return
             self.network.order += 1
-            ready[0][1](ready[0][2])
+            oldest[0](oldest[1])
         raise Violation("I8", "messages without end")
 
     # --- The scheduler ---
 
     def _step(self) -> None:
-        ready = self._ready()
-        value = 0
+        agenda, value = self.agenda, 0
+        count = agenda.count()
         if not self.calm:
-            scenario = self.scenario
-            value = self.choices.pick_event(len(ready), eager=scenario.eager, fault=self.sabotage.rate())
+            value = self.choices.pick_event(
+                count, eager=self.scenario.eager, fault=self.sabotage.rate, fault_max=self._fault_max
+            )
         self.network.order += 1
         if value >= FAULT:
+            agenda.void()
             self.sabotage.happen(value - FAULT)
             return
-        _, happen, what = ready[value % len(ready)]
+        happen, what = agenda.take(value % count)
         happen(what)
-        self.storage.supervise()
+        if self.scenario.cuts is not None:
+            self.storage.supervise()
 
-    def _ready(self) -> list[Event]:
-        """All that can happen next, oldest first."""
-        nodes = self.nodes
-        paused = [node.identity for node in nodes.values() if node.paused]
-        ready: list[Event] = [
-            (wire.items[0].due, self._deliver, wire)
-            for wire in self.network.wires.values()
-            if wire.items and (not paused or wire.target not in paused)
-        ]
-        for node in nodes.values():
-            if node.program is not None and not node.paused and node.program.can_act():
-                ready.append((node.program.since, self._act, node))
-        for (who, whom), due in self.network.dials.items():
-            if (peer := self._can_dial(who, whom)) is not None:
-                ready.append((due, self._connect, (who, peer, whom)))
-        for action in self.actions:
-            if action.at <= self.now and not (action.of is not None and action.of.paused):
-                ready.append((action.due, self._act_out, action))
-        if not ready or (self.clock_due <= self.network.order + CLOCK_EARLY_EVENTS and self._may_tick()):
-            ready.append((self.clock_due, self._tick, None))
-        ready.sort(key=_due)
-        return ready
-
-    def _may_tick(self) -> bool:
-        coordinator = self.node(COORDINATOR)
-        if coordinator is None:
-            return True
-        for server in range(self.job.servers):
-            node = self.node("server", server)
-            if node is None or node.paused or node.identity in self.condemned:
-                continue
-            if self.now > self.heard.get(server, self.now) + SILENT_SECONDS_MAX:
-                return False
-            if server in self.heard and (coordinator.identity, node.identity) not in self.network.open:
-                return False  # a connection that stays closed counts as a death
-        return True
-
-    def _tick(self, _: Any) -> None:
+    def tick(self, _: Any) -> None:
         if not self.calm:
             seconds = (0.05, 0.01, 0.2, 0.4)[self.choices.pick(4, dull=0.7)]
         elif not self.workers_done() or self._is_cutting():
@@ -223,6 +193,7 @@ class World:
             # takes every long step for a pause of its own, so only every other one is long.
             self._leaps = not self._leaps
             seconds = 8.0 if self._leaps else 0.4
+        self.agenda.void()
         self.now += seconds
         self.clock_due = self.network.order + CLOCK_EVENTS
         for node in list(self.nodes.values()):
@@ -237,10 +208,15 @@ class World:
     def later(self, what: Callable[[], None], *, at: float = 0.0, of: Node | None = None) -> None:
         """The launcher or chance does this after a while that the tape decides."""
         delay = 0 if self.calm else (0, 10, 40, 150)[self.choices.pick(4)]
-        self.actions.append(Action(self.network.order + delay, what, at, of))
+        self._actions_made += 1
+        action = Action(self.network.order + delay, what, self._actions_made, at, of)
+        self.actions.append(action)
+        self.agenda.on_action(action)
 
-    def _act_out(self, action: Action) -> None:
+    def act_out(self, action: Action) -> None:
         self.actions.remove(action)
+        if action.of is None:
+            self.agenda.void()  # whatever it does; what a process does by itself is handed over like anything else
         action.what()
 
     def _delay(self, target: Identity, message: Message) -> int:
@@ -272,28 +248,14 @@ class World:
 
     # --- What happens ---
 
-    def _act(self, node: Node) -> None:
+    def act(self, node: Node) -> None:
         program = node.program
         assert program is not None
         program.since = self.network.order
         self.driver.hand(node, program.act())
 
-    def _can_dial(self, who: Identity, whom: Identity | str) -> Identity | None:
-        if isinstance(whom, str):
-            coordinator = self.node(COORDINATOR)
-            if coordinator is None or (who, coordinator.identity) in self.network.wires:
-                return None
-            whom = coordinator.identity
-        node = self.nodes.get(who)
-        if whom not in self.nodes or node is None or node.paused or (who, whom) in self.network.wires:
-            return None
-        if (whom, who) in self.network.wires:
-            return None
-        if (whom, who) in self.network.forgotten and whom.role != COORDINATOR:
-            return None
-        return whom
-
-    def _connect(self, pair: tuple[Identity, Identity, Identity | str]) -> None:
+    def connect(self, pair: tuple[Identity, Identity, Identity | str]) -> None:
+        self.agenda.void()
         who, whom, dialled = pair
         del self.network.dials[who, dialled]
         if (whom, who) in self.network.forgotten:
@@ -302,24 +264,29 @@ class World:
         self.network.connect(who, whom)
         self.driver.hand(self.nodes[whom], Joined(peer=who))
 
-    def _deliver(self, wire: Wire) -> None:
+    def deliver(self, wire: Wire) -> None:
         item = wire.items.popleft()
+        if wire.items:
+            self.agenda.on_filled(wire)
         node = self.nodes[wire.target]
         if item.kind == "frame":
-            assert item.message is not None
+            message, source = item.message, wire.source
+            assert message is not None
             try:
                 taken = self.network.accept(wire, item)
             except RegrowError as error:
-                raise Violation("link", f"{short(wire.source)} to {short(wire.target)}: {error}") from error
+                raise Violation("link", f"{short(source)} to {short(wire.target)}: {error}") from error
             if not taken:
                 return
-            if checksum(item.message) != item.checksum:
-                raise Violation("payload", f"{type(item.message).__name__} of {short(wire.source)} changed on its way")
-            if wire.target.role == COORDINATOR and wire.source.role == "server":
-                self.heard[wire.source.id] = self.now
-            if not self.is_current(wire.source) and wire.source.role == "server":
-                self.probes.hit("zombie sends")
-            self.driver.hand(node, Delivered(source=wire.source, message=item.message))
+            if message.SECTION_FIELDS and checksum(message) != item.checksum:
+                raise Violation("payload", f"{type(message).__name__} of {short(source)} changed on its way")
+            if source.role == "server":
+                if wire.target.role == COORDINATOR:
+                    self.heard[source.id] = self.now
+                    self.agenda.void_tick()
+                if not self.is_current(source):
+                    self.probes.hit("zombie sends")
+            self.driver.hand(node, Delivered(source=source, message=message), checksum=item.checksum)
         elif item.kind == "ack":
             self.network.accept(wire, item)
         elif item.kind == "opened":
@@ -344,19 +311,26 @@ class World:
         if self.note is not None:
             self.note(f"{self.network.order:5d} {self.now:6.2f}  {text}", None, None)
 
-    def record(self, identity: Identity, event: Any) -> None:
-        if isinstance(event, Delivered):
-            told = f"{short(event.source)} {type(event.message).__name__} {checksum(event.message)}"
+    def record(self, node: Node, event: Any, checked: int | None) -> None:
+        """One line of the trail. `checked`: the checksum of what was delivered, if it is known."""
+        kind = type(event)
+        if kind is Delivered:
+            value = checked if checked is not None else checksum(event.message)
+            self._trail += (self.network.order, node.number, self.numbers[event.source], value)
             if self.note is not None:
-                prefix = f"{self.network.order:5d} {self.now:6.2f}  {short(event.source)} -> {short(identity)}"
-                self.note(prefix, identity, event)
+                prefix = f"{self.network.order:5d} {self.now:6.2f}  {short(event.source)} -> {short(node.identity)}"
+                self.note(prefix, node.identity, event)
         else:
-            told = type(event).__name__
-        self.digest.update(f"{self.network.order} {identity} {identity.incarnation} {told}\n".encode())
+            value = _EVENTS.get(kind, 0) or _EVENTS.setdefault(kind, zlib.crc32(kind.__name__.encode()))
+            self._trail += (self.network.order, node.number, -1, value)
+
+    @property
+    def digest(self) -> str:
+        """Of all that was handed to anybody: equal for equal runs."""
+        return hashlib.blake2b(array("q", self._trail).tobytes(), digest_size=8).hexdigest()
 
 
-def _due(event: Event) -> int:
-    return event[0]
+_EVENTS: dict[type, int] = {}  # a number for the name of each kind of event
 
 
 def _dialler(one: Identity, other: Identity) -> tuple[Identity, Identity]:

@@ -13,6 +13,7 @@ import random
 from collections import deque
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from helpers import plain, server, worker
@@ -58,7 +59,9 @@ def refusal(machine: Acceptor | Initiator, message: Message) -> str:
 
 
 def changed(message: Any, **fields: Any) -> Any:
-    return dataclasses.replace(message, **fields)
+    """Of a message, or of a stamp."""
+    replace = dataclasses.replace if dataclasses.is_dataclass(message) else msgspec.structs.replace
+    return replace(message, **fields)
 
 
 # --- The handshake ---
@@ -171,7 +174,7 @@ def test_a_handshake_happens_once() -> None:
 @pytest.mark.parametrize(("found", "taken"), [(4, False), (5, True), (6, True), (9, True)])
 def test_a_restarted_coordinator_will_do_where_a_later_one_may_answer(found: int, taken: bool) -> None:
     coordinator = Identity(role="coordinator", id=0, incarnation=5)
-    answering = dataclasses.replace(coordinator, incarnation=found)
+    answering = msgspec.structs.replace(coordinator, incarnation=found)
     left = Initiator(token=TOKEN, local=worker(2), nonce=b"i" * 32, expected=coordinator, or_newer=True)
     right = acceptor(local=answering)
     (hello,) = left.receive(right.start()[0])
