@@ -321,6 +321,7 @@ class World:
                 self.probes.hit("zombie sends")
             self.driver.hand(node, Delivered(source=wire.source, message=item.message))
         elif item.kind == "ack":
+            self.probes.hit("bound: frames unacknowledged")
             self.network.accept(wire, item)
         elif item.kind == "opened":
             self.network.finish_opening(wire.target, wire.source)
