@@ -35,7 +35,7 @@ from regrow.sim.reference import make_reference
 from regrow.sim.sabotage import Saboteur
 
 CHAOS_EVENTS_MAX = 3000
-CALM_EVENTS_MAX = 6_000  # A run that needs more does not come to its end.
+CALM_EVENTS_MAX = 9_000  # A run that needs more does not come to its end.
 CALM_SECONDS_MAX = 10.0  # for workers, whatever is still coming back in the background
 CLOCK_EVENTS = 25  # between two ticks, if the queue is never empty
 CLOCK_EARLY_EVENTS = 15  # by which the tape may bring a tick forward
