@@ -24,9 +24,12 @@ What breaks without the rules:
 - Durability that waits for a holder being streamed to: the same, for as long as a recovery takes.
 - A stream that ends without marks: a source that dies next is brought back to zero marks, and pushes count twice.
 - Unbounded flushes ahead of a slow holder: memory for its sake. It gets what comes together as one flush.
+- A bound on flushes that are staged and not committed: a flush waits for a commit, the commit for a push that another
+  server has not staged, and that server's flush for a commit of this one. Nothing moves any more.
 
-Two-phase commit (`commit = "2pc"`) flushes every push as `staged`; holders apply it when the source commits, which is
-when the worker has seen it staged everywhere.
+Two-phase commit (`commit = "2pc"`) flushes pushes as `staged`; holders apply them when the source commits, which is
+when the worker has seen them staged everywhere. A flush waits only for answers, which a holder gives at once; what is
+staged and not committed is bounded by the workers' windows, as it consists of pushes that they keep.
 """
 
 from __future__ import annotations
@@ -61,7 +64,9 @@ STREAM_BYTES = 512 << 10  # Too small: messages cost more than rows. Too large: 
 # A flush leaves when no push has come for so long. Too short: slow pushes are flushed one by one. Too long: whoever
 # waits for the last push to be durable waits that long.
 IDLE_SECONDS = 0.3
-FLUSHES_UNACKED_MAX = 64  # per group. Too few: flushes wait for the slowest holder. Too many: memory for its sake.
+# Per group: not answered, neither as applied nor as staged. Too few: flushes wait for the slowest holder. Too many:
+# memory for its sake.
+FLUSHES_UNACKED_MAX = 64
 STREAMS_UNDERWAY_MAX = 2  # per holder and group; one is on the way while the other is applied
 
 
@@ -238,7 +243,7 @@ class Flusher:
             return []  # a stream ends once the other holders have acknowledged everything: let them
         if not group.active or (group.flushed == marks and not self._store.pending_rows(g)):
             return []
-        if group.number - self._stable(group) >= FLUSHES_UNACKED_MAX and len(group.streams) < len(group.acked):
+        if self._count_unanswered(group) >= FLUSHES_UNACKED_MAX:
             return []  # a slow holder gets what comes together meanwhile as one flush
         part = self._store.take_flush(g)
         group.number += 1
@@ -275,6 +280,12 @@ class Flusher:
     def _stable(self, group: FlushGroup) -> int:
         counting = [number for holder, number in group.acked.items() if holder not in group.streams]
         return min(counting) if counting else 0
+
+    def _count_unanswered(self, group: FlushGroup) -> int:
+        """Flushes that some holder has not answered yet. One that is staged is answered: if it counted until its
+        commit, a flush could wait for a commit that waits for a push in that very flush (two-phase commit)."""
+        counting = [number for holder, number in group.prepared.items() if holder not in group.streams]
+        return group.number - min(counting) if counting else 0
 
     def on_ack(self, holder: int, ack: FlushAck) -> list[Send]:
         """A holder has a flush, or the end of its stream: more may be durable, and other streams may end."""

@@ -9,6 +9,7 @@
     I9   queues stay bounded                                     I10 a run is a function of its tape
     I11  a checkpoint is the state after exactly the pushes that it names (cuts.py)
     A1   all living holders tell a replacement the same flush    A2  not older than what they acknowledged
+    I12, I13, A3, and what holds where losses are tolerated: promises.py
 
 What a group of rows must be follows from its marks alone: the pushes up to them, and no others.
 """
@@ -42,10 +43,11 @@ from regrow.core.messages import (
     Tail,
     View,
 )
-from regrow.sim import machines
+from regrow.sim import machines, promises
 from regrow.sim.net import short
 from regrow.sim.nodes import Violation
 from regrow.sim.pieces import Pieces
+from regrow.sim.probes import name_crossings
 
 if TYPE_CHECKING:
     from regrow.sim.nodes import Node
@@ -81,6 +83,7 @@ class Checker:
         self._before: Any = None
         self._pushed: dict[tuple[Identity, int], int] = {}  # (worker, server) -> last push sent
         self._streamed: set[tuple[Identity, Identity, int, int]] = set()
+        self._crossings = name_crossings(world.job) if world.job.protection.has_parities else []
         self._sends: dict[type[Message], Callable[[Node, Identity, Any], None]] = {
             View: self._on_view,
             Restored: self._on_restored,
@@ -89,13 +92,17 @@ class Checker:
             Flush: self._on_flush,
             Snap: self._on_snap,
             Rows: self._on_reply,
-            Pushed: self._on_reply,
+            Pushed: self._on_pushed,
             Durable: self._on_reply,
             Opened: self._on_reply,
             Push: self._on_push,
             Stream: self._on_stream,
+            StreamEnd: self._on_stream_end,
             Recovered: self._on_recovered,
         }
+        self._two_phases = self.coded and world.job.protection.flush.commit == "2pc"
+        self._tolerant = world.job.protection.has_parities and not self.coded
+        self._holds = promises.Holds()
 
     def fail(self, invariant: str, text: str) -> None:
         raise Violation(invariant, text)
@@ -190,8 +197,18 @@ class Checker:
             self.world.probes.hit("stream delta")
         self._streamed.add(place)
 
+    def _on_pushed(self, node: Node, target: Identity, pushed: Pushed) -> None:
+        if self._two_phases and (reason := promises.unstaged_reason(self.world, node, target, pushed)):
+            self.fail("I12", reason)
+        self._on_reply(node, target, pushed)
+
+    def _on_stream_end(self, node: Node, target: Identity, end: StreamEnd) -> None:
+        if reason := promises.early_end_reason(self.world, node, end):
+            self.fail("A3", reason)
+
     def _on_recovered(self, node: Node, target: Identity, message: Recovered) -> None:
-        self.world.probes.hit("recovered")
+        for name in ("recovered", *self._crossings):
+            self.world.probes.hit(name)
 
     def _on_reply(self, node: Node, target: Identity, reply: Any) -> None:
         """I2: what is reported durable is where it must be."""
@@ -357,11 +374,19 @@ class Checker:
                 self.fail("I9", f"{short(node.identity)} {reason}")
         if world.network.kept_bytes_max > KEPT_BYTES_MAX:
             self.fail("I9", f"a link keeps {world.network.kept_bytes_max} bytes")
+        if world.scenario.cuts is not None and (overdue := self._holds.overdue_reason(world)):
+            self.fail("I13", overdue)
 
     def at_end(self) -> None:
         """Every row is what it must be, every parity the code of it, and nothing is left over."""
         world = self.world
         if world.lost:
+            return
+        if waiting := promises.waiting_reason(world):
+            self.fail("I13", waiting)
+        if self._tolerant:
+            if reason := promises.unfitting_reason(world):
+                self.fail(*reason.split(": ", 1))
             return
         final = world.reference.marks_final
         for key, (server, slot) in world.reference.places.of_row.items():

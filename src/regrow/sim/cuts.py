@@ -262,6 +262,8 @@ class Storage:
             self._failed = True
             if notice.values["reason"] == "a server died":
                 self.world.probes.hit("cut given up: a server died")
+            if notice.values["reason"] == "a worker was not heard of":
+                self.world.probes.hit("bound: cut under way")
             self.world.log(f"no cut: {notice.values['reason']}")
         if notice.values["still"] and self._asked == node.identity:
             self._ended = saved

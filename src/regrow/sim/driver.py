@@ -12,6 +12,7 @@ from regrow.core.identity import Identity
 from regrow.core.session import Connect, PushReceived
 from regrow.core.states import ForbiddenMove
 from regrow.core.wayback import Load
+from regrow.sim import bounds
 from regrow.sim.net import COORDINATOR, short
 from regrow.sim.nodes import Node, Violation
 
@@ -38,6 +39,8 @@ class Driver:
             raise _blame(node.identity, event, error) from error
         if is_checked:
             world.checker.after(node, event, effects)
+        if world.scenario.bounds:
+            bounds.probe(world.probes, node, event, effects)
         dies = node.crash_after
         if dies is not None and len(effects) <= dies:
             dies = None  # not yet: it dies in the middle of something

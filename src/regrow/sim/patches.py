@@ -404,3 +404,38 @@ def opened_again(original: Any) -> Any:
         return effects
 
     return on_view
+
+
+# --- Who waits for whom ---
+
+
+def stream_ends_early(original: Any) -> Any:
+    def end_stream(self: Any, g: int, holder: int) -> Any:
+        acked = self.groups[g].acked
+        others = {other: number for other, number in acked.items() if other not in self.groups[g].streams}
+        acked.update(dict.fromkeys(others, self.groups[g].number))
+        try:
+            return original(self, g, holder)
+        finally:
+            acked.update(others)
+
+    return end_stream
+
+
+def pushed_before_staged(original: Any) -> Any:
+    return lambda self, source, seq: [self.acknowledge(source, seq)]
+
+
+def hold_without_end(original: Any) -> Any:
+    return lambda self, now: False
+
+
+def staged_is_unanswered(original: Any) -> Any:
+    def count_unanswered(self: Any, group: Any) -> int:
+        prepared, group.prepared = group.prepared, group.acked
+        try:
+            return int(original(self, group))
+        finally:
+            group.prepared = prepared
+
+    return count_unanswered

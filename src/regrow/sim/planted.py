@@ -297,4 +297,37 @@ BUGS: dict[str, Bug] = {
     "opened-again": Bug(
         "a session that works is opened again by a view", Session, "_on_view", patches.opened_again, ASYNC, MOVES
     ),
+    # Who waits for whom: what may be promised, and what ends a wait
+    "stream-ends-early": Bug(
+        "a stream ends before the other holders have acknowledged what it ends with (r >= 2)",
+        Flusher,
+        "_end_stream",
+        patches.stream_ends_early,
+        ("r2", "2pc-r2", "r3"),
+        ("A3",),
+    ),
+    "pushed-before-staged": Bug(
+        "a push is acknowledged before its holders have it staged (two-phase commit)",
+        AsyncServing,
+        "_acknowledge_prepared",
+        patches.pushed_before_staged,
+        ("2pc", "2pc-r2", "2pc-mixed"),
+        ("I12",),
+    ),
+    "hold-without-end": Bug(
+        "a server holds pushes back for a cut for as long as nobody tells it otherwise",
+        CutSide,
+        "tick",
+        patches.hold_without_end,
+        ("bounds",),
+        ("I13",),
+    ),
+    "staged-is-unanswered": Bug(
+        "flushes that are staged keep others back until they are committed (two-phase commit)",
+        Flusher,
+        "_count_unanswered",
+        patches.staged_is_unanswered,
+        ("2pc-mixed", "2pc-r2"),
+        ("I8",),
+    ),
 }

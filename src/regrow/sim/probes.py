@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from collections import Counter
 
+from regrow.core.job import JobSpec
+from regrow.core.twins import OPTIMIZERS
+
 PROBES = {
     "crash server": "a server dies",
     "crash worker": "a worker dies",
@@ -58,7 +61,46 @@ PROBES = {
     "coordinator dies in a cut": "a cut is under way when the coordinator dies",
     "resumed": "a run begins with a checkpoint of another",
     "resumed on other servers": "and on another number of servers",
+    # Bounds that were met (bounds.py)
+    "bound: flushes unanswered": "a flush waits because a holder has not answered those before it",
+    "bound: streams under way": "the next rows of a stream wait until those before are in place",
+    "bound: sweeps under way": "the next batch of a sweep waits until those before are in place",
+    "bound: places ahead": "the next rows of a sweep are not among those looked at first",
+    "bound: rows filled": "blank rows are left for the next tick",
+    "bound: rows expected": "a worker expects more rows than it says",
+    "bound: clocks kept": "a worker forgets the clock of a pull whose push is still to come",
+    "bound: frames unacknowledged": "so much came one way that it is acknowledged by a frame of its own",
+    "bound: tail": "a holder keeps as many flushes for others as it may",
+    "bound: cut under way": "a cut is given up because some server waits for a push for too long",
+    "bound: cut held": "a server has held pushes back for a cut for too long, and goes on without it",
+    "bound: cut steps ahead": "a synchronous cut that comes too late is named as far ahead as it may be",
+    "bound: pieces given up": "a piece that was given up is not remembered any more",
+    # Subjects together (profiles.CROSSED)
+    "back: two phases, two parities": "a server came back under two-phase commit with r = 2",
+    "back: two phases, mixed k": "the same with tables of different k",
+    "back: sync, mixed k": "a server came back in synchronous mode with tables of different k",
+    "back: three parities": "a server came back with r = 3",
+    "back: commit none": "a server came back where losses are tolerated",
+    **{f"back: {kind}": f"a server came back with rows of {kind}, to the bit" for kind in OPTIMIZERS},
+    "three servers down": "three servers are not recovered at the same time",
+    "coordinator dies with two servers down": "and its successor must find out who is whole",
 }
+
+
+def name_crossings(job: JobSpec) -> list[str]:
+    """The probes of a server that came back in this job."""
+    flush, ks = job.protection.flush, {table.k for table in job.tables}
+    two_phases, mixed, most = flush.commit == "2pc", len(ks) > 1, max(table.r for table in job.tables)
+    sync = job.mode == "sync"
+    found = [
+        ("back: two phases, two parities", two_phases and most == 2),
+        ("back: two phases, mixed k", two_phases and mixed),
+        ("back: sync, mixed k", sync and mixed),
+        ("back: three parities", most == 3),
+        ("back: commit none", flush.commit == "none"),
+    ]
+    kinds = {table.optimizer.kind for table in job.tables}
+    return [name for name, so in found if so] + [f"back: {kind}" for kind in OPTIMIZERS if kind in kinds]
 
 
 class Probes:

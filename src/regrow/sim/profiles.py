@@ -14,6 +14,7 @@ import msgspec
 from regrow.core.cuts import CutPlan
 from regrow.core.job import JobSpec, Mode, OptimizerKind, OptimizerSpec, TableSpec
 from regrow.core.protection import Coded, Commit, FlushSpec, Protection, Unprotected
+from regrow.sim.bounds import Bounds, draw_bounds
 from regrow.sim.choices import Choices
 
 UNITS_PER_COLUMN = 11  # two bits for each push in the 23 bits that a float32 adds exactly, one above
@@ -34,6 +35,8 @@ class Profile:
     mixed_r: bool = False  # the second table may have fewer parities than the first
     bare: bool = False  # the second table has none at all
     cuts: bool = False  # checkpoints are made
+    bounds: bool = False  # the bounds of the core are drawn too, small enough to be met (bounds.py)
+    optimizers: tuple[OptimizerKind, ...] = ()  # () is plain sums in asynchronous worlds, else the usual four
     weights: tuple[tuple[str, int], ...] = (
         ("server", 6),
         ("replacement", 4),
@@ -54,6 +57,27 @@ CUTTING = (
     *(("pause", 2), ("reset", 2), ("worker zombie", 1)),
 )
 
+R2 = ((1, 1), (2, 1), (2, 2), (3, 1))
+ALL_OPTIMIZERS: tuple[OptimizerKind, ...] = (
+    *("sgd", "momentum", "adagrad"),
+    *("adam", "rowwise_adagrad", "partial_rowwise_adam"),
+)
+LEADERLESS_PAIRED = (("coordinator", 6), ("pair", 3), ("server", 4), ("replacement", 3), ("worker", 1), ("pause", 2))
+
+# What was tried one by one, together: two of the subjects below at a time, with bounds that are met.
+CROSSED = (
+    Profile(name="2pc-r2", commit="2pc", r=(2,), ks=R2, weights=PAIRED, bounds=True),
+    Profile(name="2pc-mixed", commit="2pc", r=(1, 1, 2), ks=MIXED, mixed_r=True, bounds=True),
+    Profile(name="sync-mixed", mode="sync", r=(1, 1, 2), ks=MIXED, mixed_r=True, bounds=True),
+    Profile(name="r3", r=(3,), ks=R2, weights=PAIRED, bounds=True),
+    Profile(name="coordinator-r2", r=(2,), ks=R2, weights=LEADERLESS_PAIRED, bounds=True),
+    Profile(name="none", r=(1, 1, 2), ks=R2, commit="none", bounds=True),
+    Profile(name="optimizers", r=(1, 2), ks=R2, optimizers=ALL_OPTIMIZERS, bounds=True),
+    Profile(name="sync-optimizers", mode="sync", r=(1, 2), ks=R2, optimizers=ALL_OPTIMIZERS, bounds=True),
+    Profile(name="bounds", r=(1, 1, 2), weights=CUTTING, cuts=True, bounds=True),
+    Profile(name="bounds-sync", mode="sync", r=(1, 1, 2), weights=CUTTING, cuts=True, bounds=True),
+)
+
 PROFILES = {
     profile.name: profile
     for profile in (
@@ -70,6 +94,7 @@ PROFILES = {
         Profile(name="bare", bare=True, beyond=True, weights=WORKING),
         Profile(name="bare-sync", mode="sync", bare=True, beyond=True, weights=WORKING),
         Profile(name="beyond", r=(1, 1, 2), beyond=True, weights=(("server", 4), ("replacement", 1), ("worker", 1))),
+        *CROSSED,
     )
 }
 
@@ -102,6 +127,7 @@ class Scenario:
     eager: float  # how often simply the oldest event is next
     lanes: tuple[tuple[str, int, int], ...]  # (message kind, receiver or -1 for all servers, delay in events)
     cuts: CutScenario | None = None
+    bounds: Bounds = dataclasses.field(default_factory=dict)
 
 
 # What may be slow, the more interesting more often.
@@ -128,12 +154,13 @@ def make_scenario(profile: Profile, choices: Choices) -> Scenario:
     bound = choices.flag(0.5)
     blocks = 2 + choices.pick(2)
     holes = choices.pick(3)
-    kinds: tuple[OptimizerKind, ...] = ("sgd", "momentum", "adagrad", "adam")
+    kinds: tuple[OptimizerKind, ...] = profile.optimizers or ("sgd", "momentum", "adagrad", "adam")
+    sums = not sync and not profile.optimizers  # pushes only add, in any order
     tables = []
     for t in range(2):
-        kind = kinds[choices.pick(4, dull=0.4)] if sync else "sgd"
-        optimizer = OptimizerSpec(kind=kind, learning_rate=0.05 if sync else 1.0)
-        init_bound = (0.5 if sync else EXACT_BOUND) if bound else 0.0
+        kind = "sgd" if sums else kinds[choices.pick(len(kinds), dull=0.1 if profile.optimizers else 0.4)]
+        optimizer = OptimizerSpec(kind=kind, learning_rate=1.0 if sums else 0.05)
+        init_bound = (EXACT_BOUND if sums else 0.5) if bound else 0.0
         rows = max(1, ks[t] * ring * rings * blocks - holes * t)
         if t and profile.mixed_r and choices.flag(0.5):
             r = 1
@@ -163,7 +190,7 @@ def make_scenario(profile: Profile, choices: Choices) -> Scenario:
     if profile.cuts and choices.flag(0.6):
         slow, server = CUT_LANES[choices.pick(len(CUT_LANES))], choices.pick(job.servers + 1) - 1
         lanes = (*lanes, (slow, server, (100, 300, 600)[choices.pick(3)]))
-    return Scenario(
+    scenario = Scenario(
         profile=profile,
         job=job,
         steps=(5 if sync else 6) + choices.pick(3),
@@ -177,6 +204,10 @@ def make_scenario(profile: Profile, choices: Choices) -> Scenario:
         lanes=lanes,
         cuts=_make_cuts(choices) if profile.cuts else None,
     )
+    if not profile.bounds:
+        return scenario
+    bounds = draw_bounds(choices, job, window_pushes=scenario.window_pushes)
+    return dataclasses.replace(scenario, bounds=bounds)
 
 
 def _make_cuts(choices: Choices) -> CutScenario:

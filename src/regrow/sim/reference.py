@@ -2,8 +2,9 @@
 
 Asynchronous: push `seq` of worker w adds its own power of two, in a column and at a bit that no other push uses, so
 the bits of a row say which pushes it contains, and a push applied twice shows as a carry. All sums are
-exact, whatever the order. Synchronous: gradients are computed from the pulled rows, so one wrong bit spreads; the
-reference keeps every row in one place and uses the slow twins.
+exact, whatever the order. Where the optimizer does more than add, the order matters: then each row belongs to one
+worker, whose pushes have an order, and the row is after so many of them. Synchronous: gradients are computed from the
+pulled rows, so one wrong bit spreads; the reference keeps every row in one place and uses the slow twins.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ class Reference:
         self.base = dict(self.initial)  # what pushes are added to
         self.assigned = self._assign() if assigned else None  # (plan, weights) that every worker begins with
         self.wanted = {
-            (w, step): _rows_wanted(job, rows_seed=rows_seed, worker=w, step=step)
+            (w, step): self._choose_rows(_rows_wanted(job, rows_seed=rows_seed, worker=w, step=step), w)
             for w in range(job.workers)
             for step in range(1, steps + 2)
         }
@@ -128,6 +129,10 @@ class Reference:
                     found |= bit
                 bit += bit
         return found
+
+    def _choose_rows(self, wanted: list[list[int]], worker: int) -> list[list[int]]:
+        """Of these rows of each table, those that this worker may push to."""
+        return wanted
 
     def is_open(self, key: Key, marks: Sequence[int]) -> bool:
         """Whether a row at these marks may still be as it was made, or have its assigned weights already."""
@@ -232,6 +237,51 @@ class AsyncReference(Reference):
         return "{" + " ".join(pushes) + "}"
 
 
+class OrderedReference(Reference):
+    """Asynchronous, any optimizer: each row has one worker, so its pushes come in one order."""
+
+    def __init__(self, job: JobSpec, *, steps: int, rows_seed: int, assigned: bool) -> None:
+        super().__init__(job, steps=steps, rows_seed=rows_seed, assigned=assigned)
+        self.rows_seed = rows_seed
+        rules = [_rule(job, t) for t in range(len(job.tables))]
+        self._states: dict[Key, list[F32]] = {}  # of each row: after none, one, two .. of the pushes that have it
+        for key, units in self.units.items():
+            record = self.base[key].copy()
+            self._states[key] = [record.copy()]
+            for w, step in sorted(units):
+                twins.update_record(record, self._gradient(w, step, key), rule=rules[key[0]], step=step)
+                self._states[key].append(record.copy())
+
+    def _choose_rows(self, wanted: list[list[int]], worker: int) -> list[list[int]]:
+        return [[row for row in rows if row % self.job.workers == worker] for rows in wanted]
+
+    def _gradient(self, worker: int, step: int, key: Key) -> F32:
+        rng = random.Random(f"grad {self.rows_seed} {worker} {step} {key}")
+        dim = self.job.tables[key[0]].dim
+        return np.array([rng.uniform(-1, 1) * 10.0 ** rng.randint(-4, 2) for _ in range(dim)], np.float32)
+
+    def gradients(self, worker: int, step: int, rows: F32) -> F32:
+        plan = self.plans[worker, step]
+        grads = np.empty(plan.floats, np.float32)
+        for key, place in plan.where.items():
+            grads[place] = self._gradient(worker, step, key)
+        return grads
+
+    def pull_problem(self, step: int, key: Key, weights: F32) -> str | None:
+        if any(state[: weights.size].tobytes() == weights.tobytes() for state in self._states[key]):
+            return None
+        return f"is {self.describe(key, weights)}, after none of its pushes"
+
+    def record(self, key: Key, marks: Sequence[int]) -> F32:
+        return self._states[key][sum(step <= marks[w] for w, step in self.units[key])]
+
+    def describe(self, key: Key, record: F32) -> str:
+        dim = self.job.tables[key[0]].dim
+        weights = record[:dim].tobytes()
+        counts = [n for n, state in enumerate(self._states[key]) if state[:dim].tobytes() == weights]
+        return f"as after {counts} of its pushes" if counts else f"unknown {record[:2].tolist()}.."
+
+
 class SyncReference(Reference):
     def __init__(self, job: JobSpec, *, steps: int, rows_seed: int, assigned: bool) -> None:
         super().__init__(job, steps=steps, rows_seed=rows_seed, assigned=assigned)
@@ -291,7 +341,10 @@ class SyncReference(Reference):
 
 @functools.lru_cache(maxsize=64)
 def make_reference(job: JobSpec, *, steps: int, rows_seed: int, assigned: bool) -> Reference:
-    kind = SyncReference if job.mode == "sync" else AsyncReference
+    sums = all(table.optimizer.kind == "sgd" and table.optimizer.learning_rate == 1.0 for table in job.tables)
+    kind: type[Reference] = SyncReference
+    if job.mode == "async":
+        kind = AsyncReference if sums else OrderedReference
     return kind(job, steps=steps, rows_seed=rows_seed, assigned=assigned)
 
 

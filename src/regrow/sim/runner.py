@@ -11,6 +11,7 @@ from regrow.core.cuts import STEPS_AHEAD
 from regrow.core.identity import Identity
 from regrow.core.states import ForbiddenMove
 from regrow.sim import machines
+from regrow.sim.bounds import shrink as shrink_bounds
 from regrow.sim.choices import Choices, tape_from_text, tape_text
 from regrow.sim.cuts import Start
 from regrow.sim.nodes import Violation
@@ -55,7 +56,7 @@ def run(
     result = Result(profile=profile, tape=choices.tape)
     steps_ahead = scenario.cuts.steps_ahead if scenario.cuts is not None else STEPS_AHEAD
     start: Start | None = None
-    with machines.small_batches(BATCH_BYTES, steps_ahead=steps_ahead):
+    with machines.small_batches(BATCH_BYTES, steps_ahead=steps_ahead), shrink_bounds(scenario.bounds):
         while True:
             world = World(scenario, choices, probes=probes, note=note, start=start)
             if watch is not None:

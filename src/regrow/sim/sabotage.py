@@ -148,6 +148,10 @@ class Saboteur:
             world.launcher.crash(node)
         if len(self.down()) > 1:
             world.probes.hit("two servers down")
+            if role == COORDINATOR:
+                world.probes.hit("coordinator dies with two servers down")
+        if len(self.down()) > 2:
+            world.probes.hit("three servers down")
 
     def _server(self) -> bool:
         nodes = self._servers(recovered=True)

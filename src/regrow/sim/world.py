@@ -38,7 +38,7 @@ from regrow.sim.reference import make_reference
 from regrow.sim.sabotage import Saboteur
 
 CHAOS_EVENTS_MAX = 3000
-CALM_EVENTS_MAX = 6_000  # A run that needs more does not come to its end.
+CALM_EVENTS_MAX = 9_000  # A run that needs more does not come to its end.
 CALM_SECONDS_MAX = 10.0  # for workers, whatever is still coming back in the background
 CLOCK_EVENTS = 25  # between two ticks, if the queue is never empty
 
@@ -288,6 +288,7 @@ class World:
                     self.probes.hit("zombie sends")
             self.driver.hand(node, Delivered(source=source, message=message), checksum=item.checksum)
         elif item.kind == "ack":
+            self.probes.hit("bound: frames unacknowledged")
             self.network.accept(wire, item)
         elif item.kind == "opened":
             self.network.finish_opening(wire.target, wire.source)

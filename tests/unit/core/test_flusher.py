@@ -565,6 +565,42 @@ def test_a_flush_with_pushes_of_two_workers_waits_for_both() -> None:
     assert [commit.number for commit in of_type(source.flusher.commit(0, 1), FlushCommit)] == [1, 1]
 
 
+def test_what_is_staged_and_not_committed_keeps_no_flush_back() -> None:
+    """Else two servers with the pushes of two workers in opposite order wait for each other for ever."""
+    source = Source(workers=2, spec=FlushSpec(pushes=1, commit="2pc"))
+    for seq in range(1, FLUSHES_UNACKED_MAX + 2):
+        assert len(source.push(seq, [0, 1], worker=0)) == 2
+        source.ack(1, 0, seq, staged=True)
+        source.ack(2, 1, seq, staged=True)
+    assert source.flusher.find_prepared(0) == FLUSHES_UNACKED_MAX + 1
+    assert source.durable == 0
+    # What a holder has not even staged is bounded as ever.
+    for seq in range(1, FLUSHES_UNACKED_MAX + 1):
+        assert len(source.push(seq, [0, 1], worker=1)) == 2
+    assert source.push(FLUSHES_UNACKED_MAX + 1, [0, 1], worker=1) == []
+
+
+def test_two_workers_whose_pushes_come_in_opposite_order_both_get_through(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Server 0 has the pushes of W0 and lacks those of W1, server 1 the other way round; then the rest comes."""
+    monkeypatch.setattr(flusher, "FLUSHES_UNACKED_MAX", 1)
+    sources = [Source(workers=2, spec=FlushSpec(pushes=1, commit="2pc")) for _ in range(2)]
+
+    def answer(source: Source, sends: list[Send]) -> None:
+        for send in sends:
+            if isinstance(send.message, Flush | FlushCommit):
+                staged = isinstance(send.message, Flush)
+                source.ack(send.target.id, send.message.group, send.message.number, staged=staged)
+
+    for first in (True, False):
+        for s, source in enumerate(sources):
+            answer(source, source.push(1, [0, 1], worker=s if first else 1 - s))
+    for worker in range(2):
+        assert all(source.flusher.find_prepared(worker) == 1 for source in sources), "the worker may commit"
+        for source in sources:
+            answer(source, source.flusher.commit(worker, 1))
+    assert [source.flusher.durable(worker) for source in sources for worker in range(2)] == [1] * 4
+
+
 def test_what_is_loaded_is_committed_without_a_worker() -> None:
     source = Source(spec=FlushSpec(commit="2pc"))
     source.touch([0])
