@@ -56,6 +56,8 @@ class Watch:
 
     silent_seconds: Mapping[str, float] = field(default_factory=lambda: SILENT_SECONDS)  # see `hanging.py`
     patience_seconds: float = 60.0  # for a server that serves: the coordinator has had its chance by then
+    start_seconds: float = START_SECONDS_MAX
+    starting_server_seconds: float = STARTING_SERVER_SECONDS
     _watched: dict[Identity, Watched] = field(default_factory=dict)
     _now: float | None = None
     _asked: int = 0
@@ -107,7 +109,7 @@ class Watch:
     def _find_fault(self, known: Watched, now: float) -> str | None:
         if not known.answered:
             silent = now - known.begun
-            return f"has not answered within {silent:.0f} s of its start" if silent >= START_SECONDS_MAX else None
+            return f"has not answered within {silent:.0f} s of its start" if silent >= self.start_seconds else None
         if known.asked is not None and now - known.asked >= self._silent_limit(known):
             return f"has not answered for {now - known.asked:.0f} s"
         if known.busy_seconds is not None and known.busy_seconds >= self._busy_limit(known):
@@ -124,9 +126,9 @@ class Watch:
             case "standby":
                 return limits["spare"]
             case "server" if known.serves:
-                return STARTING_SERVER_SECONDS + self.patience_seconds
+                return self.starting_server_seconds + self.patience_seconds
             case "server":
-                return STARTING_SERVER_SECONDS
+                return self.starting_server_seconds
             case _:
                 return MERGER_SECONDS
 

@@ -31,7 +31,7 @@ WIRE = {
     12: "View(epoch, servers, job, lost)",
     13: "Ready(rows, memory_bytes)",
     14: "Recovered()",
-    15: "Beat(step)",
+    15: "Beat(step, brought)",
     20: "Open()",
     21: "Opened(durable, committed)",
     22: "Pull(request, step, counts: <i4, slots: <u4)",
