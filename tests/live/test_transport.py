@@ -25,7 +25,8 @@ from regrow.core.messages import Message, RecordsWritten, Rows
 from regrow.errors import ChildFailed, ConnectionLost, UserError
 from regrow.launch.cluster import LocalCluster
 from regrow.runtime import client as runtime_client
-from regrow.runtime import transport
+from regrow.runtime import connection as connection_file
+from regrow.runtime import strangers
 from regrow.runtime.client import SocketClient, new_event_loop
 from regrow.runtime.transport import Endpoint, parse_address
 
@@ -168,7 +169,7 @@ def test_a_refusal_reaches_the_other_side(run: Any, address: str) -> None:
     ("token", "expected", "reason"),
     [
         (b"x" * 32, S0, "refused: the peer does not hold this run's token"),
-        (TOKEN, server(1), "connected to .*id=0, .* meant .*id=1"),
+        (TOKEN, server(1), "refused: this is server 0, server 1 was meant"),
         (TOKEN, server(0, incarnation=1), "refused: this is S0 with incarnation 0, 1 was meant"),
     ],
 )
@@ -180,7 +181,7 @@ def test_links_that_do_not_open(run: Any, address: str, token: bytes, expected: 
             await left.endpoint.connect(actual, expected)
         await until(lambda: not right.endpoint.connections)
         assert (left.opened, left.lost, left.heard, right.heard) == ([], [], [], [])
-        assert (left.endpoint.lines, right.endpoint.strangers, right.endpoint.kept_bytes) == ({}, 0, 0)
+        assert (left.endpoint.lines, len(right.endpoint.strangers), right.endpoint.kept_bytes) == ({}, 0, 0)
         await left.endpoint.close()
         await right.endpoint.close()
 
@@ -225,44 +226,52 @@ def test_a_second_connection_of_the_same_peer_replaces_the_first(run: Any, addre
     run(main())
 
 
+async def connect_silently(address: str) -> Any:
+    """A connection that says nothing, and does not listen either."""
+    loop = asyncio.get_running_loop()
+    scheme, host, port = parse_address(address)
+    make: Any = (
+        loop.create_unix_connection(asyncio.Protocol, host)
+        if scheme == "unix"
+        else loop.create_connection(asyncio.Protocol, host, port)
+    )
+    made, _ = await make
+    return made
+
+
 def test_strangers_are_few_and_have_little_time(run: Any, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transport, "STRANGERS_MAX", 3)
+    monkeypatch.setattr(strangers, "STRANGERS_MAX", 3)
 
     async def main() -> None:
         right = Side(S0)
+        there = right.endpoint.strangers
         actual = await right.endpoint.listen(address)
-        scheme, host, port = parse_address(actual)
-        loop = asyncio.get_running_loop()
-
-        async def silent() -> Any:
-            make: Any = (
-                loop.create_unix_connection(asyncio.Protocol, host)
-                if scheme == "unix"
-                else loop.create_connection(asyncio.Protocol, host, port)
-            )
-            made, _ = await make
-            return made
-
-        idle = [await silent() for _ in range(3)]
-        await until(lambda: right.endpoint.strangers == 3)
-        extra = await silent()
-        await until(extra.is_closing)
-        assert right.endpoint.strangers == 3
-        idle[0].close()
-        await until(lambda: right.endpoint.strangers == 2)
-        monkeypatch.setattr(transport, "HANDSHAKE_SECONDS_MAX", 0.05)
-        late = await silent()
+        idle = [await connect_silently(actual) for _ in range(3)]
+        await until(lambda: len(there) == 3)
+        extra = await connect_silently(actual)
+        await until(idle[0].is_closing)  # the oldest goes
+        assert (len(there), extra.is_closing(), idle[1].is_closing()) == (3, False, False)
+        idle[1].close()
+        await until(lambda: len(there) == 2)
+        monkeypatch.setattr(connection_file, "FIRST_BYTE_SECONDS_MAX", 0.05)
+        late = await connect_silently(actual)
         await until(late.is_closing)
-        assert right.endpoint.strangers == 2
+        assert len(there) == 2
+        monkeypatch.setattr(connection_file, "HANDSHAKE_SECONDS_MAX", 0.2)
+        monkeypatch.setattr(connection_file, "FIRST_BYTE_SECONDS_MAX", 10.0)
+        slow = await connect_silently(actual)
+        slow.write(b"R")
+        await until(slow.is_closing)
+        assert len(there) == 2
         await right.endpoint.close()
-        assert right.endpoint.strangers == 0
-        await until(lambda: all(one.is_closing() for one in idle))
+        assert len(there) == 0
+        await until(lambda: all(one.is_closing() for one in [*idle, extra]))
 
     run(main())
 
 
 def test_a_peer_that_never_reads_does_not_keep_us(run: Any, tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(transport, "CLOSE_SECONDS_MAX", 0.1)
+    monkeypatch.setattr(connection_file, "CLOSE_SECONDS_MAX", 0.1)
 
     async def main() -> None:
         left, right = Side(W0), Side(S0)

@@ -20,7 +20,7 @@ from helpers import plain, server, worker
 
 from regrow.core.framing import Stamp
 from regrow.core.identity import Identity
-from regrow.core.link import ACK_BYTES_MAX, ACK_FRAMES_MAX, FRAME_BYTES, Acceptor, Initiator, Link
+from regrow.core.link import ACK_BYTES_MAX, ACK_FRAMES_MAX, FRAME_BYTES, Acceptor, Initiator, Link, _prove
 from regrow.core.messages import PROTOCOL_VERSION, Challenge, Hello, Message, Open, Records, RecordsWritten, Welcome
 from regrow.errors import ProtocolError
 
@@ -56,6 +56,12 @@ def refusal(machine: Acceptor | Initiator, message: Message) -> str:
         machine.receive(message)
     assert machine.peer is None, "a refused peer is nobody"
     return caught.value.message
+
+
+def forged_welcome(right: Acceptor, hello: Any, who: Identity) -> Any:
+    """By somebody who holds the token and does not look at whom was meant."""
+    bare = Welcome(role=who.role, id=who.id, incarnation=who.incarnation, proof=b"")
+    return _prove(bare, TOKEN, b"welcome", right.start()[0], hello)
 
 
 def changed(message: Any, **fields: Any) -> Any:
@@ -140,7 +146,8 @@ def test_a_hello_reflected_as_a_welcome() -> None:
 def test_somebody_else_answers(found: Identity) -> None:
     left, right = initiator(), acceptor(local=found)
     (hello,) = left.receive(right.start()[0])
-    (welcome,) = right.receive(hello)
+    assert "was meant" in refusal(right, hello), "the other end knows that it is not who was meant"
+    welcome = forged_welcome(right, hello, found)
     assert refusal(left, welcome) == f"connected to {found!r}, meant {server(1, incarnation=5)!r}"
 
 
@@ -178,12 +185,12 @@ def test_a_restarted_coordinator_will_do_where_a_later_one_may_answer(found: int
     left = Initiator(token=TOKEN, local=worker(2), nonce=b"i" * 32, expected=coordinator, or_newer=True)
     right = acceptor(local=answering)
     (hello,) = left.receive(right.start()[0])
-    (welcome,) = right.receive(hello)
     if taken:
-        left.receive(welcome)
+        left.receive(right.receive(hello)[0])
         assert left.peer == answering
     else:
-        assert "meant" in refusal(left, welcome)
+        assert "was meant" in refusal(right, hello)
+        assert "meant" in refusal(left, forged_welcome(right, hello, answering))
 
 
 def test_somebody_else_will_not_do_even_if_newer() -> None:
@@ -192,8 +199,8 @@ def test_somebody_else_will_not_do_even_if_newer() -> None:
         left = Initiator(token=TOKEN, local=worker(2), nonce=b"i" * 32, expected=expected, or_newer=True)
         right = acceptor(local=found)
         (hello,) = left.receive(right.start()[0])
-        (welcome,) = right.receive(hello)
-        assert "meant" in refusal(left, welcome)
+        assert "was meant" in refusal(right, hello)
+        assert "meant" in refusal(left, forged_welcome(right, hello, found))
 
 
 def test_each_side_hears_how_far_the_other_got() -> None:
@@ -213,7 +220,8 @@ def test_each_side_hears_how_far_the_other_got() -> None:
     right = Acceptor(token=TOKEN, local=server(1, incarnation=5), nonce=b"a" * 32, admit=admit)
     shake(left, right)
     assert asked == [(worker(2, incarnation=3), 11)]
-    assert (left.peer_received, right.peer_received) == (22, 11)
+    assert left.opening and right.opening
+    assert (left.opening.peer_received, right.opening.peer_received) == (22, 11)
 
 
 def test_a_peer_that_is_fenced_is_told_so_after_its_proof() -> None:
