@@ -22,7 +22,7 @@ from regrow.core.framing import Stamp
 from regrow.core.identity import Identity
 from regrow.core.link import ACK_BYTES_MAX, ACK_FRAMES_MAX, FRAME_BYTES, Acceptor, Initiator, Link, _prove
 from regrow.core.messages import PROTOCOL_VERSION, Challenge, Hello, Message, Open, Records, RecordsWritten, Welcome
-from regrow.errors import ProtocolError
+from regrow.errors import ProtocolError, Refusal
 
 TOKEN = b"t" * 32
 NO_TOKEN = "the peer does not hold this run's token"
@@ -232,6 +232,94 @@ def test_a_peer_that_is_fenced_is_told_so_after_its_proof() -> None:
     (hello,) = initiator().receive(right.start()[0])
     assert refusal(right, changed(hello, proof=bytes(32))) == NO_TOKEN
     assert refusal(right, hello) == "W2 was replaced"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"nonce": b"j" * 32},
+        {"received": 1},
+        {"target_role": "coordinator"},
+        {"target_id": 2},
+        {"target_incarnation": 4},
+        {"sealed": True},
+    ],
+)
+def test_a_hello_proves_everything_it_says(fields: dict[str, Any]) -> None:
+    right = acceptor()
+    (hello,) = initiator().receive(right.start()[0])
+    assert refusal(right, changed(hello, **fields)) == NO_TOKEN
+
+
+@pytest.mark.parametrize(
+    "fields", [{"received": 1}, {"sealed": True}, {"incarnation": 6}, {"id": 2}, {"role": "worker"}]
+)
+def test_a_welcome_proves_everything_it_says(fields: dict[str, Any]) -> None:
+    left, right = initiator(), acceptor()
+    (hello,) = left.receive(right.start()[0])
+    (welcome,) = right.receive(hello)
+    assert refusal(left, changed(welcome, **fields)) == NO_TOKEN
+    assert left.receive(welcome) == []
+
+
+def test_a_welcome_answers_exactly_one_hello() -> None:
+    """Two initiators with the same nonce, which do not exist, and another word in their Hello."""
+    first, second = initiator(), initiator(local=worker(2, incarnation=4))
+    right, other = acceptor(), acceptor()
+    for left, accepting in ((first, right), (second, other)):
+        (hello,) = left.receive(accepting.start()[0])
+        (welcome,) = accepting.receive(hello)
+    assert refusal(first, welcome) == NO_TOKEN
+
+
+def test_each_direction_of_each_connection_has_a_key_of_its_own() -> None:
+    keys: list[bytes] = []
+    for nonce in (b"a" * 32, b"b" * 32):
+        left, right = initiator(), acceptor(nonce=nonce)
+        said = shake(left, right)
+        assert left.opening and right.opening
+        assert (left.opening.key_out, left.opening.key_in) == (right.opening.key_in, right.opening.key_out)
+        keys += [left.opening.key_out, left.opening.key_in]
+        proofs = {message.proof for message in said[1:]}  # type: ignore[attr-defined]
+        assert not proofs & set(keys), "a key was said"
+    assert len(set(keys)) == 4
+    assert {len(key) for key in keys} == {32}
+
+
+@pytest.mark.parametrize(("left_seals", "right_seals"), [(False, False), (False, True), (True, False), (True, True)])
+def test_frames_are_sealed_if_either_side_wants_it(left_seals: bool, right_seals: bool) -> None:
+    local, expected = worker(2, incarnation=3), server(1, incarnation=5)
+    left = Initiator(token=TOKEN, local=local, nonce=b"i" * 32, expected=expected, seals=left_seals)
+    right = Acceptor(token=TOKEN, local=expected, nonce=b"a" * 32, seals=right_seals)
+    shake(left, right)
+    assert left.opening and right.opening
+    assert left.opening.sealed is right.opening.sealed is (left_seals or right_seals)
+
+
+def test_an_acceptor_that_holds_the_token_cannot_leave_seals_out_either() -> None:
+    local, expected = worker(2, incarnation=3), server(1, incarnation=5)
+    left = Initiator(token=TOKEN, local=local, nonce=b"i" * 32, expected=expected, seals=True)
+    right = acceptor()
+    (hello,) = left.receive(right.start()[0])
+    assert refusal(left, forged_welcome(right, hello, expected)) == "S1 does not authenticate its frames"
+
+
+def test_a_refusal_counts_as_much_as_it_proves() -> None:
+    left, right = initiator(), acceptor()
+    early = right.refuse("later", Refusal.REPLACED)
+    assert (early.kind, early.proof) == (Refusal.RETRY, b""), "nothing is proved to a stranger"
+    assert left.judge(changed(early, kind=Refusal.FOR_GOOD)) is Refusal.RETRY
+    (hello,) = left.receive(right.start()[0])
+    assert left.judge(changed(early, kind=Refusal.FOR_GOOD)) is Refusal.RETRY
+    right.receive(hello)
+    refused = right.refuse("somebody else is here", Refusal.REPLACED)
+    assert left.judge(refused) is Refusal.REPLACED
+    for fields in ({"kind": Refusal.FOR_GOOD}, {"reason": "another"}, {"proof": b""}, {"proof": b"p" * 32}):
+        assert left.judge(changed(refused, **fields)) is Refusal.RETRY
+    elsewhere = initiator()
+    elsewhere.receive(acceptor(nonce=b"b" * 32).start()[0])
+    assert elsewhere.judge(refused) is Refusal.RETRY, "of another connection"
+    assert left.refuse("not you", Refusal.FOR_GOOD).kind is Refusal.RETRY
 
 
 # --- The numbers of a link ---

@@ -15,10 +15,12 @@ import numpy as np
 import pytest
 from helpers import arrays, example_messages, plain
 
+from regrow import config
 from regrow.core.framing import HEADER_BYTES, TAG_BYTES, FrameReader, Limits, Stamp, encode
 from regrow.core.messages import Message, Open, Pull, Push, Pushed, Rows
 from regrow.errors import ProtocolError
 from regrow.runtime import seal as seal_file
+from regrow.runtime import transport
 from regrow.runtime.seal import Seal
 
 WIDE = Limits(meta_bytes_max=1 << 20, section_bytes_max=1 << 20)
@@ -170,3 +172,7 @@ def test_no_two_parts_have_a_nonce_in_common() -> None:
     for message in [*EXAMPLES, Pull(request=1, step=1, **arrays(counts=[1], slots=[1]))]:
         encode(message, STAMP, seal)
     assert len(set(seen)) == len(seen) > len(EXAMPLES)
+
+
+def test_the_wishes_of_a_user_and_of_an_endpoint_are_the_same() -> None:
+    assert config.AUTHENTICATE == transport.AUTHENTICATE
