@@ -48,6 +48,7 @@ MODES = ("async", "sync")
 OPTIMIZERS = ("rowwise_adagrad", "adagrad", "sgd", "momentum", "adam", "partial_rowwise_adam")
 DENSE_OPTIMIZERS = ("sgd", "momentum", "adagrad", "adam")
 TRANSPORTS = ("unix", "tcp")
+AUTHENTICATE = ("auto", "always", "never")
 PROTECTIONS = ("none", "ec", "full", "delta", "ec+delta")
 ROLES = ("server", "worker", "coordinator")
 
@@ -153,6 +154,9 @@ class TrainConfig:
     threads_per_server: int = 1
     # unix: sockets in a private directory. tcp: loopback ports, for systems without Unix sockets.
     transport: str = DERIVED
+    # Frames carry tags that nobody without the run's token can make. auto: over TCP. Costs time on every message;
+    # without it, whoever can get in between two processes can change rows.
+    authenticate: str = "auto"
     # Bytes of pushes a worker may have unacknowledged; one push is always allowed, however large. Too
     # small: the worker waits for every push. Too large: memory, and a long resend after a failure.
     redo_bytes_max: int = 64 * MIB
@@ -438,6 +442,7 @@ def _check(config: TrainConfig) -> None:
     check_choice(config, "optimizer", OPTIMIZERS)
     check_choice(config, "dense_optimizer", DENSE_OPTIMIZERS)
     check_choice(config, "transport", TRANSPORTS)
+    check_choice(config, "authenticate", AUTHENTICATE)
     check_choice(config, "protection", PROTECTIONS)
     _check_data(config)
     _check_model(config)

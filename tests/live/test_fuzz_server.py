@@ -37,6 +37,7 @@ from regrow.core.messages import (
 )
 from regrow.launch.cluster import LocalCluster
 from regrow.runtime.client import Client
+from regrow.runtime.seal import Seal
 
 ANSWER_SECONDS_MAX = 20.0
 RSS_GROWTH_BYTES_MAX = 6 << 20
@@ -100,21 +101,36 @@ def connect(address: str) -> socket.socket:
 class Peer:
     """Our end of a connection, byte by byte."""
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, machine: Initiator | None = None) -> None:
+        self.machine = machine
         self.socket = connect(address)
         self.reader = FrameReader(limits=LIMITS)
+        self.seal: Seal | None = None  # over TCP, after the handshake
 
     def send(self, data: bytes) -> None:
         with contextlib.suppress(ConnectionError):  # closed on us already: that is an answer too
             self.socket.sendall(data)
 
     def receive(self) -> list[Message] | None:
-        """What came next; None when the other side has closed."""
+        """What came next, but for the handshake; None when the other side has closed."""
         try:
             count = self.socket.recv_into(self.reader.buffer())
         except ConnectionError:
             return None
-        return [frame.message for frame in self.reader.advance(count)] if count else None
+        # One by one: what follows the last word of the handshake in the same piece is sealed.
+        said = [frame.message for frame in self.reader.advance(count) if not self._is_handshake(frame.message)]
+        return said if count else None
+
+    def _is_handshake(self, message: Message) -> bool:
+        machine = self.machine
+        if machine is None or machine.opening is not None or isinstance(message, Refused):
+            return False
+        for reply in machine.receive(message):
+            self.send(bytes_of(reply))
+        opening = machine.opening
+        if opening is not None and opening.sealed:
+            self.seal, self.reader.seal = Seal(opening.key_out), Seal(opening.key_in)
+        return True
 
     def finish(self) -> list[Message]:
         """Says that nothing more will come; the other side must then end it in time, whatever it got."""
@@ -127,8 +143,8 @@ class Peer:
         return said
 
 
-def bytes_of(message: Message, stamp: Stamp | None = None) -> bytes:
-    return b"".join(encode(message, stamp or Stamp()))
+def bytes_of(message: Message, stamp: Stamp | None = None, seal: Seal | None = None) -> bytes:
+    return b"".join(encode(message, stamp or Stamp(), seal))
 
 
 # --- Strangers ---
@@ -204,16 +220,12 @@ def open_link(
     machine = Initiator(
         token=world.token, local=local, nonce=rng.randbytes(32), expected=expected, received=lambda: received
     )
-    peer = Peer(address)
+    peer = Peer(address, machine)
     while machine.peer is None:
         messages = peer.receive()
-        assert messages, "the server does not finish a good handshake"
-        for message in messages:
-            if isinstance(message, Refused):
-                return peer, None, [message]
-            if machine.peer is None:
-                for reply in machine.receive(message):
-                    peer.send(bytes_of(reply))
+        assert messages is not None, "the server does not finish a good handshake"
+        if messages and machine.peer is None:
+            return peer, None, messages
     return peer, Link(local=local, peer=machine.peer), []
 
 
@@ -269,7 +281,7 @@ def insider(rng: random.Random, world: World, address: str) -> list[Message]:
                 number=rng.choice((0, 1, 2, 2**64 - 1)),
                 acknowledged=rng.choice((0, 1, 2**64 - 1)),
             )
-        data = bytes_of(message, stamp)
+        data = bytes_of(message, stamp, peer.seal)
         peer.send(mutated(rng, data) if rng.random() < 0.4 else data)
     return peer.finish()
 

@@ -26,7 +26,8 @@ from regrow.core.link import ACK_BYTES_MAX, Acceptor
 from regrow.core.messages import Beat, Declare, Member, Open, Opened, Pull, RecordsWritten, Register, Rows, View
 from regrow.errors import ConnectionLost
 from regrow.launch import orders
-from regrow.runtime import serve, transport
+from regrow.runtime import connection as connection_file
+from regrow.runtime import serve
 from regrow.runtime.client import SocketClient
 
 C0, C1 = Identity(role="coordinator", id=0), Identity(role="coordinator", id=0, incarnation=1)
@@ -146,7 +147,7 @@ def test_one_way_traffic_is_not_kept(run: Any, address: str) -> None:
             kept_bytes_max = max(kept_bytes_max, left.endpoint.kept_bytes)
         assert sent_bytes == 80_000_000
         # The kernel doubles both buffers, and the loop may be behind with reading as much again.
-        assert kept_bytes_max < 8 * transport.SOCKET_BUFFER_BYTES + ACK_BYTES_MAX
+        assert kept_bytes_max < 8 * connection_file.SOCKET_BUFFER_BYTES + ACK_BYTES_MAX
         await until(lambda: left.endpoint.kept_bytes <= ACK_BYTES_MAX + 200_000 and len(right.heard) == 400)
         assert right.requests() == list(range(400))
         await left.endpoint.close()
@@ -156,7 +157,7 @@ def test_one_way_traffic_is_not_kept(run: Any, address: str) -> None:
 
 
 def test_two_servers_that_write_much_go_on_reading(run: Any, address: str, monkeypatch: Any) -> None:
-    monkeypatch.setattr(transport, "UNREAD_REPLY_BYTES_MAX", 1 << 16)
+    monkeypatch.setattr(connection_file, "UNREAD_REPLY_BYTES_MAX", 1 << 16)
     one, two = server(0), server(1)
 
     async def main() -> None:
@@ -173,7 +174,7 @@ def test_two_servers_that_write_much_go_on_reading(run: Any, address: str, monke
 
 
 def test_a_worker_that_does_not_read_its_replies_is_not_read_from(run: Any, address: str, monkeypatch: Any) -> None:
-    monkeypatch.setattr(transport, "UNREAD_REPLY_BYTES_MAX", 1 << 16)
+    monkeypatch.setattr(connection_file, "UNREAD_REPLY_BYTES_MAX", 1 << 16)
 
     async def main() -> None:
         left, right = Side(W0), Side(S0, throttles_workers=True)

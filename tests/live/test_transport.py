@@ -7,6 +7,7 @@ process has to die. Waiting is polling with a deadline. What happens after a bre
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import socket
@@ -25,7 +26,8 @@ from regrow.core.messages import Message, RecordsWritten, Rows
 from regrow.errors import ChildFailed, ConnectionLost, UserError
 from regrow.launch.cluster import LocalCluster
 from regrow.runtime import client as runtime_client
-from regrow.runtime import transport
+from regrow.runtime import connection as connection_file
+from regrow.runtime import strangers, transport
 from regrow.runtime.client import SocketClient, new_event_loop
 from regrow.runtime.transport import Endpoint, parse_address
 
@@ -168,7 +170,7 @@ def test_a_refusal_reaches_the_other_side(run: Any, address: str) -> None:
     ("token", "expected", "reason"),
     [
         (b"x" * 32, S0, "refused: the peer does not hold this run's token"),
-        (TOKEN, server(1), "connected to .*id=0, .* meant .*id=1"),
+        (TOKEN, server(1), "refused: this is server 0, server 1 was meant"),
         (TOKEN, server(0, incarnation=1), "refused: this is S0 with incarnation 0, 1 was meant"),
     ],
 )
@@ -180,7 +182,7 @@ def test_links_that_do_not_open(run: Any, address: str, token: bytes, expected: 
             await left.endpoint.connect(actual, expected)
         await until(lambda: not right.endpoint.connections)
         assert (left.opened, left.lost, left.heard, right.heard) == ([], [], [], [])
-        assert (left.endpoint.lines, right.endpoint.strangers, right.endpoint.kept_bytes) == ({}, 0, 0)
+        assert (left.endpoint.lines, len(right.endpoint.strangers), right.endpoint.kept_bytes) == ({}, 0, 0)
         await left.endpoint.close()
         await right.endpoint.close()
 
@@ -225,44 +227,158 @@ def test_a_second_connection_of_the_same_peer_replaces_the_first(run: Any, addre
     run(main())
 
 
+async def connect_silently(address: str) -> Any:
+    """A connection that says nothing, and does not listen either."""
+    loop = asyncio.get_running_loop()
+    scheme, host, port = parse_address(address)
+    make: Any = (
+        loop.create_unix_connection(asyncio.Protocol, host)
+        if scheme == "unix"
+        else loop.create_connection(asyncio.Protocol, host, port)
+    )
+    made, _ = await make
+    return made
+
+
 def test_strangers_are_few_and_have_little_time(run: Any, address: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transport, "STRANGERS_MAX", 3)
+    monkeypatch.setattr(strangers, "STRANGERS_MAX", 3)
 
     async def main() -> None:
         right = Side(S0)
+        there = right.endpoint.strangers
         actual = await right.endpoint.listen(address)
-        scheme, host, port = parse_address(actual)
-        loop = asyncio.get_running_loop()
-
-        async def silent() -> Any:
-            make: Any = (
-                loop.create_unix_connection(asyncio.Protocol, host)
-                if scheme == "unix"
-                else loop.create_connection(asyncio.Protocol, host, port)
-            )
-            made, _ = await make
-            return made
-
-        idle = [await silent() for _ in range(3)]
-        await until(lambda: right.endpoint.strangers == 3)
-        extra = await silent()
-        await until(extra.is_closing)
-        assert right.endpoint.strangers == 3
-        idle[0].close()
-        await until(lambda: right.endpoint.strangers == 2)
-        monkeypatch.setattr(transport, "HANDSHAKE_SECONDS_MAX", 0.05)
-        late = await silent()
+        idle = [await connect_silently(actual) for _ in range(3)]
+        await until(lambda: len(there) == 3)
+        extra = await connect_silently(actual)
+        await until(idle[0].is_closing)  # the oldest goes
+        assert (len(there), extra.is_closing(), idle[1].is_closing()) == (3, False, False)
+        idle[1].close()
+        await until(lambda: len(there) == 2)
+        monkeypatch.setattr(connection_file, "FIRST_BYTE_SECONDS_MAX", 0.05)
+        late = await connect_silently(actual)
         await until(late.is_closing)
-        assert right.endpoint.strangers == 2
+        assert len(there) == 2
+        monkeypatch.setattr(connection_file, "HANDSHAKE_SECONDS_MAX", 0.2)
+        monkeypatch.setattr(connection_file, "FIRST_BYTE_SECONDS_MAX", 10.0)
+        slow = await connect_silently(actual)
+        slow.write(b"R")
+        await until(slow.is_closing)
+        assert len(there) == 2
         await right.endpoint.close()
-        assert right.endpoint.strangers == 0
-        await until(lambda: all(one.is_closing() for one in idle))
+        assert len(there) == 0
+        await until(lambda: all(one.is_closing() for one in [*idle, extra]))
+
+    run(main())
+
+
+def test_idle_connections_keep_nobody_from_opening(run: Any, address: str) -> None:
+    async def main() -> None:
+        left, right = Side(W0), Side(S0)
+        actual = await right.endpoint.listen(address)
+        idle = [await connect_silently(actual) for _ in range(400)]
+        began = time.monotonic()
+        left.endpoint.dial(S0, actual)
+        left.endpoint.send(S0, RecordsWritten(request=1))
+        await until(lambda: right.heard)
+        assert time.monotonic() - began < 2.0
+        assert len(right.endpoint.strangers) <= strangers.STRANGERS_PER_ADDRESS_MAX
+        await until(lambda: not len(right.endpoint.strangers))  # they have said nothing in time
+        for one in idle:
+            one.abort()
+        await left.endpoint.close()
+        await right.endpoint.close()
+
+    run(main())
+
+
+def test_hosts_that_vanish_are_noticed(run: Any) -> None:
+    """What the kernel is told: a test cannot make a host vanish."""
+
+    async def main() -> None:
+        left, right = Side(W0), Side(S0)
+        await left.endpoint.connect(await right.endpoint.listen("tcp:127.0.0.1:0"), S0)
+        await until(lambda: right.opened)
+        for side in (left, right):
+            (connection,) = side.endpoint.connections
+            sock = connection._transport.get_extra_info("socket")
+            assert sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+            names = ("TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT", "TCP_USER_TIMEOUT")
+            found = [sock.getsockopt(socket.IPPROTO_TCP, getattr(socket, name)) for name in names]
+            assert found == [
+                connection_file.KEEPALIVE_IDLE_SECONDS,
+                connection_file.KEEPALIVE_EVERY_SECONDS,
+                connection_file.KEEPALIVE_ASKED_MAX,
+                1000 * connection_file.UNACKNOWLEDGED_SECONDS_MAX,
+            ]
+        await left.endpoint.close()
+        await right.endpoint.close()
+
+    run(main())
+
+
+def test_an_attempt_that_nobody_answers_ends(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A host that drops what we send: here a listener whose queue is full and who takes nobody."""
+    monkeypatch.setattr(transport, "CONNECT_SECONDS_MAX", 0.2)
+
+    async def main() -> None:
+        with socket.socket() as full, contextlib.ExitStack() as waiting:
+            full.bind(("127.0.0.1", 0))
+            full.listen(0)
+            for _ in range(3):
+                other = waiting.enter_context(socket.socket())
+                other.setblocking(False)
+                other.connect_ex(full.getsockname())
+            left = Side(W0)
+            began = time.monotonic()
+            with pytest.raises(ConnectionLost, match=r"cannot reach S0 at tcp:.*: no answer in 0\.2 s"):
+                await left.endpoint.connect(f"tcp:127.0.0.1:{full.getsockname()[1]}", S0)
+            assert time.monotonic() - began < 2.0
+            await left.endpoint.close()
+
+    run(main())
+
+
+def test_what_is_kept_can_be_asked_for_while_links_are_added() -> None:
+    """A thread that loads rows asks while the loop goes on. Here the one who is asked adds a link itself, in the
+    middle of the count, which is the worst moment there is."""
+    side = Side(S0)
+    side.endpoint.send(W0, RecordsWritten(request=1))
+    kept_bytes = side.endpoint.kept_bytes
+
+    class Adding:
+        @property
+        def kept_bytes(self) -> int:
+            side.endpoint.send(worker(len(side.endpoint.lines)), RecordsWritten(request=1))
+            return kept_bytes
+
+    side.endpoint.lines[W0].link = Adding()  # type: ignore[assignment]
+    side.endpoint._links = (side.endpoint.lines[W0].link,)
+    for _ in range(5):
+        assert side.endpoint.kept_bytes > 0
+    assert len(side.endpoint.lines) > 5
+
+
+def test_a_peer_that_never_closes_does_not_keep_a_refusal(run: Any, tmp_path: Path, monkeypatch: Any) -> None:
+    """Whoever is refused may neither read nor close; its connection is cut."""
+    monkeypatch.setattr(connection_file, "CLOSE_SECONDS_MAX", 0.1)
+
+    async def main() -> None:
+        left, right = Side(W0), Side(S0)
+        await left.endpoint.connect(await right.endpoint.listen(f"unix:{tmp_path}/s"), S0)
+        await until(lambda: right.opened)
+        (stuck,) = left.endpoint.connections
+        stuck._transport.pause_reading()
+        right.endpoint.send(W0, Rows(request=1, durable=0, clock=0, rows=np.zeros(8 << 20, np.float32)))
+        right.endpoint.refuse(W0, "no such row")
+        await until(lambda: not right.endpoint.connections)
+        await left.endpoint.close()
+        await right.endpoint.close()
 
     run(main())
 
 
 def test_a_peer_that_never_reads_does_not_keep_us(run: Any, tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(transport, "CLOSE_SECONDS_MAX", 0.1)
+    monkeypatch.setattr(connection_file, "CLOSE_SECONDS_MAX", 0.1)
 
     async def main() -> None:
         left, right = Side(W0), Side(S0)

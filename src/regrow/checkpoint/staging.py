@@ -31,6 +31,7 @@ from pathlib import Path
 from regrow.checkpoint import failpoints
 from regrow.checkpoint.chunks import Chunk, describe, encode_chunk
 from regrow.checkpoint.manifest import ChunkInfo, Encoding
+from regrow.checkpoint.private import make_private
 from regrow.checkpoint.storage import Storage
 from regrow.errors import CheckpointError, RegrowError, StorageError
 
@@ -105,8 +106,8 @@ class _Staged:
 class Stager:
     """One per process that writes chunks. Submitted arrays must not change until their piece is finished.
 
-    `directory` is where chunks wait for remote storage; several processes may share it. None: one in the system's
-    directory for temporary files.
+    `directory` is where chunks wait for remote storage; several processes may share it, but nobody else may enter (mode
+    0700). None: one in the system's directory for temporary files.
     """
 
     def __init__(
@@ -136,7 +137,7 @@ class Stager:
         # Queues need no bound of their own: the counters above bound them.
         self._encoding: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._uploading: queue.SimpleQueue[_Staged | None] = queue.SimpleQueue()
-        self._own = None if storage.local else _OwnDirectory(Path(directory or _default_directory()))
+        self._own = None if storage.local else _OwnDirectory(_choose_directory(directory))
         encoders = LOCAL_WRITERS if storage.local else 1
         self._threads = [
             threading.Thread(target=self._encode_all, name=f"regrow-encode-{index}", daemon=True)
@@ -343,7 +344,7 @@ class _OwnDirectory:
         self._number = 0
         self._parent = parent
         with self._explain_errors(parent):
-            parent.mkdir(parents=True, exist_ok=True)
+            make_private(parent)
             with _Locked(parent):  # nobody takes a new directory, not locked yet, for an old one
                 for old in sorted(parent.glob(f"{PREFIX}*")):
                     _remove_if_free(old)
@@ -394,7 +395,7 @@ class _Locked:
     """A lock on a directory, gone with the process that holds it."""
 
     def __init__(self, path: Path, *, wait: bool = True) -> None:
-        self._file = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        self._file = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BaseException:
@@ -411,7 +412,10 @@ class _Locked:
         self.close()
 
 
-def _default_directory() -> Path:
+def _choose_directory(given: str | Path | None) -> Path:
+    """One that a user names may be a link to where there is room; the default must be what it is called."""
+    if given is not None:
+        return Path(given).resolve()
     return Path(tempfile.gettempdir()) / f"regrow-staging-{os.getuid()}"
 
 

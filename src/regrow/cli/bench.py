@@ -16,7 +16,7 @@ import click
 
 from regrow.errors import UserError
 
-BENCHES = ("kernels", "train", "accuracy", "overhead", "recovery", "checkpoint", "balance", "soak")
+BENCHES = ("kernels", "train", "accuracy", "overhead", "auth", "recovery", "checkpoint", "balance", "soak")
 
 
 class BenchCommand(click.Command):

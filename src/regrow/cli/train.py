@@ -100,6 +100,11 @@ KNOBS: dict[str, tuple[Knob, ...]] = {
             help="Unix sockets in a private directory, or TCP on the loopback interface.",
         ),
         Knob(
+            name="authenticate",
+            type=CHOICE(configuration.AUTHENTICATE),
+            help="Messages that nobody in between can change. auto: over TCP.",
+        ),
+        Knob(
             name="redo_bytes_max",
             type=BYTES,
             flag_short="--redo-bytes",

@@ -4,14 +4,24 @@ A frame is a fixed header, the meta, and up to three sections. The header is che
 is checked against a bound before memory is taken for it. `FrameReader` owns no socket: it says where the next
 bytes should go (`buffer`) and what they turned out to be (`advance`), so large sections are received in
 place.
+
+On a **sealed** connection the head of a frame (header and meta) ends with tags: one for each section that is not empty,
+and one for the head with those tags in it. So a head is known to be true before anything is done because of it, be it
+taking memory or choosing where sections go, and a section before its message is handed on. The number of the frame in
+its direction goes into every tag and is not sent: what was left out, repeated, swapped or turned around does not fit.
+
+The rule to keep: nothing of a sealed frame is used before its tag, and a message is handed on whole or not at all.
+What a frame with a wrong tag left in the place of its sections counts for nothing: no message says that it is there,
+the connection ends, and the same frame comes again over the next one.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import hmac
 import struct
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
@@ -29,6 +39,8 @@ SCRATCH_BYTES = 4096  # Larger saves reads of small frames, but copies more of a
 _HEADER = struct.Struct("<4sHBBIIIQQ3Q")
 _CHECKSUM = struct.Struct("<I")
 HEADER_BYTES = _HEADER.size + _CHECKSUM.size
+TAG_BYTES = 16
+_HEAD = 0  # the part of a frame that is not a section; those are 1, 2, 3
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,12 +72,22 @@ class Frame:
     wire_bytes: int
 
 
+class Seal(Protocol):
+    """Makes the tags of one direction of one connection. Both ends have one with the same key."""
+
+    def begin_frame(self) -> None:
+        """What is tagged from now on belongs to the next frame."""
+
+    def tag(self, part: int, data: Any) -> bytes:
+        """For one part of this frame, TAG_BYTES long. Each part is tagged once at most."""
+
+
 # Given a message class, its meta values and section sizes in bytes: where the sections shall go, or None for
 # fresh memory.
 Placement = Callable[[type[Message], tuple[Any, ...], tuple[int, ...]], "list[np.ndarray[Any, Any]] | None"]
 
 
-def encode(message: Message, stamp: Stamp) -> list[Any]:
+def encode(message: Message, stamp: Stamp, seal: Seal | None = None) -> list[Any]:
     """The buffers of a frame, for one scatter/gather write. Sections are referenced, not copied."""
     meta = encode_meta(message)
     arrays = [np.ascontiguousarray(getattr(message, name)) for name in message.SECTION_FIELDS]
@@ -86,8 +108,14 @@ def encode(message: Message, stamp: Stamp) -> list[Any]:
         *sizes,
         *([0] * (SECTIONS_MAX - len(sizes))),
     )
-    sections = [array.data.cast("B") for array in arrays if array.size]  # an empty array has no bytes to cast
-    return [header + _CHECKSUM.pack(_kernels.crc32c(header)) + meta, *sections]
+    head = header + _CHECKSUM.pack(_kernels.crc32c(header)) + meta
+    # An empty array has no bytes to cast, and needs no tag: its size is in the header.
+    sections = [(part, array.data.cast("B")) for part, array in enumerate(arrays, 1) if array.size]
+    if seal is not None:
+        seal.begin_frame()
+        head += b"".join([seal.tag(part, data) for part, data in sections])
+        head += seal.tag(_HEAD, head)
+    return [head, *(data for _, data in sections)]
 
 
 class FrameReader:
@@ -98,6 +126,7 @@ class FrameReader:
         self.place = place
         # Which frames may be placed; None: all. One that will be dropped must not write where its twin went.
         self.placed: Callable[[Stamp], bool] | None = None
+        self.seal: Seal | None = None  # set between two frames: from the next one on, all are sealed
         self._scratch = memoryview(bytearray(SCRATCH_BYTES))
         self._filled = 0  # bytes in the scratch not yet understood
         self._needed = HEADER_BYTES  # bytes in the scratch that make the next decision possible
@@ -139,11 +168,14 @@ class FrameReader:
         """Reads one header, or a header with what follows; returns where unread bytes begin."""
         fields = self._header(start)
         kind, section_count, meta_bytes = fields[1], fields[2], fields[4]
-        self._needed = HEADER_BYTES + meta_bytes
+        sizes = fields[9 : 9 + section_count]
+        meta_end = HEADER_BYTES + meta_bytes
+        self._needed = meta_end if self.seal is None else meta_end + TAG_BYTES * (1 + sum(map(bool, sizes)))
         if self._filled - start < self._needed:
             return start, None
+        tags = self._check_head(self._scratch[start : start + self._needed], meta_end)
         cls = KINDS[kind]
-        meta = _decode_meta(cls, self._scratch[start + HEADER_BYTES : start + self._needed])
+        meta = _decode_meta(cls, self._scratch[start + HEADER_BYTES : start + meta_end])
         stamp = Stamp(
             source_incarnation=fields[5],
             target_incarnation=fields[6],
@@ -151,7 +183,8 @@ class FrameReader:
             acknowledged=fields[8],
         )
         place = self.place if self.placed is None or self.placed(stamp) else None
-        opened = _OpenFrame(cls, meta, stamp, fields[9 : 9 + section_count], place, self._needed)
+        opened = _OpenFrame(cls, meta, stamp, sizes, place, self._needed)
+        opened.seal, opened.tags = self.seal, tags
         start += self._needed
         self._needed = HEADER_BYTES
         while not opened.complete and start < self._filled:
@@ -164,6 +197,15 @@ class FrameReader:
             return start, opened.finish()
         self._open = opened
         return start, None
+
+    def _check_head(self, head: memoryview, meta_end: int) -> bytes:
+        """The tags of the sections, once the tag of the head is right; nothing on a connection without a seal."""
+        if self.seal is None:
+            return b""
+        self.seal.begin_frame()
+        tagged = len(head) - TAG_BYTES
+        _check_tag(self.seal, _HEAD, head[:tagged], bytes(head[tagged:]))
+        return bytes(head[meta_end:tagged])
 
     def _header(self, start: int) -> tuple[Any, ...]:
         """The header at `start`, or ProtocolError: nothing of a frame is used before this has passed."""
@@ -207,10 +249,15 @@ def _decode_meta(cls: type[Message], data: memoryview) -> tuple[Any, ...]:
         raise ProtocolError(f"{cls.__name__}: meta cannot be read: {error}") from None
 
 
+def _check_tag(seal: Seal, part: int, data: Any, tag: bytes) -> None:
+    if not hmac.compare_digest(seal.tag(part, data), tag):
+        raise ProtocolError("a frame is not what the other side sent: its tag is wrong")
+
+
 class _OpenFrame:
     """A frame whose header and meta are known and whose sections are arriving."""
 
-    __slots__ = ("_arrays", "_cls", "_meta", "_section", "_stamp", "_view", "_wire_bytes", "complete")
+    __slots__ = ("_arrays", "_cls", "_meta", "_section", "_stamp", "_view", "_wire_bytes", "complete", "seal", "tags")
 
     def __init__(
         self,
@@ -226,7 +273,10 @@ class _OpenFrame:
             arrays = [
                 np.empty(size // dtype.itemsize, dtype) for size, dtype in zip(sizes, cls.SECTION_DTYPES, strict=True)
             ]
-        assert [array.nbytes for array in arrays] == list(sizes), f"{cls.__name__}: misplaced sections"
+        if [array.nbytes for array in arrays] != list(sizes):  # the sizes are the peer's
+            raise ProtocolError(f"{cls.__name__}: sections of {sizes} bytes do not fit where they belong")
+        self.seal: Seal | None = None
+        self.tags = b""
         self._cls = cls
         self._meta = meta
         self._stamp = stamp
@@ -255,7 +305,16 @@ class _OpenFrame:
             if array.size:
                 self._view = array.data.cast("B")
 
+    def _check_sections(self, seal: Seal) -> None:
+        tags = memoryview(self.tags)
+        for part, array in enumerate(self._arrays, 1):
+            if array.size:
+                _check_tag(seal, part, array.data.cast("B"), bytes(tags[:TAG_BYTES]))
+                tags = tags[TAG_BYTES:]
+
     def finish(self) -> Frame:
+        if self.seal is not None:
+            self._check_sections(self.seal)
         values = dict(zip(self._cls.META_FIELDS, self._meta, strict=True))
         values |= dict(zip(self._cls.SECTION_FIELDS, self._arrays, strict=True))
         return Frame(message=self._cls(**values), stamp=self._stamp, wire_bytes=self._wire_bytes)

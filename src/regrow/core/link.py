@@ -1,24 +1,27 @@
 """Who is at the other end, and the numbers of what passes between the two.
 
 A link joins two **incarnations**: a restarted process is somebody else. Opening one is a challenge both ways
-(`Acceptor`, `Initiator`), so nothing is read from, or told to, a stranger. After that every frame carries the
-incarnations of both ends and a number; a frame for or from another incarnation is fenced off and a gap is an
-error. A broken connection loses nothing: frames are kept until acknowledged, and the next connection resumes
-where each end got to. Nothing here knows sockets; a simulator uses the same classes.
+(`Acceptor`, `Initiator`), so nothing is read from, or told to, a stranger. Each proof covers everything that was said
+before it (version, both nonces, who is who and who was meant, how far each got, whether frames are sealed), and the
+keys of the connection are made of the same: what somebody in between changes, repeats or brings elsewhere proves
+nothing. After that every frame carries the incarnations of both ends and a number; a frame for or from another
+incarnation is fenced off and a gap is an error. A broken connection loses nothing: frames are kept until acknowledged,
+and the next connection resumes where each end got to. Nothing here knows sockets; a simulator uses the same classes.
 """
 
 from __future__ import annotations
 
-import hashlib
+import dataclasses
 import hmac
 from collections import deque
 from collections.abc import Callable
+from typing import TypeVar
 
 from regrow.core.framing import HEADER_BYTES, Stamp
 from regrow.core.identity import ROLES, Identity
-from regrow.core.messages import PROTOCOL_VERSION, Challenge, Hello, Message, Welcome
+from regrow.core.messages import PROTOCOL_VERSION, Challenge, Hello, Message, Refused, Welcome, encode_meta
 from regrow.core.states import LINK, Life, LinkState
-from regrow.errors import ProtocolError
+from regrow.errors import ProtocolError, Refusal
 
 FRAME_BYTES = HEADER_BYTES + 64  # what a kept message counts besides its sections: about its header and meta
 # An acknowledgement of its own leaves after so much one-way traffic. Too small: frames that say little.
@@ -141,7 +144,28 @@ class Link:
             self.acknowledged += 1
 
 
-class Acceptor:
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class Opening:
+    """What a handshake came to, at either end."""
+
+    peer: Identity
+    peer_received: int  # of our frames
+    sealed: bool
+    key_out: bytes  # for what we send
+    key_in: bytes
+
+
+class Handshake:
+    """What both sides of a handshake have in common."""
+
+    opening: Opening | None  # once it is complete
+
+    @property
+    def peer(self) -> Identity | None:
+        return None if self.opening is None else self.opening.peer
+
+
+class Acceptor(Handshake):
     """The side that was connected to: asks for proof first, tells nothing before it."""
 
     def __init__(
@@ -151,35 +175,66 @@ class Acceptor:
         local: Identity,
         nonce: bytes,
         admit: Callable[[Identity, int], int] = lambda peer, peer_received: 0,
+        seals: bool = False,
     ) -> None:
         """`admit(peer, peer_received)`, asked about a peer that has proved itself, says how many of its frames
-        have arrived, or raises ProtocolError: it is fenced."""
+        have arrived, or raises ProtocolError: it is fenced. `seals`: frames shall be authenticated, whatever the
+        other side wants."""
         self._token = token
         self._local = local
-        self._nonce = nonce
         self._admit = admit
-        self.peer: Identity | None = None
-        self.peer_received = 0
+        self._seals = seals
+        self._challenge = Challenge(protocol=PROTOCOL_VERSION, nonce=nonce)
+        self._hello: Hello | None = None  # once it is proved
+        self.opening = None
 
     def start(self) -> list[Message]:
-        return [Challenge(protocol=PROTOCOL_VERSION, nonce=self._nonce)]
+        return [self._challenge]
 
     def receive(self, message: Message) -> list[Message]:
-        if self.peer is not None or not isinstance(message, Hello):
+        if self.opening is not None or not isinstance(message, Hello):
             raise ProtocolError(f"expected Hello, got {type(message).__name__}")
         _check_version(message.protocol)
-        claimed = Identity(role=message.role, id=message.id, incarnation=message.incarnation)
-        proved = _proves(message.proof, self._token, b"hello", self._nonce, claimed)
-        if message.role not in ROLES or not proved:
+        if message.role not in ROLES or not _proves(message, self._token, b"hello", self._challenge):
             raise ProtocolError("the peer does not hold this run's token")
-        received = self._admit(claimed, message.received)
-        self.peer, self.peer_received = claimed, message.received
-        proof = _proof(self._token, b"welcome", message.nonce, self._local)
+        self._hello = message
+        peer = Identity(role=message.role, id=message.id, incarnation=message.incarnation)
+        peer_received = message.received if self._is_meant(message) else 0
         local = self._local
-        return [Welcome(role=local.role, id=local.id, incarnation=local.incarnation, proof=proof, received=received)]
+        welcome = Welcome(
+            role=local.role,
+            id=local.id,
+            incarnation=local.incarnation,
+            proof=b"",
+            received=self._admit(peer, peer_received),
+            sealed=self._seals or message.sealed,
+        )
+        welcome = _prove(welcome, self._token, b"welcome", self._challenge, message)
+        keys = _derive_keys(self._token, self._challenge, message, welcome)
+        self.opening = Opening(
+            peer=peer, peer_received=peer_received, sealed=welcome.sealed, key_out=keys[1], key_in=keys[0]
+        )
+        return [welcome]
+
+    def _is_meant(self, hello: Hello) -> bool:
+        """Is this about us, or about an earlier coordinator? Whoever means somebody else is refused: it was brought
+        to the wrong door."""
+        local, meant = self._local, hello.target_incarnation
+        if (hello.target_role, hello.target_id) != (local.role, local.id):
+            raise ProtocolError(f"this is {local.role} {local.id}, {hello.target_role} {hello.target_id} was meant")
+        if meant > local.incarnation or (meant < local.incarnation and local.role != "coordinator"):
+            raise ProtocolError(f"this is {local} with incarnation {local.incarnation}, {meant} was meant")
+        return meant == local.incarnation
+
+    def refuse(self, reason: str, refusal: Refusal) -> Refused:
+        """Instead of a Welcome. Proved only to one who has proved itself: a stranger learns nothing from it."""
+        if self._hello is None:
+            return Refused(reason=reason, kind=Refusal.RETRY)
+        refused = Refused(reason=reason, kind=refusal)
+        return _prove(refused, self._token, b"refused", self._challenge, self._hello)
 
 
-class Initiator:
+class Initiator(Handshake):
     """The side that connected: proves itself, and checks that the other end is who was meant."""
 
     def __init__(
@@ -191,50 +246,76 @@ class Initiator:
         expected: Identity,
         received: Callable[[], int] = lambda: 0,
         or_newer: bool = False,
+        seals: bool = False,
     ) -> None:
         """`received()` says how many frames of `expected` have arrived. With `or_newer` a later incarnation of
-        it will do as well: nobody tells us when the coordinator was restarted."""
+        it will do as well: nobody tells us when the coordinator was restarted. `seals`: as for an acceptor."""
         self._token = token
         self._local = local
         self._nonce = nonce
         self._expected = expected
         self._received = received
         self._or_newer = or_newer
-        self._challenged = False
-        self.peer: Identity | None = None
-        self.peer_received = 0
+        self._seals = seals
+        self._challenge: Challenge | None = None
+        self._hello: Hello | None = None
+        self.opening = None
 
     def start(self) -> list[Message]:
         return []
 
     def receive(self, message: Message) -> list[Message]:
-        local = self._local
-        if isinstance(message, Challenge) and not self._challenged:
-            self._challenged = True  # once: nobody collects our proofs for nonces of their choice
+        if isinstance(message, Challenge) and self._challenge is None:
             _check_version(message.protocol)
-            proof = _proof(self._token, b"hello", message.nonce, local)
-            return [
-                Hello(
-                    protocol=PROTOCOL_VERSION,
-                    role=local.role,
-                    id=local.id,
-                    incarnation=local.incarnation,
-                    nonce=self._nonce,
-                    proof=proof,
-                    received=self._received(),
-                )
-            ]
-        if not isinstance(message, Welcome) or not self._challenged or self.peer is not None:
+            self._challenge = message  # once: nobody collects our proofs for nonces of their choice
+            self._hello = self._say_hello(message)
+            return [self._hello]
+        challenge, hello = self._challenge, self._hello
+        if not isinstance(message, Welcome) or challenge is None or hello is None or self.opening is not None:
             raise ProtocolError(f"unexpected {type(message).__name__} while a link is opened")
-        peer = Identity(role=message.role, id=message.id, incarnation=message.incarnation)
-        if not _proves(message.proof, self._token, b"welcome", self._nonce, peer):
+        if not _proves(message, self._token, b"welcome", challenge, hello):
             raise ProtocolError("the peer does not hold this run's token")
+        peer = Identity(role=message.role, id=message.id, incarnation=message.incarnation)
         expected = self._expected
         is_newer = (peer.role, peer.id) == (expected.role, expected.id) and peer.incarnation > expected.incarnation
         if peer != expected and not (self._or_newer and is_newer):
             raise ProtocolError(f"connected to {peer!r}, meant {expected!r}")
-        self.peer, self.peer_received = peer, message.received
+        if self._seals and not message.sealed:
+            raise ProtocolError(f"{peer} does not authenticate its frames")
+        keys = _derive_keys(self._token, challenge, hello, message)
+        self.opening = Opening(
+            peer=peer, peer_received=message.received, sealed=message.sealed, key_out=keys[0], key_in=keys[1]
+        )
         return []
+
+    def _say_hello(self, challenge: Challenge) -> Hello:
+        local, expected = self._local, self._expected
+        hello = Hello(
+            protocol=PROTOCOL_VERSION,
+            role=local.role,
+            id=local.id,
+            incarnation=local.incarnation,
+            nonce=self._nonce,
+            proof=b"",
+            received=self._received(),
+            target_role=expected.role,
+            target_id=expected.id,
+            target_incarnation=expected.incarnation,
+            sealed=self._seals,
+        )
+        return _prove(hello, self._token, b"hello", challenge)
+
+    def refuse(self, reason: str, refusal: Refusal) -> Refused:
+        """Whoever answered is not who was meant; to them it means nothing."""
+        return Refused(reason=reason, kind=Refusal.RETRY)
+
+    def judge(self, refused: Refused) -> Refusal:
+        """What a refusal means that came instead of a Welcome: without a proof, no more than that this connection
+        cannot go on."""
+        if self._challenge is None or self._hello is None:
+            return Refusal.RETRY
+        proved = _proves(refused, self._token, b"refused", self._challenge, self._hello)
+        return refused.kind if proved else Refusal.RETRY
 
 
 def _check_version(protocol: int) -> None:
@@ -242,10 +323,29 @@ def _check_version(protocol: int) -> None:
         raise ProtocolError(f"protocol version {protocol}, this side speaks {PROTOCOL_VERSION}")
 
 
-def _proof(token: bytes, label: bytes, nonce: bytes, who: Identity) -> bytes:
-    said = b"|".join([label, nonce, who.role.encode(), str(who.id).encode(), str(who.incarnation).encode()])
-    return hmac.new(token, said, hashlib.sha256).digest()
+_Proved = TypeVar("_Proved", Hello, Welcome, Refused)
 
 
-def _proves(proof: bytes, token: bytes, label: bytes, nonce: bytes, who: Identity) -> bool:
-    return hmac.compare_digest(proof, _proof(token, label, nonce, who))
+def _prove(message: _Proved, token: bytes, label: bytes, *said: Message) -> _Proved:
+    """The same message with a proof of itself and of all that was said before it."""
+    return dataclasses.replace(message, proof=_authenticate(token, label, *said, message))
+
+
+def _proves(message: _Proved, token: bytes, label: bytes, *said: Message) -> bool:
+    bare = dataclasses.replace(message, proof=b"")
+    return hmac.compare_digest(message.proof, _authenticate(token, label, *said, bare))
+
+
+def _derive_keys(token: bytes, *said: Message) -> tuple[bytes, bytes]:
+    """For what the initiator sends, and for what the acceptor sends. Both nonces are in what was said, so no
+    two connections have a key in common."""
+    return _authenticate(token, b"key of initiator", *said), _authenticate(token, b"key of acceptor", *said)
+
+
+def _authenticate(token: bytes, label: bytes, *said: Message) -> bytes:
+    """HMAC-SHA256 of all this in order, with lengths, so that no two conversations are the same bytes."""
+    code = hmac.new(token, digestmod="sha256")
+    for part in (b"regrow", PROTOCOL_VERSION.to_bytes(4, "big"), label, *map(encode_meta, said)):
+        code.update(len(part).to_bytes(4, "big"))
+        code.update(part)
+    return code.digest()

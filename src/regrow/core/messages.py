@@ -19,12 +19,13 @@ from regrow.core.identity import Identity
 from regrow.core.job import JobSpec
 from regrow.errors import Refusal
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
 
 U62 = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 U32 = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
 Text = Annotated[str, msgspec.Meta(max_length=4096)]
 Secret = Annotated[bytes, msgspec.Meta(min_length=32, max_length=32)]
+SecretOrNone = Annotated[bytes, msgspec.Meta(max_length=32)]  # empty: nothing is proved
 
 Int32Array = Annotated[npt.NDArray[np.int32], "<i4"]
 UInt32Array = Annotated[npt.NDArray[np.uint32], "<u4"]
@@ -94,7 +95,7 @@ class Challenge(Message):
 
 @message(2)
 class Hello(Message):
-    """Initiator -> acceptor: who I am, and the proof. Carries a challenge of its own for the acceptor."""
+    """Initiator -> acceptor: who I am, whom I mean, and the proof of all that. Carries a challenge of its own."""
 
     protocol: U32
     role: Text
@@ -103,25 +104,33 @@ class Hello(Message):
     nonce: Secret
     proof: Secret
     received: U62 = 0  # frames of this peer that have arrived: it sends again from the next one
+    target_role: Text = ""
+    target_id: U32 = 0
+    target_incarnation: U32 = 0  # the numbers above are about this one; a coordinator may have been restarted since
+    sealed: bool = False  # every frame after the handshake shall be authenticated
 
 
 @message(3)
 class Welcome(Message):
-    """Acceptor -> initiator: who I am, and my proof. From here on the link is numbered."""
+    """Acceptor -> initiator: who I am, and my proof. From here on the link is numbered, and sealed if one of us
+    wants it."""
 
     role: Text
     id: U32
     incarnation: U32
     proof: Secret
     received: U62 = 0
+    sealed: bool = False
 
 
 @message(4)
 class Refused(Message):
-    """Either way, last before closing: why this connection cannot go on, and whether another one may."""
+    """Either way, last before closing: why this connection cannot go on, and whether another one may. Instead of a
+    Welcome it needs a proof: whoever cannot give one cannot make anybody stop dialing."""
 
     reason: Text
     kind: Refusal = Refusal.RETRY
+    proof: SecretOrNone = b""
 
 
 @message(5)

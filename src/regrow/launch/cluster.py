@@ -46,6 +46,7 @@ from regrow.launch.supervisor import (
 )
 from regrow.protection import GIB, MIB, ErasureCode
 from regrow.runtime.client import Client, SocketClient
+from regrow.runtime.transport import AUTHENTICATE
 
 START_SECONDS_MAX = 120.0
 OPEN_SECONDS_MAX = 600.0  # filling very large tables takes minutes
@@ -67,17 +68,21 @@ class LocalCluster:
         servers: int = 5,
         threads_per_server: int = 1,
         transport: str | None = None,
+        authenticate: str = "auto",
         protection: ErasureCode | None = None,
     ) -> None:
         if servers < 1:
             raise UserError(f"servers = {servers}: a cluster needs at least one")
         if transport not in (None, "unix", "tcp"):
             raise UserError(f"transport = {transport!r}: must be 'unix' or 'tcp'")
+        if authenticate not in AUTHENTICATE:
+            raise UserError(f"authenticate = {authenticate!r}: must be one of {', '.join(AUTHENTICATE)}")
         if protection is not None:
             protection.check(servers=servers, mode="async")
         self.server_count = servers
         self.protection = protection
         self._token = secrets.token_hex(32)
+        self._authenticate = authenticate
         self._sockets = SocketDir()
         self._logs = Path(tempfile.mkdtemp(prefix="regrow-logs-"))
         self._backend = LocalProcesses(logs=Logs(self._logs, print_warning))
@@ -96,6 +101,7 @@ class LocalCluster:
             token=self._token,
             servers=servers,
             frame_bytes_max=FRAME_BYTES_MAX,
+            authenticate=authenticate,
         )
         atexit.register(self.close)
         try:
@@ -127,6 +133,7 @@ class LocalCluster:
                 redo_bytes_max=redo_bytes_max,
                 section_bytes_max=FRAME_BYTES_MAX,
                 open_seconds_max=OPEN_SECONDS_MAX,
+                authenticate=self._authenticate,
             )
         except ConnectionLost:
             # A link breaks before the death behind it is known, and the death explains more.

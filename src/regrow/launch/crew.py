@@ -27,6 +27,7 @@ class Crew:
         token: str,
         servers: int,
         frame_bytes_max: int,
+        authenticate: str = "auto",
         config: dict[str, Any] | None = None,
         saving: Saving | None = None,
         start: StoredCut | None = None,
@@ -38,6 +39,7 @@ class Crew:
         self._token = token
         self._servers = servers
         self._frame_bytes_max = frame_bytes_max
+        self._authenticate = authenticate
         self._config = config or {}
         self._saving = saving
         self._start = start
@@ -84,6 +86,7 @@ class Crew:
             threads=self._threads[who.role],
             servers=self._servers,
             frame_bytes_max=self._frame_bytes_max,
+            authenticate=self._authenticate,
             config=self._config,
             saving=self._saving,
             start=self._start,

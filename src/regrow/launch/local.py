@@ -313,6 +313,7 @@ class _Run:
             token=self.token,
             servers=config.servers,
             frame_bytes_max=config.frame_bytes_max,
+            authenticate=config.authenticate,
             config=config.to_dict(),
             saving=checkpoints.plan_saving(config, run=self.run_id, start=start, dead=self.status.cuts_dead),
             start=None if start is None else StoredCut(url=start.url, cut=start.cut),

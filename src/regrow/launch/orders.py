@@ -81,6 +81,7 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     threads: int
     servers: int
     frame_bytes_max: int
+    authenticate: str = "auto"  # whether frames are: see `TrainConfig`
     config: dict[str, Any] = {}  # TrainConfig.to_dict(), for workers; others pass it on to manifests
     saving: Saving | None = None
     start: StoredCut | None = None  # None: from nothing

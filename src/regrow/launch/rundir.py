@@ -25,6 +25,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from regrow.checkpoint.private import check_private
 from regrow.config import TrainConfig
 from regrow.errors import UserError
 
@@ -177,7 +178,8 @@ class SocketDir:
         except OSError as error:
             hint = "TMPDIR=DIRECTORY chooses another place"
             raise UserError(f"cannot make a directory for sockets in {parent}: {error.strerror}", hint=hint) from None
-        self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+        check_private(self.path)  # where a file system or an access list has made it something else
+        self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         fcntl.flock(self._lock, fcntl.LOCK_EX)
 
     def __enter__(self) -> SocketDir:

@@ -60,6 +60,7 @@ def run(parent: Parent) -> None:
         redo_bytes_max=config.redo_bytes_max,
         section_bytes_max=config.frame_bytes_max,
         pulse=pulse,
+        authenticate=assignment.authenticate,
     )
     try:
         resumed = assignment.start is not None and who.incarnation == 0

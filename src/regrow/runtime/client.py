@@ -365,6 +365,7 @@ class SocketClient(Client):
         section_bytes_max: int,
         open_seconds_max: float = ANSWER_SECONDS_MAX,
         pulse: Pulse | None = None,
+        authenticate: str = "auto",
     ) -> None:
         # Half, because the slots of some rows may have others between them.
         records_bytes_max = min(RECORDS_BYTES_MAX, section_bytes_max // 2)
@@ -373,6 +374,7 @@ class SocketClient(Client):
         self._token = token
         self._coordinator = coordinator
         self._section_bytes_max = section_bytes_max
+        self._authenticate = authenticate
         self._patience: asyncio.TimerHandle | None = None
         self._loop = new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="links", daemon=True)
@@ -418,6 +420,7 @@ class SocketClient(Client):
                 ConnectionLost(f"lost {peer}: {reason}", refusal=refusal)
             ),
             place=self._place,
+            authenticate=self._authenticate,
         )
         self.endpoint.dial(Identity(role="coordinator", id=0), self._coordinator)
 

@@ -115,6 +115,7 @@ class Node:
             on_resumed=self._on_resumed,
             on_fenced=self._on_fenced,
             throttles_workers=True,
+            authenticate=assignment.authenticate,
         )
         self.parent.on_command(lambda command: loop.call_soon_threadsafe(self._on_command, command))
         address = await self.endpoint.listen(assignment.listen)

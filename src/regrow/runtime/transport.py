@@ -1,4 +1,5 @@
-"""Links over TCP and Unix sockets: opens them, proves both ends, carries frames, reports losses, resumes.
+"""Links over TCP and Unix sockets: opens them, carries frames, reports losses, resumes. One socket, its handshake and
+its frames are `runtime/connection.py`; here is what outlives it.
 
 A `Link` belongs to two incarnations and outlives the connections that carry it. Whoever dials keeps dialing;
 a connection that comes back goes on where the last one stopped, and its users notice nothing. An incarnation
@@ -12,36 +13,39 @@ from that loop's thread only. What its methods cause is reported later, never fr
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import logging
 import os
-import secrets
-import socket
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from regrow.core.framing import LIMITS_STRANGER, Frame, FrameReader, Limits, encode
-from regrow.core.framing import Stamp as FrameStamp
+from regrow.core.framing import Limits
 from regrow.core.identity import Identity
-from regrow.core.link import Acceptor, Initiator, Link
-from regrow.core.messages import Ack, Beat, Message, Refused
+from regrow.core.link import Link
+from regrow.core.messages import Beat, Message
 from regrow.errors import ConnectionLost, LocalProtocolError, ProtocolError, Refusal, UserError
+from regrow.runtime.connection import Connection
+from regrow.runtime.strangers import FailureLog, Strangers
 
 log = logging.getLogger("regrow.transport")
 
-HANDSHAKE_SECONDS_MAX = 20.0  # Too small: a busy machine is taken for a silent one.
-CLOSE_SECONDS_MAX = 2.0  # A peer that does not read, or does not close too, keeps us from leaving this long.
+# For a connection, before its handshake. Too small: a busy host is taken for one that is not there. Too large: one that
+# does not answer keeps us from trying the address it may have moved to.
+CONNECT_SECONDS_MAX = 5.0
 DIAL_SECONDS_MIN = 0.01  # Pause before a connection is tried again; doubled each time it fails.
 DIAL_SECONDS_MAX = 0.25  # Too large: a restarted peer is found late. Too small: a dead one costs time.
-STRANGERS_MAX = 256  # Connections that have not proved themselves yet; more are turned away.
+# A peer that answers, and has nothing for us but refusals for so long, will not change its mind: its owner is told, as
+# if it had refused us for good. Too small: a view that is late ends a process. Too large: much waiting for nothing.
+REFUSED_SECONDS_MAX = 60.0
+STOP_SECONDS_MAX = 4.0  # For connections that are closed, which cut themselves off before; then they are left behind.
+BACKLOG_MAX = 512  # Connections that the kernel keeps for us; more are turned away, and dial again.
 PEERS_MAX = 65536  # Incarnations remembered, alive or fenced; more are turned away.
 META_BYTES_MAX = 4 << 20  # A view of a very large job; everything else is far below.
-SOCKET_BUFFER_BYTES = 4 << 20  # Too small: a batch needs many wake-ups. The kernel may grant less.
-UNHEARD_BYTES = 1 << 16
-UNREAD_REPLY_BYTES_MAX = 32 << 20  # A worker that does not read its replies is not read from.
+AUTHENTICATE = ("auto", "always", "never")
 
 Place = Callable[[Identity, type[Message], tuple[Any, ...], tuple[int, ...]], "list[np.ndarray[Any, Any]] | None"]
 
@@ -104,7 +108,10 @@ class Endpoint:
         on_fenced: Callable[[Identity, Refusal, str], None] | None = None,
         place: Place | None = None,
         throttles_workers: bool = False,
+        authenticate: str = "auto",
     ) -> None:
+        if authenticate not in AUTHENTICATE:
+            raise UserError(f"authenticate = {authenticate!r}: must be one of {', '.join(AUTHENTICATE)}")
         self.local = local
         self.token = token
         self.limits = Limits(meta_bytes_max=META_BYTES_MAX, section_bytes_max=section_bytes_max)
@@ -117,10 +124,13 @@ class Endpoint:
         # Servers do this, and only to workers, who never do it: if both ends stopped reading while they wait to
         # write, neither would go on.
         self.throttles_workers = throttles_workers
+        self._authenticate = authenticate
         self.bytes_in = 0
         self.bytes_out = 0
         self.lines: dict[Identity, Line] = {}
-        self.strangers = 0
+        self._links: tuple[Link, ...] = ()  # of the lines; replaced whole, because another thread reads it
+        self.strangers = Strangers()
+        self.failures = FailureLog()
         self.connections: set[Connection] = set()  # of the lines, and those still on the way to be one
         self._dials: dict[tuple[str, int], Dialing] = {}
         self._fences: dict[tuple[str, int], Fence] = {}  # of the newest incarnation that is over
@@ -130,19 +140,28 @@ class Endpoint:
 
     @property
     def kept_bytes(self) -> int:
-        """Sent or queued, and not acknowledged yet."""
-        return sum(line.link.kept_bytes for line in self.lines.values())
+        """Sent or queued, and not acknowledged yet. The one thing here that any thread may ask for."""
+        return sum(link.kept_bytes for link in self._links)
+
+    def wants_seal(self, *, is_remote: bool) -> bool:
+        """Whether this side asks for authenticated frames. If it does not, the other side may."""
+        return self._authenticate == "always" or (self._authenticate == "auto" and is_remote)
 
     async def listen(self, address: str) -> str:
         """Accepts links at `unix:PATH` or `tcp:HOST:PORT` (0: any free port); returns the actual address."""
         loop = asyncio.get_running_loop()
         scheme, host, port = parse_address(address)
+
+        def accept() -> Connection:
+            return Connection(self, expected=None)
+
         try:
             if scheme == "unix":
-                server = await loop.create_unix_server(lambda: Connection(self, expected=None), path=host)
+                server = await loop.create_unix_server(accept, path=host, backlog=BACKLOG_MAX)
+                os.chmod(host, 0o600)
                 self._unix_paths[host] = os.stat(host).st_ino
             else:
-                server = await loop.create_server(lambda: Connection(self, expected=None), host, port)
+                server = await loop.create_server(accept, host, port, backlog=BACKLOG_MAX)
                 port = server.sockets[0].getsockname()[1]
                 address = f"tcp:{host}:{port}"
         except OSError as error:
@@ -175,14 +194,15 @@ class Endpoint:
         connection = Connection(self, expected=expected)
         try:
             scheme, host, port = parse_address(address)
-            if scheme == "unix":
-                await loop.create_unix_connection(lambda: connection, path=host)
-            else:
-                await loop.create_connection(lambda: connection, host, port)
-            await asyncio.wait([connection.opened])
+            async with asyncio.timeout(CONNECT_SECONDS_MAX):
+                if scheme == "unix":
+                    await loop.create_unix_connection(lambda: connection, path=host)
+                else:
+                    await loop.create_connection(lambda: connection, host, port)
+            await asyncio.wait([connection.opened])  # it limits its own time
         except (OSError, ValueError, UserError) as error:
             connection.forsake()
-            detail = getattr(error, "strerror", None) or error
+            detail = getattr(error, "strerror", None) or str(error) or f"no answer in {CONNECT_SECONDS_MAX} s"
             raise ConnectionLost(f"cannot reach {expected} at {address}: {detail}") from None
         except asyncio.CancelledError:
             connection.forsake()
@@ -234,18 +254,17 @@ class Endpoint:
         self._dials.clear()
         for task in tasks:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        closing = [connection.closed for connection in self.connections]
         for connection in list(self.connections):
             connection.close()
-        if closing:
-            _, stuck = await asyncio.wait(closing, timeout=CLOSE_SECONDS_MAX)
-            for connection in list(self.connections):
-                connection.abort()
+        ending = [*tasks, *(connection.closed for connection in self.connections)]
+        if ending:
+            _, stuck = await asyncio.wait(ending, timeout=STOP_SECONDS_MAX)
             if stuck:
-                await asyncio.wait(stuck)
+                log.warning("%d connections did not end in %g s", len(stuck), STOP_SECONDS_MAX)
         for server in self._servers:
-            await server.wait_closed()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(server.wait_closed(), STOP_SECONDS_MAX)
+        self.failures.close()
         for path, inode in self._unix_paths.items():
             # Not if a successor listens there by now: whoever was stopped for a while may end long after that.
             if os.path.exists(path) and os.stat(path).st_ino == inode:
@@ -254,31 +273,49 @@ class Endpoint:
     # --- Dialing ---
 
     async def _keep_open(self, dialing: Dialing) -> None:
+        loop = asyncio.get_running_loop()
         pause_seconds = DIAL_SECONDS_MIN
+        refused_since: float | None = None  # nothing but refusals since then
         while True:
-            try:
-                connection = await self.connect(dialing.address, dialing.expected)
-            except ConnectionLost as error:
-                refusal = error.refusal
-                self._report_lost(dialing.expected, error.message, refusal)
-                pause_seconds = min(2 * pause_seconds, DIAL_SECONDS_MAX)
-            else:
-                pause_seconds = DIAL_SECONDS_MIN
-                await asyncio.wait([connection.closed])
-                refusal = connection.refusal
+            before = self._count_frames(dialing.expected)
+            reason, refusal = await self._keep_connection(dialing)
+            moved = self._count_frames(dialing.expected) != before
+            if moved or refusal is None:
+                refused_since = None
+            elif refused_since is None:
+                refused_since = loop.time()
+            elif not refusal.is_final and loop.time() - refused_since >= REFUSED_SECONDS_MAX:
+                refusal = Refusal.FOR_GOOD
+                self._report_lost(dialing.expected, f"{reason} (for {REFUSED_SECONDS_MAX:g} s)", refusal)
             if refusal is not None and refusal.is_final:
                 key = (dialing.expected.role, dialing.expected.id)
                 if self._dials.get(key) is dialing:
                     del self._dials[key]
                 return
+            pause_seconds = DIAL_SECONDS_MIN if moved else min(2 * pause_seconds, DIAL_SECONDS_MAX)
             await asyncio.sleep(pause_seconds)
+
+    async def _keep_connection(self, dialing: Dialing) -> tuple[str, Refusal | None]:
+        """One attempt, and if it succeeds, as long as it lasts. Then: why it is over."""
+        try:
+            connection = await self.connect(dialing.address, dialing.expected)
+        except ConnectionLost as error:
+            self._report_lost(dialing.expected, error.message, error.refusal)
+            return error.message, error.refusal
+        await asyncio.wait([connection.closed])
+        return connection.reason, connection.refusal
+
+    def _count_frames(self, peer: Identity) -> tuple[int, int] | None:
+        """How many got through, both ways: a connection that moves none is not better than a refusal."""
+        line = self.lines.get(peer)
+        return None if line is None else (line.link.received, line.link.acknowledged)
 
     def _report_lost(self, peer: Identity, reason: str, refusal: Refusal | None) -> None:
         line = self.lines.get(peer)
         is_final = refusal is not None and refusal.is_final
         # A refusal is worth telling even after a reset that came instead of it: it is the last word.
         if line is not None and (line.lost is None or (is_final and not line.refused)):
-            line.lost, line.refused = reason, refusal is not None
+            line.lost, line.refused = reason, is_final
             self.on_lost(peer, reason)
         if self.on_fenced is not None and refusal is not None and is_final:
             self.on_fenced(peer, refusal, reason)
@@ -292,7 +329,11 @@ class Endpoint:
     # --- Lines and fences ---
 
     def _line(self, peer: Identity) -> Line:
-        return self.lines.setdefault(peer, Line(link=Link(local=self.local, peer=peer)))
+        line = self.lines.get(peer)
+        if line is None:
+            line = self.lines[peer] = Line(link=Link(local=self.local, peer=peer))
+            self._links = tuple(line.link for line in self.lines.values())
+        return line
 
     def count_received(self, peer: Identity) -> int:
         """How many frames of this incarnation have arrived."""
@@ -369,6 +410,7 @@ class Endpoint:
         """This line is over, and its peer is told so."""
         line = self.lines.pop(peer, None)
         if line is not None:
+            self._links = tuple(line.link for line in self.lines.values())
             line.link.end()
             if line.connection is not None:
                 line.connection.fail(fence.reason, tell=fence.refusal)
@@ -377,211 +419,6 @@ class Endpoint:
             del self._dials[peer.role, peer.id]
             if dialing.task is not None:
                 dialing.task.cancel()
-
-
-class Connection(asyncio.BufferedProtocol):
-    """One socket: first a handshake, then the frames of a link."""
-
-    def __init__(self, endpoint: Endpoint, *, expected: Identity | None) -> None:
-        loop = asyncio.get_running_loop()
-        self._endpoint = endpoint
-        self.accepted = expected is None
-        self._link: Link | None = None
-        self._reader = FrameReader(limits=LIMITS_STRANGER)
-        self._transport: Any = None
-        self.reason = "the connection was closed by the other side"
-        self.refusal: Refusal | None = None  # the other side said that it does not want us
-        nonce = secrets.token_bytes(32)
-        self._handshake: Acceptor | Initiator
-        # Says whom the numbers in a Hello are about: a coordinator may have been restarted since.
-        self._hello_stamp = FrameStamp()
-        if expected is None:
-            self._handshake = Acceptor(token=endpoint.token, local=endpoint.local, nonce=nonce, admit=self._admit)
-        else:
-            self._handshake = Initiator(
-                token=endpoint.token,
-                local=endpoint.local,
-                nonce=nonce,
-                expected=expected,
-                received=lambda: endpoint.count_received(expected),
-                or_newer=expected.role == "coordinator",
-            )
-            self._hello_stamp = FrameStamp(target_incarnation=expected.incarnation)
-        self._deadline: asyncio.TimerHandle | None = loop.call_later(
-            HANDSHAKE_SECONDS_MAX, self.fail, "no valid handshake in time"
-        )
-        self._lingering: asyncio.TimerHandle | None = None
-        self._unheard: memoryview | None = None  # where bytes go that nobody listens to any more
-        self.opened: asyncio.Future[None] = loop.create_future()
-        self.closed: asyncio.Future[None] = loop.create_future()
-
-    # --- asyncio's side ---
-
-    def connection_made(self, transport: Any) -> None:
-        self._transport = transport
-        self._endpoint.connections.add(self)
-        sock = transport.get_extra_info("socket")
-        if sock is not None:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SOCKET_BUFFER_BYTES)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, SOCKET_BUFFER_BYTES)
-            if sock.family in (socket.AF_INET, socket.AF_INET6):
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        transport.set_write_buffer_limits(high=UNREAD_REPLY_BYTES_MAX)
-        if self.accepted:
-            self._endpoint.strangers += 1
-            if self._endpoint.strangers > STRANGERS_MAX:
-                self.fail("too many connections are waiting for their handshake")
-                return
-        for message in self._handshake.start():
-            self.write(message, FrameStamp())
-
-    def get_buffer(self, sizehint: int) -> memoryview:
-        return self._reader.buffer() if self._unheard is None else self._unheard
-
-    def buffer_updated(self, nbytes: int) -> None:
-        if self._unheard is not None:
-            return
-        try:
-            for frame in self._reader.advance(nbytes):
-                if self._is_closing():
-                    return
-                # A stranger has nothing to refuse, and its words do not belong in our log.
-                if isinstance(frame.message, Refused) and not (self.accepted and self._link is None):
-                    self.refusal = frame.message.kind
-                    self.fail(f"refused: {frame.message.reason}")
-                    return
-                if self._link is None:
-                    self._on_handshake(frame)
-                    continue
-                self._endpoint.bytes_in += frame.wire_bytes
-                if self._link.accept(frame.stamp, frame.wire_bytes):
-                    self._endpoint.on_message(self._link.peer, frame.message)
-            # After the deliveries: a reply says as much.
-            if self._link is not None and self._link.acknowledgement_due:
-                self.write(Ack(), self._link.acknowledgement())
-        except ProtocolError as error:
-            self.fail(error.message, tell=error.refusal)
-
-    def pause_writing(self) -> None:
-        if self._is_throttled():
-            self._transport.pause_reading()
-
-    def resume_writing(self) -> None:
-        if self._is_throttled() and not self._is_closing():
-            self._transport.resume_reading()
-
-    def _is_throttled(self) -> bool:
-        link = self._link
-        return self._endpoint.throttles_workers and link is not None and link.peer.role == "worker"
-
-    def eof_received(self) -> bool:
-        return False
-
-    def connection_lost(self, error: Exception | None) -> None:
-        self._handshake_over()
-        if self._lingering is not None:
-            self._lingering.cancel()
-        self._endpoint.connections.discard(self)
-        self.closed.set_result(None)
-        if error is not None:
-            self.reason = f"{self.reason} ({error})" if str(error) else self.reason
-        if not self.opened.done():
-            lost = ConnectionLost(f"cannot open a link: {self.reason}", refusal=self.refusal)
-            self.opened.set_exception(lost)
-            self.opened.exception()  # if nobody waits for it, that is no mistake
-        if self._link is not None:
-            self._endpoint.detach(self, self._link.peer)
-        else:
-            log.info("a connection ended before its handshake: %s", self.reason)
-
-    # --- our side ---
-
-    def start(self, link: Link) -> None:
-        """The handshake is complete, and this link goes on from here."""
-        self._handshake_over()
-        self._link = link
-        self._reader.limits = self._endpoint.limits
-        place, peer = self._endpoint.place, link.peer
-        if place is not None:
-            self._reader.place = lambda cls, meta, sizes: place(peer, cls, meta, sizes)
-            self._reader.placed = link.expects
-        self.opened.set_result(None)
-
-    def write(self, message: Message, stamp: FrameStamp) -> None:
-        if self._is_closing():
-            return
-        buffers = encode(message, stamp)
-        self._endpoint.bytes_out += sum(len(buffer) for buffer in buffers)
-        self._transport.writelines(buffers)
-
-    def close(self) -> None:
-        self.reason = "closed here"
-        self._finish()
-
-    def abort(self) -> None:
-        self._transport.abort()
-
-    def forsake(self) -> None:
-        """Nobody waits for this handshake any more."""
-        self._handshake_over()
-        if self._transport is not None:
-            self.abort()
-
-    def fail(self, reason: str, tell: Refusal | None = None) -> None:
-        """Ends this connection for `reason`, and tells the other side what that means for it, if `tell` says so. A
-        stranger is not told anything but the reason."""
-        self.reason = reason
-        if self._transport is None or self._is_closing():
-            return
-        if tell is not None:
-            stamp = self._link.acknowledgement() if self._link is not None else FrameStamp()
-            self.write(Refused(reason=reason[:4000], kind=tell), stamp)
-            self._finish()
-        else:
-            self._transport.close()
-
-    def _finish(self) -> None:
-        """Closes after what was written has arrived. Until the other side has closed as well we go on reading,
-        but not listening: closing with unread bytes resets a connection, and the last words are lost."""
-        if self._link is None or self._is_closing():
-            self._transport.close()
-            return
-        self._unheard = memoryview(bytearray(UNHEARD_BYTES))
-        self._lingering = asyncio.get_running_loop().call_later(CLOSE_SECONDS_MAX, self.abort)
-        try:
-            self._transport.resume_reading()
-            self._transport.write_eof()
-        except (OSError, RuntimeError):
-            self._transport.close()
-
-    def _is_closing(self) -> bool:
-        return self._unheard is not None or bool(self._transport.is_closing())
-
-    def _admit(self, peer: Identity, peer_received: int) -> int:
-        local, meant = self._endpoint.local, self._hello_stamp.target_incarnation
-        if meant > local.incarnation or (meant < local.incarnation and local.role != "coordinator"):
-            raise ProtocolError(f"this is {local} with incarnation {local.incarnation}, {meant} was meant")
-        return self._endpoint.admit(peer, self._about_us(peer_received))
-
-    def _about_us(self, peer_received: int) -> int:
-        is_mine = self._hello_stamp.target_incarnation == self._endpoint.local.incarnation
-        return peer_received if is_mine or not self.accepted else 0
-
-    def _on_handshake(self, frame: Frame) -> None:
-        if self.accepted:
-            self._hello_stamp = frame.stamp
-        for reply in self._handshake.receive(frame.message):
-            self.write(reply, FrameStamp() if self.accepted else self._hello_stamp)
-        peer = self._handshake.peer
-        if peer is not None:
-            self._endpoint.attach(self, peer, self._about_us(self._handshake.peer_received))
-
-    def _handshake_over(self) -> None:
-        if self._deadline is not None:
-            self._deadline.cancel()
-            self._deadline = None
-            if self.accepted:
-                self._endpoint.strangers -= 1
 
 
 def _log_failure(task: asyncio.Task[None]) -> None:

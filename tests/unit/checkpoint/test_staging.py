@@ -25,7 +25,7 @@ from regrow.checkpoint.manifest import ChunkInfo, TableInfo, chunk_name
 from regrow.checkpoint.staging import Pace, Progress, Stager
 from regrow.checkpoint.storage import RemoteFiles, Storage
 from regrow.core.names import cut_id, piece_name
-from regrow.errors import CheckpointError, StorageError
+from regrow.errors import CheckpointError, StorageError, UserError
 
 TABLES = [TableInfo(name="t", rows=10**6, dim=8, states=(), init_bound=0.1, index=0)]
 PIECES = [piece_name(None, cut_id(step, "test")) for step in range(3)]
@@ -387,8 +387,10 @@ def test_staging_directories_that_cannot_be_used(tmp_path: Path, monkeypatch: py
         check(storage, PIECES[2], stager.finish(PIECES[2]), range(2))
         assert len(list_staged(tmp_path)) == 1
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(StorageError, match="cannot stage chunks in"):
+    with pytest.raises(UserError, match="file is not private: it is not a directory"):
         Stager(storage, directory=tmp_path / "file")
+    with pytest.raises(StorageError, match="cannot stage chunks in"):
+        Stager(storage, directory=tmp_path / "file" / "below")
 
 
 def full(path: Path, data: bytes) -> int:

@@ -7,9 +7,11 @@ every kind of meta that does not fit. Random bytes may only be refused or waited
 
 from __future__ import annotations
 
+import ast
 import random
 import tracemalloc
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -17,11 +19,12 @@ import numpy as np
 import pytest
 from helpers import arrays, example_messages, job, mutated, plain, table, view
 
-from regrow.core import framing
+from regrow.core import framing, link
 from regrow.core.framing import HEADER_BYTES, LIMITS_STRANGER, Frame, FrameReader, Limits, Stamp, encode
 from regrow.core.messages import KINDS, Challenge, Message, Open, Pull, Pushed, Refused, Rows
 from regrow.core.twins import crc32c
 from regrow.errors import LocalProtocolError, ProtocolError
+from regrow.runtime import connection, transport
 
 WIDE = Limits(meta_bytes_max=1 << 20, section_bytes_max=1 << 20)
 STAMP = Stamp(source_incarnation=2**32 - 1, target_incarnation=1, number=2**64 - 1, acknowledged=2**63)
@@ -159,6 +162,13 @@ def test_sections_are_received_where_they_are_wanted(piece: int) -> None:
 def test_nobody_wants_it_so_it_gets_memory_of_its_own() -> None:
     message = Rows(request=4, durable=5, clock=6, **arrays(rows=[1, 2]))
     check(feed(FrameReader(limits=WIDE, place=lambda *_: None), bytes_of(message), steady(5)), message)
+
+
+def test_what_a_peer_sends_is_not_checked_by_assertions() -> None:
+    """They may be switched off (`python -O`)."""
+    for module in (framing, link, connection, transport):
+        tree = ast.parse(Path(module.__file__).read_text())
+        assert not [node.lineno for node in ast.walk(tree) if isinstance(node, ast.Assert)], module.__name__
 
 
 # --- Our own mistakes ---

@@ -20,9 +20,9 @@ from helpers import plain, server, worker
 
 from regrow.core.framing import Stamp
 from regrow.core.identity import Identity
-from regrow.core.link import ACK_BYTES_MAX, ACK_FRAMES_MAX, FRAME_BYTES, Acceptor, Initiator, Link
+from regrow.core.link import ACK_BYTES_MAX, ACK_FRAMES_MAX, FRAME_BYTES, Acceptor, Initiator, Link, _prove
 from regrow.core.messages import PROTOCOL_VERSION, Challenge, Hello, Message, Open, Records, RecordsWritten, Welcome
-from regrow.errors import ProtocolError
+from regrow.errors import ProtocolError, Refusal
 
 TOKEN = b"t" * 32
 NO_TOKEN = "the peer does not hold this run's token"
@@ -56,6 +56,12 @@ def refusal(machine: Acceptor | Initiator, message: Message) -> str:
         machine.receive(message)
     assert machine.peer is None, "a refused peer is nobody"
     return caught.value.message
+
+
+def forged_welcome(right: Acceptor, hello: Any, who: Identity) -> Any:
+    """By somebody who holds the token and does not look at whom was meant."""
+    bare = Welcome(role=who.role, id=who.id, incarnation=who.incarnation, proof=b"")
+    return _prove(bare, TOKEN, b"welcome", right.start()[0], hello)
 
 
 def changed(message: Any, **fields: Any) -> Any:
@@ -140,7 +146,8 @@ def test_a_hello_reflected_as_a_welcome() -> None:
 def test_somebody_else_answers(found: Identity) -> None:
     left, right = initiator(), acceptor(local=found)
     (hello,) = left.receive(right.start()[0])
-    (welcome,) = right.receive(hello)
+    assert "was meant" in refusal(right, hello), "the other end knows that it is not who was meant"
+    welcome = forged_welcome(right, hello, found)
     assert refusal(left, welcome) == f"connected to {found!r}, meant {server(1, incarnation=5)!r}"
 
 
@@ -178,12 +185,12 @@ def test_a_restarted_coordinator_will_do_where_a_later_one_may_answer(found: int
     left = Initiator(token=TOKEN, local=worker(2), nonce=b"i" * 32, expected=coordinator, or_newer=True)
     right = acceptor(local=answering)
     (hello,) = left.receive(right.start()[0])
-    (welcome,) = right.receive(hello)
     if taken:
-        left.receive(welcome)
+        left.receive(right.receive(hello)[0])
         assert left.peer == answering
     else:
-        assert "meant" in refusal(left, welcome)
+        assert "was meant" in refusal(right, hello)
+        assert "meant" in refusal(left, forged_welcome(right, hello, answering))
 
 
 def test_somebody_else_will_not_do_even_if_newer() -> None:
@@ -192,8 +199,8 @@ def test_somebody_else_will_not_do_even_if_newer() -> None:
         left = Initiator(token=TOKEN, local=worker(2), nonce=b"i" * 32, expected=expected, or_newer=True)
         right = acceptor(local=found)
         (hello,) = left.receive(right.start()[0])
-        (welcome,) = right.receive(hello)
-        assert "meant" in refusal(left, welcome)
+        assert "was meant" in refusal(right, hello)
+        assert "meant" in refusal(left, forged_welcome(right, hello, found))
 
 
 def test_each_side_hears_how_far_the_other_got() -> None:
@@ -213,7 +220,8 @@ def test_each_side_hears_how_far_the_other_got() -> None:
     right = Acceptor(token=TOKEN, local=server(1, incarnation=5), nonce=b"a" * 32, admit=admit)
     shake(left, right)
     assert asked == [(worker(2, incarnation=3), 11)]
-    assert (left.peer_received, right.peer_received) == (22, 11)
+    assert left.opening and right.opening
+    assert (left.opening.peer_received, right.opening.peer_received) == (22, 11)
 
 
 def test_a_peer_that_is_fenced_is_told_so_after_its_proof() -> None:
@@ -224,6 +232,94 @@ def test_a_peer_that_is_fenced_is_told_so_after_its_proof() -> None:
     (hello,) = initiator().receive(right.start()[0])
     assert refusal(right, changed(hello, proof=bytes(32))) == NO_TOKEN
     assert refusal(right, hello) == "W2 was replaced"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"nonce": b"j" * 32},
+        {"received": 1},
+        {"target_role": "coordinator"},
+        {"target_id": 2},
+        {"target_incarnation": 4},
+        {"sealed": True},
+    ],
+)
+def test_a_hello_proves_everything_it_says(fields: dict[str, Any]) -> None:
+    right = acceptor()
+    (hello,) = initiator().receive(right.start()[0])
+    assert refusal(right, changed(hello, **fields)) == NO_TOKEN
+
+
+@pytest.mark.parametrize(
+    "fields", [{"received": 1}, {"sealed": True}, {"incarnation": 6}, {"id": 2}, {"role": "worker"}]
+)
+def test_a_welcome_proves_everything_it_says(fields: dict[str, Any]) -> None:
+    left, right = initiator(), acceptor()
+    (hello,) = left.receive(right.start()[0])
+    (welcome,) = right.receive(hello)
+    assert refusal(left, changed(welcome, **fields)) == NO_TOKEN
+    assert left.receive(welcome) == []
+
+
+def test_a_welcome_answers_exactly_one_hello() -> None:
+    """Two initiators with the same nonce, which do not exist, and another word in their Hello."""
+    first, second = initiator(), initiator(local=worker(2, incarnation=4))
+    right, other = acceptor(), acceptor()
+    for left, accepting in ((first, right), (second, other)):
+        (hello,) = left.receive(accepting.start()[0])
+        (welcome,) = accepting.receive(hello)
+    assert refusal(first, welcome) == NO_TOKEN
+
+
+def test_each_direction_of_each_connection_has_a_key_of_its_own() -> None:
+    keys: list[bytes] = []
+    for nonce in (b"a" * 32, b"b" * 32):
+        left, right = initiator(), acceptor(nonce=nonce)
+        said = shake(left, right)
+        assert left.opening and right.opening
+        assert (left.opening.key_out, left.opening.key_in) == (right.opening.key_in, right.opening.key_out)
+        keys += [left.opening.key_out, left.opening.key_in]
+        proofs = {message.proof for message in said[1:]}  # type: ignore[attr-defined]
+        assert not proofs & set(keys), "a key was said"
+    assert len(set(keys)) == 4
+    assert {len(key) for key in keys} == {32}
+
+
+@pytest.mark.parametrize(("left_seals", "right_seals"), [(False, False), (False, True), (True, False), (True, True)])
+def test_frames_are_sealed_if_either_side_wants_it(left_seals: bool, right_seals: bool) -> None:
+    local, expected = worker(2, incarnation=3), server(1, incarnation=5)
+    left = Initiator(token=TOKEN, local=local, nonce=b"i" * 32, expected=expected, seals=left_seals)
+    right = Acceptor(token=TOKEN, local=expected, nonce=b"a" * 32, seals=right_seals)
+    shake(left, right)
+    assert left.opening and right.opening
+    assert left.opening.sealed is right.opening.sealed is (left_seals or right_seals)
+
+
+def test_an_acceptor_that_holds_the_token_cannot_leave_seals_out_either() -> None:
+    local, expected = worker(2, incarnation=3), server(1, incarnation=5)
+    left = Initiator(token=TOKEN, local=local, nonce=b"i" * 32, expected=expected, seals=True)
+    right = acceptor()
+    (hello,) = left.receive(right.start()[0])
+    assert refusal(left, forged_welcome(right, hello, expected)) == "S1 does not authenticate its frames"
+
+
+def test_a_refusal_counts_as_much_as_it_proves() -> None:
+    left, right = initiator(), acceptor()
+    early = right.refuse("later", Refusal.REPLACED)
+    assert (early.kind, early.proof) == (Refusal.RETRY, b""), "nothing is proved to a stranger"
+    assert left.judge(changed(early, kind=Refusal.FOR_GOOD)) is Refusal.RETRY
+    (hello,) = left.receive(right.start()[0])
+    assert left.judge(changed(early, kind=Refusal.FOR_GOOD)) is Refusal.RETRY
+    right.receive(hello)
+    refused = right.refuse("somebody else is here", Refusal.REPLACED)
+    assert left.judge(refused) is Refusal.REPLACED
+    for fields in ({"kind": Refusal.FOR_GOOD}, {"reason": "another"}, {"proof": b""}, {"proof": b"p" * 32}):
+        assert left.judge(changed(refused, **fields)) is Refusal.RETRY
+    elsewhere = initiator()
+    elsewhere.receive(acceptor(nonce=b"b" * 32).start()[0])
+    assert elsewhere.judge(refused) is Refusal.RETRY, "of another connection"
+    assert left.refuse("not you", Refusal.FOR_GOOD).kind is Refusal.RETRY
 
 
 # --- The numbers of a link ---

@@ -22,9 +22,10 @@ from regrow.core.protection import Coded
 
 WIRE = {
     1: "Challenge(protocol, nonce)",
-    2: "Hello(protocol, role, id, incarnation, nonce, proof, received)",
-    3: "Welcome(role, id, incarnation, proof, received)",
-    4: "Refused(reason, kind)",
+    2: "Hello(protocol, role, id, incarnation, nonce, proof, received, target_role, target_id, "
+    "target_incarnation, sealed)",
+    3: "Welcome(role, id, incarnation, proof, received, sealed)",
+    4: "Refused(reason, kind, proof)",
     5: "Ack()",
     10: "Register(address, known)",
     11: "Declare(job)",

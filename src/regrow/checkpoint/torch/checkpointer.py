@@ -18,10 +18,8 @@ writes its rows, and the first one writes the manifest when all have.
 from __future__ import annotations
 
 import dataclasses
-import os
 import queue
 import secrets
-import tempfile
 import threading
 import time
 import warnings
@@ -106,7 +104,7 @@ class DeltaCheckpointer:
         self._ranks = Ranks()
         self._state = ModelState(model, optimizers, first_rank=self._ranks.first, row_local=row_local)
         self._storage = Storage.open(url)
-        self._stager = Stager(self._storage, directory=staging_directory or _staging_directory())
+        self._stager = Stager(self._storage, directory=staging_directory)
         self._tracker = Tracker()
         self._state.attach(self._tracker)
         # Random, so that no two runs give a cut the same name; and the same on all ranks.
@@ -381,11 +379,6 @@ class _Copies:
                 raise CheckpointError(f"not all rows were copied: {part!r}") from part
             yield part
             del part  # or it would stay in memory until the next one comes
-
-
-def _staging_directory() -> str:
-    """Where chunks wait for a remote storage. Not used with a local one."""
-    return os.path.join(tempfile.gettempdir(), "regrow-staging")
 
 
 def _parse_every(every: int | str | None) -> Interval:
