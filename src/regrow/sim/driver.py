@@ -57,7 +57,7 @@ class Driver:
 
     def _carry_out(self, node: Node, effect: Any) -> None:
         identity = node.identity
-        if type(effect) is Send:
+        if isinstance(effect, Send):
             target, message = effect.target, effect.message
             self.world.checker.on_send(node, target, message)
             self.world.network.send(identity, target, message)
