@@ -86,7 +86,8 @@ class Driver:
             self.world.condemned.add(effect.peer)
             self.world.later(lambda: self.world.launcher.condemn(effect.peer, effect.reason))
         elif isinstance(effect, Log):
-            self.world.log(f"{short(identity)}: {effect.text}")
+            if self.world.note is not None:
+                self.world.log(f"{short(identity)}: {effect.text}")
         elif isinstance(effect, Save | Unsave | WriteManifest | Load | Notice):
             self._store(node, effect)
         elif isinstance(effect, PushReceived):
