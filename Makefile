@@ -1,6 +1,6 @@
 # `make install` makes .venv, `make test` runs every test, `make check` a part of them that answers within two minutes,
 # `make format` writes files as the checks want them, `make train` trains a model twice, once with a server killed
-# half way, and shows that the two models are equal.
+# half way, and shows that the two models are equal. `make sim-night` runs a million schedules of the simulator.
 # Nothing but Python 3.11 and a C++20 compiler is needed beforehand.
 PYTHON ?= python3
 VENV := .venv
@@ -13,7 +13,7 @@ JOBS ?= 2
 # one end, so that they seldom run two at a time.
 PYTEST := $(BIN)/pytest -n $(JOBS) --dist worksteal
 
-.PHONY: install test check lint format diagrams train clean
+.PHONY: install test check lint format diagrams sim-night sim-table train clean
 
 install: $(VENV)/.installed
 
@@ -50,6 +50,16 @@ format: install
 # The lives in docs/protocol.md, from the tables in core/states.py.
 diagrams: install
 	$(BIN)/python tools/diagrams.py
+
+# A million schedules that nobody has run, added to the record; the table in docs/simulator.md is made from it.
+RECORD := docs/simulator-record.json
+SCHEDULES ?= 1000000
+sim-night: install
+	$(BIN)/regrow sim --seeds $(SCHEDULES) --jobs $(JOBS) --record $(RECORD); found=$$?; \
+		$(BIN)/python tools/sim_table.py && exit $$found
+
+sim-table: install
+	$(BIN)/python tools/sim_table.py
 
 train: install
 	$(BIN)/regrow demo

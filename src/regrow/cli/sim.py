@@ -2,25 +2,34 @@
 
 regrow sim --seeds 1000 --profile all
 regrow sim --replay async:2_14_1(70)3 --story row=7
+regrow sim --minutes 30 --jobs 2 --record FILE
 """
 
 from __future__ import annotations
 
 import collections
+import dataclasses
+import datetime
+import itertools
 import multiprocessing
 import signal
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
+from regrow.cli import sim_record
 from regrow.errors import EXIT_FAILED, UserError
 from regrow.sim.profiles import PROFILES
 
 PROGRESS_AFTER_SECONDS = 2.0
+LINE_SECONDS = 60.0  # between two lines of progress, where nobody watches
+CHUNK = 4  # schedules that a process takes at a time
 SHRINK_SECONDS = 60.0
 
 
@@ -34,8 +43,25 @@ SHRINK_SECONDS = 60.0
 @click.option("--story", metavar="row=N", help="Print the life of one row (row=7, or row=1:7 for table 1).")
 @click.option("--plant", metavar="NAME", help="Put a known bug into the core first; 'list' names them.")
 @click.option("--jobs", default=1, show_default=True, type=click.IntRange(1, 64), help="Processes.")
+@click.option("--minutes", type=click.FloatRange(0, min_open=True), help="Run for so long, instead of --seeds.")
+@click.option(
+    "--record",
+    metavar="FILE",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Run seeds that this file has not counted yet, add them to it, and go on after a violation.",
+)
+@click.option("--show", is_flag=True, help="Print what --record FILE has counted, and run nothing.")
 def sim(
-    seeds: int, seed_first: int, profile: str, replay: str | None, story: str | None, plant: str | None, jobs: int
+    seeds: int,
+    seed_first: int,
+    profile: str,
+    replay: str | None,
+    story: str | None,
+    plant: str | None,
+    jobs: int,
+    minutes: float | None,
+    record: Path | None,
+    show: bool,
 ) -> None:
     """Run the real protocol under a deterministic simulator of failures.
 
@@ -43,6 +69,11 @@ def sim(
     """
     from regrow.sim import planted
 
+    _check_together()
+    if show:
+        assert record is not None
+        sim_record.show(record)
+        return
     if plant == "list":
         for name, bug in planted.BUGS.items():
             click.echo(f"{name:28} {bug.what}")
@@ -52,9 +83,36 @@ def sim(
     if replay is not None or story is not None:
         failed = _run_one(profile, seed_first, replay, story, plant)
     else:
-        failed = _run_many(profile, seeds, seed_first, plant, jobs)
+        limit = _Limit(schedules=seeds if minutes is None else None, seconds=None if minutes is None else 60 * minutes)
+        if record is not None:
+            failed = _run_recorded(profile, limit, jobs, record)
+        else:
+            failed = _run_many(profile, seed_first, limit, plant, jobs)
     if failed:
         sys.exit(EXIT_FAILED)
+
+
+def _check_together() -> None:
+    """Options that contradict each other are no wish that could be guessed."""
+    context = click.get_current_context()
+    given = {name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}
+    if "show" in given and "record" not in given:
+        raise UserError("--show needs --record FILE")
+    for one, others, why in (
+        ("minutes", ("seeds",), "a run ends after so many minutes, or so many seeds"),
+        (
+            "record",
+            ("seed_first", "plant", "replay", "story"),
+            "a record counts seeds of its own, of the core as it is",
+        ),
+        ("replay", ("minutes",), "one tape is one run"),
+        ("story", ("minutes",), "a story is of one run"),
+    ):
+        for other in others:
+            if one in given and other in given:
+                raise UserError(
+                    f"--{one} and --{other.replace('_', '-')} do not go together", hint=f"{why[0].upper()}{why[1:]}."
+                )
 
 
 # --- One run ---
@@ -96,12 +154,25 @@ def _run_one(profile: str, seed: int, replay: str | None, story: str | None, pla
 # --- Many runs ---
 
 
-def _run_task(task: tuple[str, int, str | None]) -> Any:
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class _Limit:
+    """When many runs are enough: one of the two."""
+
+    schedules: int | None = None
+    seconds: float | None = None
+
+
+Task = tuple[str, int, str | None]  # profile, seed, plant
+
+
+def _run_task(task: Task) -> Any:
     from regrow.sim import planted, runner
 
     profile, seed, plant = task
+    started = time.process_time()
     with planted.plant(plant):
-        return seed, runner.run(profile, seed=seed)
+        result = runner.run(profile, seed=seed)
+    return seed, result, time.process_time() - started
 
 
 def _ignore_interrupts() -> None:
@@ -109,61 +180,109 @@ def _ignore_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def _run_many(profile: str, seeds: int, seed_first: int, plant: str | None, jobs: int) -> bool:
+def _list_tasks(profile: str, seed_first: int, limit: _Limit, plant: str | None) -> Iterator[Task]:
+    """All profiles in turn, each with the next seed."""
     names = list(PROFILES) if profile == "all" else [profile]
-    tasks = [(names[index % len(names)], seed_first + index // len(names), plant) for index in range(seeds)]
-    started = time.monotonic()
+    for index in range(limit.schedules) if limit.schedules is not None else itertools.count():
+        yield names[index % len(names)], seed_first + index // len(names), plant
+
+
+def _run_many(profile: str, seed_first: int, limit: _Limit, plant: str | None, jobs: int) -> bool:
     totals = _Totals()
-    try:
-        failure = _run_all(tasks, jobs, totals, started)
-    except KeyboardInterrupt:
-        click.echo(f"\nstopped after {totals.runs} schedules")
-        sys.exit(130)
-    totals.print(time.monotonic() - started)
-    if failure is None:
+    failures: list[Any] = []
+
+    def take(seed: int, result: Any, processor_seconds: float) -> bool:
+        if result.invariant:
+            failures.append((seed, result))
+        return not failures
+
+    _run_all(_list_tasks(profile, seed_first, limit, plant), jobs, limit, totals, take)
+    totals.print()
+    if not failures:
         click.echo("no violation")
         return False
-    seed, result = failure
+    seed, result = failures[0]
     click.echo(f"\nseed {seed} of profile {result.profile} violates {result.text}")
     _shrink_and_tell(result, plant)
     return True
 
 
-def _run_all(tasks: list[tuple[str, int, str | None]], jobs: int, totals: _Totals, started: float) -> Any:
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+def _run_recorded(profile: str, limit: _Limit, jobs: int, path: Path) -> bool:
+    """New seeds, added to a record. Findings are kept there; the run goes on."""
+    totals = _Totals()
+    with sim_record.open_record(path, jobs=jobs) as keeper:
+        _run_all(_list_tasks(profile, keeper.seed_first, limit, None), jobs, limit, totals, keeper.add)
+    totals.print()
+    keeper.print_findings()
+    return bool(keeper.sitting.findings)
 
-    console = Console(stderr=True)
-    progress = Progress(
-        TextColumn("schedules"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[rate]}"),
-        TimeRemainingColumn(),
-        console=console,
-        disable=not console.is_terminal,
-    )
-    bar = progress.add_task("schedules", total=len(tasks), rate="")
+
+def _run_all(
+    tasks: Iterator[Task], jobs: int, limit: _Limit, totals: _Totals, take: Callable[[int, Any, float], bool]
+) -> None:
+    """Runs tasks until there are no more, the time is up, or `take` has enough. Results come in the order of tasks."""
     pool = multiprocessing.get_context("fork").Pool(jobs, _ignore_interrupts) if jobs > 1 else None
-    shown = False
+    progress = _Progress(limit, totals)
     try:
-        results = pool.imap(_run_task, tasks, chunksize=4) if pool is not None else map(_run_task, tasks)
-        for seed, result in results:
+        results = pool.imap(_run_task, tasks, chunksize=CHUNK) if pool is not None else map(_run_task, tasks)
+        for seed, result, processor_seconds in results:
             totals.add(result)
-            seconds = time.monotonic() - started
-            if not shown and seconds > PROGRESS_AFTER_SECONDS:
-                progress.start()
-                shown = True
-            progress.update(bar, completed=totals.runs, rate=f"{totals.runs / seconds:.0f}/s")
-            if result.invariant:
-                return seed, result
+            progress.update()
+            if not take(seed, result, processor_seconds):
+                return
+            if limit.seconds is not None and totals.seconds >= limit.seconds:
+                return
+    except KeyboardInterrupt:
+        click.echo(f"\nstopped after {totals.runs} schedules")
+        sys.exit(130)
     finally:
-        if shown:
-            progress.stop()
+        progress.stop()
         if pool is not None:
             pool.terminate()
             pool.join()
-    return None
+
+
+class _Progress:
+    """A line that lives while the runs go on; where nobody watches, a plain one now and then."""
+
+    def __init__(self, limit: _Limit, totals: _Totals) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn
+
+        self._limit = limit
+        self._totals = totals
+        self._console = Console(stderr=True)
+        self._bar = Progress(BarColumn(), TextColumn("{task.fields[text]}"), console=self._console)
+        self._whole = limit.seconds if limit.seconds is not None else float(limit.schedules or 1)
+        self._task = self._bar.add_task("schedules", total=self._whole, text="")
+        self._next = PROGRESS_AFTER_SECONDS
+        self._shown = False
+
+    def update(self) -> None:
+        seconds = self._totals.seconds
+        if seconds < self._next:
+            return
+        done = seconds if self._limit.seconds is not None else float(self._totals.runs)
+        left = (self._whole - done) * seconds / max(done, 1e-9)
+        totals = self._totals
+        text = (
+            f"{totals.runs:,} schedules, {totals.events / seconds:,.0f} events/s, {totals.findings} findings, "
+            f"{datetime.timedelta(seconds=max(0, round(left)))} left"
+        )
+        if not self._console.is_terminal:
+            self._next = seconds + LINE_SECONDS
+            if seconds >= LINE_SECONDS:
+                click.echo(text, err=True)
+            return
+        self._next = seconds + 0.2
+        if not self._shown:
+            self._bar.start()
+            self._shown = True
+        self._bar.update(self._task, completed=done, text=text)
+
+    def stop(self) -> None:
+        if self._shown:
+            self._bar.stop()
 
 
 def _shrink_and_tell(result: Any, plant: str | None) -> None:
@@ -189,20 +308,28 @@ class _Totals:
     """Sums over all runs."""
 
     def __init__(self) -> None:
+        self.started = time.monotonic()
         self.runs = 0
         self.events = 0
+        self.findings = 0
         self.crashes: Counter[str] = collections.Counter()
         self.probes: Counter[str] = collections.Counter()
 
     def add(self, result: Any) -> None:
         self.runs += 1
         self.events += result.events
+        self.findings += bool(result.invariant)
         self.crashes.update(result.crashes)
         self.probes.update(result.probes)
 
-    def print(self, seconds: float) -> None:
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.started
+
+    def print(self) -> None:
         from regrow.sim.probes import PROBES
 
+        seconds = self.seconds
         crashes = ", ".join(f"{count} of {role}s" for role, count in self.crashes.items())
         click.echo(f"{self.runs} schedules, {self.events} events in {seconds:.1f} s ({self.runs / seconds:.0f}/s)")
         click.echo(f"crashes: {crashes or 'none'}; recoveries: {self.probes['recovered']}")

@@ -157,33 +157,26 @@ class Flusher:
 
     def find_prepared(self, mark: int) -> int:
         """The last push that is staged at every holder (two-phase commit)."""
-        return min(self._find_mark(g, mark, group.prepared) for g, group in enumerate(self.groups))
+        return min(self._find_covered(g, group.prepared)[mark] for g, group in enumerate(self.groups))
 
-    def _find_mark(self, g: int, mark: int, acked: dict[int, int]) -> int:
-        """How far this mark is covered by what all holders of a group that count have."""
+    def _find_covered(self, g: int, acked: dict[int, int]) -> Sequence[int]:
+        """The marks that are covered by what all holders of a group that count have."""
         group = self.groups[g]
         if not group.active:
-            return 0
+            return (0,) * len(self._durable)
         counting = [acked[h] for h in acked if h not in group.streams]
-        if not counting:
-            return self.applied[g][mark]
-        return group.history[min(counting)][mark]
+        return group.history[min(counting)] if counting else self.applied[g]
 
     def _settle(self) -> None:
         """Takes account of new acknowledgements."""
-        covered: list[Sequence[int]] = []  # by what all holders of each group that count have
-        for group, applied in zip(self.groups, self.applied, strict=True):
-            counting = [number for holder, number in group.acked.items() if holder not in group.streams]
-            least = min(counting) if counting else group.number
-            if group.active:
-                covered.append(group.history[least] if counting else applied)
+        covered = [self._find_covered(g, group.acked) for g, group in enumerate(self.groups)]
+        self._durable = list(map(max, map(min, zip(*covered, strict=True)), self._durable))
+        for group in self.groups:
             if len(group.history) > 1:
+                counting = [number for holder, number in group.acked.items() if holder not in group.streams]
+                least = min(counting) if counting else group.number
                 for number in [n for n in group.history if 0 < n < least]:  # 0 is what a new holder has
                     del group.history[number]
-        if len(covered) == len(self.groups):
-            for mark, reached in enumerate(map(min, zip(*covered, strict=True))):
-                if reached > self._durable[mark]:
-                    self._durable[mark] = reached
 
     # --- Flushes ---
 

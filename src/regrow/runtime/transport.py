@@ -20,7 +20,6 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from regrow.core.framing import Limits
@@ -403,7 +402,7 @@ class Endpoint:
                 self._report_later(other, fence.reason)
                 self._drop(other, fence)
         if peer.incarnation:
-            older = msgspec.structs.replace(peer, incarnation=peer.incarnation - 1)
+            older = Identity(role=peer.role, id=peer.id, incarnation=peer.incarnation - 1)
             self._put_fence(older, fence_replaced(older))
 
     def _drop(self, peer: Identity, fence: Fence) -> None:

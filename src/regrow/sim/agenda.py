@@ -3,7 +3,7 @@
 What may be next is: the head of a wire, a worker's next act, a connection, an action of the launcher or of chance, and
 a tick of the clock. To look through all of it before every event was a quarter of a run. So an ordinary event (a
 frame that arrives, a worker that acts) only moves what it changed; everything else (a connection that comes or goes,
-a pause, a death, a tick) calls `void`, and the list is made anew from the world.
+a pause, a death) calls `void`, and the list is made anew from the world.
 
 The rule to keep: whoever changes what may be next, other than by the methods here, calls `void`. The list is then that
 of `_list_all` at every event; a test compares them.
@@ -114,6 +114,15 @@ class Agenda:
         """An action was added."""
         if not self._is_void and self._can_act_out(action):
             insort(self._entries, (action.due, ACTION, action.number, self.world.act_out, action))
+
+    def pass_time(self, now: float) -> None:
+        """It is `now` in a moment: actions that waited for that are on the list from here on."""
+        self._may_tick = None
+        if self._is_void:
+            return
+        for action in self.world.actions:
+            if self.world.now < action.at <= now and not (action.of is not None and action.of.paused):
+                insort(self._entries, (action.due, ACTION, action.number, self.world.act_out, action))
 
     # --- Made anew ---
 

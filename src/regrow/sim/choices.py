@@ -32,8 +32,17 @@ class Choices:
         elif self._random is None or (dull and self._random.random() < dull):
             value = 0
         else:
-            value = self._random.randrange(count)
+            value = self._draw(count)
         self.tape.append(value)
+        return value
+
+    def _draw(self, count: int) -> int:
+        """A number below `count`: what `randrange` gives, without its checks, in every version of Python."""
+        assert self._random is not None
+        bits = count.bit_length()
+        value = self._random.getrandbits(bits)
+        while value >= count:
+            value = self._random.getrandbits(bits)
         return value
 
     def flag(self, probability: float) -> bool:
@@ -58,9 +67,9 @@ class Choices:
         elif self._random is None:
             value = 0
         elif (drawn := self._random.random()) < fault_max and drawn < _check_rate(fault(), fault_max):
-            value = FAULT + self._random.randrange(FAULT)
+            value = FAULT + self._draw(FAULT)
         else:
-            value = 0 if self._random.random() < eager else self._random.randrange(min(count, FAULT))
+            value = 0 if self._random.random() < eager else self._draw(min(count, FAULT))
         self.tape.append(value)
         return value
 

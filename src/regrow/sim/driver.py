@@ -57,7 +57,7 @@ class Driver:
 
     def _carry_out(self, node: Node, effect: Any) -> None:
         identity = node.identity
-        if type(effect) is Send:
+        if isinstance(effect, Send):
             target, message = effect.target, effect.message
             self.world.checker.on_send(node, target, message)
             self.world.network.send(identity, target, message)
@@ -86,7 +86,8 @@ class Driver:
             self.world.condemned.add(effect.peer)
             self.world.later(lambda: self.world.launcher.condemn(effect.peer, effect.reason))
         elif isinstance(effect, Log):
-            self.world.log(f"{short(identity)}: {effect.text}")
+            if self.world.note is not None:
+                self.world.log(f"{short(identity)}: {effect.text}")
         elif isinstance(effect, Save | Unsave | WriteManifest | Load | Notice):
             self._store(node, effect)
         elif isinstance(effect, PushReceived):

@@ -78,9 +78,7 @@ class Network:
         ends = source, target
         if ends in self.forgotten:
             return
-        link = self.links.get(ends)
-        if link is None:
-            link = self._link(source, target)
+        link = self.links.get(ends) or self._link(source, target)
         stamp = link.send(message)
         if link.kept_bytes > self.kept_bytes_max:
             self.kept_bytes_max = link.kept_bytes
@@ -88,8 +86,9 @@ class Network:
             self._put(source, target, stamp, message)
 
     def _put(self, source: Identity, target: Identity, stamp: Stamp, message: Message) -> None:
+        wire = self.wires.get((source, target)) or self._wire(source, target)
         due = self.order + self._delay(target, message)
-        self._append(self._wire(source, target), Item(due, "frame", stamp, message, checksum(message)))
+        self._append(wire, Item(due, "frame", stamp, message, checksum(message)))
 
     def _append(self, wire: Wire, item: Item) -> None:
         wire.items.append(item)
@@ -146,10 +145,11 @@ class Network:
 
     def accept(self, wire: Wire, item: Item) -> bool:
         """Whether a frame that arrives is to be delivered."""
-        link = self._link(wire.target, wire.source)
+        ends = wire.target, wire.source
+        link = self.links.get(ends) or self._link(*ends)
         assert item.stamp is not None
         taken = link.accept(item.stamp, 64)
-        if link.acknowledgement_due and (wire.target, wire.source) in self.open:
+        if link.acknowledgement_due and ends in self.open:
             back = self._wire(wire.target, wire.source)
             self._append(back, Item(self.order, "ack", link.acknowledgement()))
         return taken

@@ -149,14 +149,14 @@ def marks_only_with_rows(original: Any) -> Any:
 
 
 def durable_waits_for_streams(original: Any) -> Any:
-    def find_mark(self: Any, g: int, mark: int, acked: Any) -> Any:
+    def find_covered(self: Any, g: int, acked: Any) -> Any:
         streams, self.groups[g].streams = self.groups[g].streams, {}
         try:
-            return original(self, g, mark, acked)
+            return original(self, g, acked)
         finally:
             self.groups[g].streams = streams
 
-    return find_mark
+    return find_covered
 
 
 def restart_from_applied(original: Any) -> Any:

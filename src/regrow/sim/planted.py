@@ -122,7 +122,7 @@ BUGS: dict[str, Bug] = {
     "durable-waits-for-streams": Bug(
         "durability waits for a holder that is being rebuilt",
         Flusher,
-        "_find_mark",
+        "_find_covered",
         patches.durable_waits_for_streams,
         ("async", "r2", "mixed-k"),
         ("I8",),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import gc
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from regrow.core.cuts import STEPS_AHEAD
@@ -19,6 +21,7 @@ from regrow.sim.probes import Probes
 from regrow.sim.profiles import PROFILES, make_resumed, make_scenario
 from regrow.sim.world import World
 
+GARBAGE_OBJECTS = 50_000  # between two collections: some ten megabytes
 BATCH_BYTES = 40  # of streams and sweeps: one or two rows at a time
 
 
@@ -56,7 +59,8 @@ def run(
     result = Result(profile=profile, tape=choices.tape)
     steps_ahead = scenario.cuts.steps_ahead if scenario.cuts is not None else STEPS_AHEAD
     start: Start | None = None
-    with machines.small_batches(BATCH_BYTES, steps_ahead=steps_ahead), shrink_bounds(scenario.bounds):
+    small = machines.small_batches(BATCH_BYTES, steps_ahead=steps_ahead)
+    with small, shrink_bounds(scenario.bounds), rare_collections():
         while True:
             world = World(scenario, choices, probes=probes, note=note, start=start)
             if watch is not None:
@@ -84,6 +88,17 @@ def run(
                 probes.hit("resumed on other servers")
     result.probes = probes.counts
     return result
+
+
+@contextlib.contextmanager
+def rare_collections() -> Iterator[None]:
+    """Looks for cycles less often: a world lives for a few milliseconds, and nearly all of it until its end."""
+    saved = gc.get_threshold()
+    gc.set_threshold(GARBAGE_OBJECTS)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*saved)
 
 
 def _resumes(world: World) -> bool:

@@ -193,7 +193,7 @@ class World:
             # takes every long step for a pause of its own, so only every other one is long.
             self._leaps = not self._leaps
             seconds = 8.0 if self._leaps else 0.4
-        self.agenda.void()
+        self.agenda.pass_time(self.now + seconds)
         self.now += seconds
         self.clock_due = self.network.order + CLOCK_EVENTS
         for node in list(self.nodes.values()):
