@@ -52,8 +52,8 @@ SEEDS: dict[str, tuple[str, int, int]] = {
     "opened-again": ("async", 0, 20),
     "stream-ends-early": ("2pc-r2", 0, 60),
     "pushed-before-staged": ("2pc", 0, 10),
-    "hold-without-end": ("bounds", 2, 100),
-    "staged-is-unanswered": ("2pc-r2", 1, 100),
+    "hold-without-end": ("bounds", 11, 100),
+    "staged-is-unanswered": ("2pc-r2", 4, 100),
 }
 # Where a seed that shows it is hard to find: a tape that does, tried before all seeds.
 TAPES = {"wish-forgotten": "cuts-sync:2_13_23_5_121_65_103_159_1"}

@@ -7,7 +7,8 @@ modules, so one context sets them for a run (`shrink`), and nobody else has to k
 
 Each bound has a probe, which sees that it was reached. There are two kinds. At a *throttle* the machine waits, or does
 less at a time; it must be reached. A *guard* refuses a peer that misbehaves; it is derived from the others as the most
-that the protocol allows, so whoever does as he should comes up to it and never beyond. `UNSHRUNK` lists what is neither.
+that the protocol allows, so whoever does as he should comes up to it and never beyond. `UNSHRUNK` lists what is not
+drawn. New bounds go to the end of the table: tapes are read in its order.
 """
 
 from __future__ import annotations
@@ -65,8 +66,8 @@ BOUNDS = (
     Bound(cut, "ASIDE_BYTES_MAX", (16, 200), "bound: rows aside"),
 )
 
-# Constants of the core that look like bounds and are not made smaller, and why. (Modules that only say what is valid have
-# none that a run could meet: STATIC.)
+# Constants of the core that look like bounds and are not made smaller, and why. (Modules that only say what is valid
+# have none that a run could meet: STATIC.)
 STATIC = ("coding", "framing", "job", "layout", "messages", "names", "protection", "twins")
 UNSHRUNK = {
     "link.FRAME_BYTES": "what a kept message counts, not a bound",

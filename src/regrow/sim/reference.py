@@ -2,9 +2,9 @@
 
 Asynchronous: push `seq` of worker w adds its own power of two, in a column and at a bit that no other push uses, so
 the bits of a row say which pushes it contains, and a push applied twice shows as a carry. All sums are
-exact, whatever the order. Where the optimizer does more than add, the order matters: then each row belongs to one worker,
-whose pushes have an order, and the row is after so many of them. Synchronous: gradients are computed from the pulled rows, so one wrong bit spreads; the
-reference keeps every row in one place and uses the slow twins.
+exact, whatever the order. Where the optimizer does more than add, the order matters: then each row belongs to one
+worker, whose pushes have an order, and the row is after so many of them. Synchronous: gradients are computed from the
+pulled rows, so one wrong bit spreads; the reference keeps every row in one place and uses the slow twins.
 """
 
 from __future__ import annotations
