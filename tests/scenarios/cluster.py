@@ -77,6 +77,8 @@ class Cluster:
             stack.enter_context(look.one_row_at_a_time())
         if ahead := int(given.pop("ahead", 0)):
             stack.enter_context(look.cuts_named_ahead(ahead))
+        if unanswered := int(given.pop("unanswered", 0)):
+            stack.enter_context(look.flushes_unanswered(unanswered))
         self._world = World(_job(given))
         self._shows = Shows(self._world)
         for line in self._stripes():

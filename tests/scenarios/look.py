@@ -18,7 +18,7 @@ from regrow.core.door import ServerDoor
 from regrow.core.identity import Identity
 from regrow.core.job import JobSpec
 from regrow.core.session import Session
-from regrow.sim import machines
+from regrow.sim import bounds, machines
 
 # --- Making ---
 
@@ -44,6 +44,11 @@ def one_row_at_a_time() -> contextlib.AbstractContextManager[None]:
 def cuts_named_ahead(steps: int) -> contextlib.AbstractContextManager[None]:
     """Synchronous cuts are named so many steps ahead."""
     return machines.small_batches(1, steps_ahead=steps)
+
+
+def flushes_unanswered(most: int) -> contextlib.AbstractContextManager[None]:
+    """A holder is not sent more flushes than that before it answers."""
+    return bounds.shrink({"flusher.FLUSHES_UNACKED_MAX": most})
 
 
 # --- A server, which is behind its door as soon as it knows a view ---

@@ -50,6 +50,10 @@ SEEDS: dict[str, tuple[str, int, int]] = {
     "back-before-it-knows": ("r2", 0, 60),
     "dead-twice": ("async", 0, 20),
     "opened-again": ("async", 0, 20),
+    "stream-ends-early": ("2pc-r2", 0, 60),
+    "pushed-before-staged": ("2pc", 0, 10),
+    "hold-without-end": ("bounds", 11, 100),
+    "staged-is-unanswered": ("2pc-r2", 4, 100),
 }
 # Where a seed that shows it is hard to find: a tape that does, tried before all seeds.
 TAPES = {"wish-forgotten": "cuts-sync:2_13_23_5_121_65_103_159_1"}
@@ -57,7 +61,7 @@ TAPES = {"wish-forgotten": "cuts-sync:2_13_23_5_121_65_103_159_1"}
 
 def test_every_bug_is_listed() -> None:
     assert set(SEEDS) == set(planted.BUGS)
-    assert len(planted.BUGS) == 17 + 11 + len(states.ALL)
+    assert len(planted.BUGS) == 17 + 11 + len(states.ALL) + 4
 
 
 @pytest.mark.parametrize("name", SEEDS)

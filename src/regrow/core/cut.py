@@ -12,7 +12,8 @@ That is one exchange of messages. A worker that died with a push sent to some se
 ever, so the hold ends by itself (`HOLD_SECONDS_MAX`), and the cut with it.
 
 Capturing itself copies nothing: the store notes what belongs to the instant, and sets a row aside when it changes
-before it was stored. So training goes on while the driver stores what was captured (`Save`, then `Saved`).
+before it was stored. So training goes on while the driver stores what was captured (`Save`, then `Saved`). What is set
+aside is looked at with every change, not when the driver comes for more: a storage that hangs never does.
 
 What breaks without the rules:
 - If a server forgot that rows changed when it has stored them, a checkpoint that fails elsewhere would take them along,
@@ -38,6 +39,9 @@ from regrow.store.interface import CapturedRows
 CUT_SECONDS_MAX = 2.0  # Asynchronous: pushes are held back for so long at most, say because a worker died.
 HOLD_SECONDS_MAX = 2 * CUT_SECONDS_MAX  # The same at a server, which may hear nothing more of it.
 TENANT = 0  # of the rows' dirty bits: the checkpointer
+# Of records set aside because they changed before they were stored. Above it the cut is given up: training has the
+# memory. Too small: a storage that is a bit slow never gets a checkpoint.
+ASIDE_BYTES_MAX = 1 << 30
 
 Applied = Sequence[Sequence[int]]  # by group of rows: the last push of each worker, or the last step
 
@@ -150,6 +154,19 @@ class CutSide:
         self.life.move("marks reached")
         self.captures += 1
         return [Send(target=target, message=CutBegun(number=at.number)), Save(number=at.number, piece=at.piece)]
+
+    def check_aside(self) -> list[Send | Unsave]:
+        """Rows have changed: what had to be set aside for the cut must not take the memory of training."""
+        if self.life.state is not CutState.CAPTURED:
+            return []
+        aside_bytes = self._store.capture_side_bytes()
+        if aside_bytes <= ASIDE_BYTES_MAX:
+            return []
+        target = self._coordinator
+        assert target is not None
+        error = f"storage is too slow: {aside_bytes >> 20} MiB of rows changed meanwhile"
+        none = np.zeros(0, np.uint8)
+        return [*self.give_up(), Send(target=target, message=CutSaved(number=self.number, error=error, chunks=none))]
 
     def on_saved(self, target: Identity, saved: Saved) -> list[Send]:
         """What was captured is stored, or cannot be."""

@@ -24,6 +24,7 @@ What breaks without the rules:
 - Deltas of members that have not answered, taken into the sum: a wrong row, with nothing to show it.
 - Stripes that are decoded again, counted as sent: the next view may drop their batch, and a row never comes back.
 - An answer to a recovery that has begun anew, taken for one of this one: requests are numbered for that.
+- A batch dropped with a view, its rows left to the sweep: whoever waits for one has asked, and does not ask again.
 """
 
 from __future__ import annotations
@@ -126,6 +127,7 @@ class Decoder:
         self.server = server
         self.rows_decoded = 0
         self.faults = 0
+        self.places_begun_again = 0  # because a view changed what they are decoded from
         self._groups = groups
         self._store = store
         self._held = held
@@ -200,7 +202,16 @@ class Decoder:
             mine = batch.asked_by is None and sweeps.get(batch.sweep.key) is batch.sweep
             other = batch.asked_by in self._peers.values() and self._goes_on(batch.sweep, changed)
             if not mine and not other:
-                del self._batches[request]
+                self._drop(request)
+        self._faults = [(key, wanted) for key, wanted in self._faults if key in sweeps]  # the rest is not lost any more
+
+    def _drop(self, request: int) -> None:
+        """A batch that cannot go on. Somebody may wait for its rows and does not ask twice: they are begun again before
+        all others, as soon as they can be."""
+        batch = self._batches.pop(request)
+        if batch.asked_by is None:
+            self.places_begun_again += batch.stripes.places.size
+            self._faults.append((batch.sweep.key, batch.stripes.places))
 
     def _plan_sweep(self, k: int, r: int, q: int, tables: tuple[int, ...]) -> Sweep | None:
         sweep = Sweep(k=k, r=r, q=q, tables=tables, unknown=(), partners=())

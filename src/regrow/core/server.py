@@ -331,6 +331,7 @@ class Server:
         effects: list[Effect] = []
         if self.cut.tick(now):
             effects += self.serving.release()
+        effects += self.cut.check_aside()  # rows that were loaded or assigned change too
         if self.view.job.protection.has_parities:
             self._row_budget.refill(now)
             self._parity_budget.refill(now)

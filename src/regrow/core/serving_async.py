@@ -109,7 +109,7 @@ class AsyncServing(Serving):
     def _check_cut(self) -> list[Effect]:
         """Something was applied. If that is the instant to cut at, whoever was held back for it goes on."""
         begun = self.cut.check_marks(self.flusher.applied)
-        return [*begun, *self.release()] if begun else []
+        return [*begun, *self.release()] if begun else [*self.cut.check_aside()]
 
     def release(self) -> list[Effect]:
         held, self._held = self._held, []

@@ -147,7 +147,8 @@ class SyncServing(Serving):
         self._apply(summed, step)
         del self._staged[step]
         self.clock += len(parts)
-        return [*self.cut.check_marks(self.flusher.applied), *self.flusher.flush_all(), *self._answer_steps()]
+        cut = self.cut.check_marks(self.flusher.applied) or self.cut.check_aside()
+        return [*cut, *self.flusher.flush_all(), *self._answer_steps()]
 
     def _is_committed(self, step: int, staged: dict[int, Push]) -> bool:
         workers = range(self.job.workers)

@@ -36,9 +36,9 @@ from regrow.store.interface import CapturedRows, TableRows
 
 log = logging.getLogger("regrow.checkpoint")
 
-# Of records kept aside because they changed before they were stored. Above it they are stored first, ...
-ASIDE_BYTES_MAX = 64 << 20
-ASIDE_BYTES_LIMIT = 1 << 30  # ... and above this the checkpoint is given up: training has the memory.
+# Of records kept aside because they changed before they were stored. Above it they are stored first. (How far they may
+# grow at all is core.cut.ASIDE_BYTES_MAX.)
+ASIDE_FIRST_BYTES = 64 << 20
 # RecordsWritten rows that parity holders do not have yet. Too small: loading waits for each message. Too large: memory.
 LOAD_BYTES_MAX = 64 << 20
 # Of rows that the server takes at once. Too small: taking turns costs more than the rows. Too large: the loop is kept
@@ -163,10 +163,7 @@ class Saver:
                 if self._number != save.number:
                     break
                 began = time.perf_counter()
-                aside_bytes = store.capture_side_bytes()
-                if aside_bytes > ASIDE_BYTES_LIMIT:
-                    raise CheckpointError(f"storage is too slow: {aside_bytes >> 20} MiB of rows changed meanwhile")
-                captured = store.capture_chunk(CHUNK_BYTES, aside_bytes > ASIDE_BYTES_MAX)
+                captured = store.capture_chunk(CHUNK_BYTES, store.capture_side_bytes() > ASIDE_FIRST_BYTES)
                 self.pause_seconds_max = max(self.pause_seconds_max, time.perf_counter() - began)
                 chunk = chunk_of(job, captured)
                 del captured

@@ -15,7 +15,7 @@ from regrow.core.door import ServerDoor
 from regrow.core.effects import Send
 from regrow.core.identity import Identity
 from regrow.core.job import JobSpec
-from regrow.core.messages import CutAt, CutBegun, Expect, Fault, FlushCommit, Pull, Push, Stream, Syndrome, Tail
+from regrow.core.messages import CutAt, CutBegun, Expect, Fault, FlushCommit, Pull, Push, Stream, Syndrome, Tail, View
 from regrow.sim.probes import Probes
 from regrow.store.memory import MemoryStore
 
@@ -212,6 +212,8 @@ def probe(probes: Probes, door: Any, event: Any, effects: list[Any]) -> None:
         probes.hit(name)
     if door._early or door._ahead or (server is not None and server.holder._early):
         probes.hit("late view")
+    if isinstance(message, View) and server is not None and server.holder.decoder.places_begun_again:
+        probes.hit("begun again")
     if isinstance(message, CutAt) and any(_is_late(effect) for effect in effects):
         probes.hit("cut late")
     if not isinstance(message, Push | Pull) or server is None:

@@ -1,8 +1,8 @@
 """Known bugs, put back into the real core on purpose: the simulator must find each of them.
 
 They are the seventeen holes of the protocol's first draft (docs/protocol.md has the table), what a checkpoint could get
-wrong, and one forbidden move for each table of core/states.py. Each is a small patch of one method, in force inside
-`with plant(name)`; it says in which profiles it shows, and which invariants must see it.
+wrong, one forbidden move for each table of core/states.py, and who waits for whom. Each is a small patch of one method,
+in force inside `with plant(name)`; it says in which profiles it shows, and which invariants must see it.
 """
 
 from __future__ import annotations

@@ -32,6 +32,7 @@ PROBES = {
     "flush without rows": "a flush carries watermarks only",
     "row restored": "a decoded row comes back",
     "fault": "a row is asked for on demand",
+    "begun again": "what is being decoded when another server has recovered is begun again at once",
     "rows expected": "a worker tells a replacement which rows it will need",
     "snap while pending": "a member answers with a published value that is not its current one",
     "flush during decode": "a flush arrives at a holder that is decoding",
@@ -74,6 +75,7 @@ PROBES = {
     "bound: cut under way": "a cut is given up because some server waits for a push for too long",
     "bound: cut held": "a server has held pushes back for a cut for too long, and goes on without it",
     "bound: cut steps ahead": "a synchronous cut that comes too late is named as far ahead as it may be",
+    "bound: rows aside": "so many captured rows changed before they were stored that the cut is given up",
     "bound: pieces given up": "a piece that was given up is not remembered any more",
     # Subjects together (profiles.CROSSED)
     "back: two phases, two parities": "a server came back under two-phase commit with r = 2",

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from helpers import COORDINATOR, plain
 
-from regrow.core.cut import HOLD_SECONDS_MAX, CutSide, Save, Saved, Unsave
+from regrow.core.cut import ASIDE_BYTES_MAX, HOLD_SECONDS_MAX, CutSide, Save, Saved, Unsave
 from regrow.core.effects import Send
 from regrow.core.messages import CutAsk, CutAt, CutEnd
 
@@ -21,6 +21,10 @@ class Store:
 
     def __init__(self) -> None:
         self.told: list[tuple[str, bool]] = []
+        self.aside_bytes = 0
+
+    def capture_side_bytes(self) -> int:
+        return self.aside_bytes
 
     def begin_capture(self, tenant: int, full: bool) -> None:
         assert tenant == 0
@@ -167,6 +171,26 @@ def test_what_is_not_stored_counts_as_changed(sync: Side) -> None:
     assert sync.saved(error="x" * 5000) == [("CutSaved", {"number": 1, "error": "x" * 4000, "chunks": ("|u1", [])})]
     assert sync.end(False) == [Unsave(number=1)]
     assert sync.store.told == [("begin", False), ("end", False)]
+
+
+def test_a_cut_that_takes_too_much_memory_is_given_up_when_rows_change(two: Side) -> None:
+    """Not when somebody comes for the next rows: a storage that hangs does not."""
+    two.ask()
+    two.at(5, 8)
+    two.store.aside_bytes = ASIDE_BYTES_MAX
+    assert two.cut.check_aside() == []
+    two.store.aside_bytes += 1
+    unsave, (name, told) = short(two.cut.check_aside())
+    assert unsave == Unsave(number=1)
+    assert (name, told["number"], told["error"]) == (
+        "CutSaved",
+        1,
+        "storage is too slow: 1024 MiB of rows changed meanwhile",
+    )
+    assert two.store.told == [("begin", False), ("end", False)], "what was captured counts as changed"
+    assert two.cut.check_aside() == two.saved(chunks="[]") == []
+    assert two.end(durable=False) == []
+    assert two.ask(2) != []
 
 
 def test_another_cut_ends_the_one_before(two: Side) -> None:

@@ -173,6 +173,31 @@ def test_a_fault_comes_before_the_sweep_and_is_served_once() -> None:
     assert decoder.sweep(UNLIMITED) == []
 
 
+@pytest.mark.parametrize("asked", ["before the view", "while it was swept"])
+def test_a_row_that_somebody_waits_for_is_begun_again_when_a_view_drops_it(asked: str) -> None:
+    """Two members are lost; one is back first. What was being decoded from syndromes is decoded from its rows then, at
+    once and not when the sweep comes there: whoever waits does not ask twice."""
+    bench = Bench(ring_job(2, 2))  # S3 has parity 0 of the stripes of S1 and S2
+    groups = {1: bench.groups.list.index((2, 2)), 2: bench.groups.list.index((1, 2))}
+    for source, group in groups.items():
+        update(bench.stores[source], [2 * block + source - 1 for block in ROWS], source)
+        bench.hear(bench.flush(source, group=group), source)
+    decoder = bench.holder.decoder
+    peers = {**bench.peers, 1: server(1, 1), 2: server(2, 1)}
+    decoder.know(peers=peers, recovering=frozenset({1, 2}), changed={1, 2})
+    if asked == "while it was swept":
+        assert len(sent(decoder.sweep(UNLIMITED), SyndromeAsk)) == 1
+    fault = Fault(**arrays(counts=[1], slots=[2]))
+    asks = sent(decoder.on_fault(server(1, 1), fault), SyndromeAsk)
+    assert len(asks) == (asked == "before the view")
+    decoder.know(peers=peers, recovering=frozenset({1}), changed=set())
+    (again,) = sent(decoder.release_faults(), SnapAsk)
+    assert 3 in again.slots.tolist(), "the row of S2 in the same stripe"
+    assert decoder.places_begun_again == again.slots.size
+    decoder.know(peers=peers, recovering=frozenset(), changed=set())
+    assert decoder.release_faults() == [] and not decoder.sweeping, "nothing is lost any more"
+
+
 def test_faults_of_whoever_is_not_recovering_are_ignored() -> None:
     bench, _ = lost_member(2, touched=True)
     assert bench.holder.decoder.on_fault(server(LOST), fault(0)) == []
