@@ -36,6 +36,7 @@ from regrow.core.messages import (
     View,
 )
 from regrow.core.states import MEMBER, Life, MemberState
+from regrow.core.steady import SteadyTime
 from regrow.errors import Refusal
 
 Event = Joined | Delivered | Lost | Tick | Died | ManifestWritten | CutNow
@@ -114,7 +115,9 @@ class Coordinator:
         self._views = 0
         self._known: KnownView | None = None  # what servers tell a new coordinator
         self._peers: dict[Identity, None] = {}  # in order of arrival
+        self._time = SteadyTime()
         self._now = 0.0
+        self._is_slow = False  # its last step was long already
         self._learned_at: float | None = None
 
     @property
@@ -123,6 +126,8 @@ class Coordinator:
         return {server: place.reason for server, place in enumerate(self.places) if place.is_dead}
 
     def receive(self, event: Event) -> list[Effect]:
+        if isinstance(event, Tick):
+            event = Tick(now=self._time.read(event.now))
         effects = self._receive(event)
         if self._cut_plan is None or self.view is None:
             return effects
@@ -323,12 +328,17 @@ class Coordinator:
     def _on_tick(self, now: float) -> list[Effect]:
         pause = now - self._now
         self._now = now
-        if pause > OWN_PAUSE_SECONDS:
+        was_slow, self._is_slow = self._is_slow, pause > OWN_PAUSE_SECONDS
+        if self._is_slow:
+            # One long step says that we were stopped, and others were not. If all steps are long, we are merely slow:
+            # then a part of each counts, or a silence would never be noticed.
+            forgiven = pause - OWN_PAUSE_SECONDS if was_slow else pause
             for place in self.places:
-                place.heard = None if place.heard is None else place.heard + pause
-                place.closed = None if place.closed is None else place.closed + pause
-            self._learned_at = None
-            return []
+                place.heard = None if place.heard is None else place.heard + forgiven
+                place.closed = None if place.closed is None else place.closed + forgiven
+            if not was_slow:
+                self._learned_at = None
+                return []
         effects: list[Effect] = []
         for server, place in enumerate(self.places):
             if place.closed is not None and now - place.closed >= LOST_SECONDS:

@@ -73,6 +73,10 @@ class Driver:
             self.world.probes.hit("zombie stops")
             self.world.launcher.end(node, f"stops: {effect.reason}")
         elif isinstance(effect, Replace):
+            if not self.world.is_current(identity):
+                self.world.probes.hit("zombie gives orders")  # the launcher does not listen to one
+                return
+            self.world.sabotage.hangs.check_suspicion(effect.peer, effect.reason)
             self.world.condemned.add(effect.peer)
             self.world.later(lambda: self.world.launcher.replace(effect.peer, effect.reason))
         elif isinstance(effect, Log):

@@ -85,8 +85,8 @@ class Launcher:
             return
         node = self.world.nodes.get(identity)
         self.world.log(f"the launcher replaces {short(identity)}: {reason}")
-        if node is not None and node.paused:
-            self.world.probes.hit("silence")
+        if node is not None and (node.paused or node.hidden):
+            self.world.probes.hit("silence" if node.paused else "zombie goes on")
             if not self.world.calm and self.world.choices.flag(0.6):
                 self.start(identity.role, identity.id)  # out of reach: a zombie
                 return

@@ -16,6 +16,7 @@ from regrow.core.effects import Send
 from regrow.core.identity import Identity
 from regrow.core.job import JobSpec
 from regrow.core.messages import CutAt, CutBegun, Expect, Fault, FlushCommit, Pull, Push, Stream, Syndrome, Tail
+from regrow.core.states import CutState
 from regrow.sim.probes import Probes
 from regrow.store.memory import MemoryStore
 
@@ -108,6 +109,11 @@ def cut_number(server: Any) -> int:
 def holds_pushes(server: Any) -> bool:
     """Whether a cut keeps pushes from being applied."""
     return bool(getattr(server.serving, "_held", ()))
+
+
+def awaits_cut(server: Any) -> bool:
+    """Whether pushes wait for marks that are not named, or not reached (asynchronously)."""
+    return bool(server.cut._holds_pushes) and server.cut.life.state in (CutState.ASKED, CutState.AWAITING)
 
 
 def is_decoding(server: Any) -> bool:

@@ -18,6 +18,9 @@ from regrow.core.link import Link
 from regrow.core.messages import Message
 
 COORDINATOR = "coordinator"
+PAST_FRAMES_MAX = 24  # between two places, remembered for faults that bring them again
+
+Place = tuple[str, int]  # role and number, whatever the incarnation
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -55,6 +58,8 @@ class Network:
         self.forgotten: set[tuple[Identity, Identity]] = set()  # (who, whom)
         self.checksums: dict[int, int] = {}  # by the message's id() while it is kept
         self.resent = 0
+        self.stuck: dict[tuple[Identity, Identity], None] = {}  # (source, target): nothing arrives for now
+        self.past: dict[tuple[Place, Place], deque[Item]] | None = None  # what arrived last, if somebody asks for it
         self._delay = delay
 
     # --- Sending ---
@@ -119,10 +124,21 @@ class Network:
         link = self._link(wire.target, wire.source)
         assert item.stamp is not None
         taken = link.accept(item.stamp, 64)
+        if taken and self.past is not None:
+            self._remember(wire, item)
         if link.acknowledgement_due and (wire.target, wire.source) in self.open:
             back = self._wire(wire.target, wire.source)
             back.items.append(Item(self.order, "ack", link.acknowledgement()))
         return taken
+
+    def _remember(self, wire: Wire, item: Item) -> None:
+        assert self.past is not None
+        ends = (wire.source.role, wire.source.id), (wire.target.role, wire.target.id)
+        self.past.setdefault(ends, deque(maxlen=PAST_FRAMES_MAX)).append(item)
+
+    def is_cut(self, one: Identity, other: Identity) -> bool:
+        """Whether anything is stuck between the two, in any direction: no connection can be made."""
+        return bool(self.stuck) and ((one, other) in self.stuck or (other, one) in self.stuck)
 
     def _close(self, local: Identity, peer: Identity) -> None:
         """For `local` the connection to `peer` is gone."""
@@ -131,14 +147,19 @@ class Network:
             if (link := self.links.get((local, peer))) is not None:
                 link.lose_connection()
 
-    def reset(self, one: Identity, other: Identity, keep: int) -> None:
-        """A connection breaks: `keep` items of each wire still arrive, the rest is lost."""
+    def reset(self, one: Identity, other: Identity, keep: int) -> list[Wire]:
+        """A connection breaks: `keep` items of each wire still arrive, the rest is lost. Returns the lost frames."""
+        gone = []
         for source, target in ((one, other), (other, one)):
             wire = self._wire(source, target)
+            gone.append(Wire(source, target))
             while len(wire.items) > keep:
-                wire.items.pop()
+                item = wire.items.pop()
+                if item.kind == "frame":
+                    gone[-1].items.appendleft(item)
             wire.items.append(Item(self.order, "lost", reason="the connection was reset"))
             self._close(source, target)
+        return gone
 
     def end_wire(self, wire: Wire) -> bool:
         """The end of a wire was reached; True when the other direction has ended too: both may connect again."""

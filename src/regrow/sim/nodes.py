@@ -28,6 +28,8 @@ class Node:
     alive: bool = True
     paused: bool = False
     crash_after: int | None = None  # dies after so many effects of an event that has more
+    hidden: bool = False  # the launcher cannot reach it: replaced, it goes on as a zombie
+    starved: bool = False  # it gets no ticks
 
     @property
     def server(self) -> Any:

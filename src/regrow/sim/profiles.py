@@ -34,6 +34,7 @@ class Profile:
     mixed_r: bool = False  # the second table may have fewer parities than the first
     bare: bool = False  # the second table has none at all
     cuts: bool = False  # checkpoints are made
+    clocks: bool = False  # every machine has its own
     weights: tuple[tuple[str, int], ...] = (
         ("server", 6),
         ("replacement", 4),
@@ -70,6 +71,33 @@ PROFILES = {
         Profile(name="bare", bare=True, beyond=True, weights=WORKING),
         Profile(name="bare-sync", mode="sync", bare=True, beyond=True, weights=WORKING),
         Profile(name="beyond", r=(1, 1, 2), beyond=True, weights=(("server", 4), ("replacement", 1), ("worker", 1))),
+    )
+}
+
+# Nobody dies of these (hangs.py), but whoever is hit may be taken for dead.
+HANGING = (
+    *(("coordinator hang", 4), ("coordinator zombie", 5), ("worker hang", 4), ("starve", 3), ("rumour", 3)),
+    *(("server", 5), ("replacement", 3), ("pause", 2), ("reset", 1), ("coordinator", 1)),
+)
+DIVIDING = (
+    *(("cut", 8), ("cut off", 6), ("rumour", 2), ("late frames", 3), ("twice", 2), ("echo", 4)),
+    *(("server", 6), ("replacement", 3), ("coordinator", 2), ("worker", 1)),
+)
+MISTIMING = (
+    *(("jump", 8), ("starve", 4), ("coordinator slow", 2), ("pause", 4)),
+    *(("server", 5), ("replacement", 3), ("coordinator", 2), ("worker hang", 2)),
+)
+PROFILES |= {
+    profile.name: profile
+    for profile in (
+        Profile(name="hangs", r=(1, 1, 2), weights=HANGING),
+        Profile(name="hangs-sync", mode="sync", r=(1, 1, 2), weights=HANGING),
+        Profile(name="hangs-cuts", r=(1, 1, 2), weights=HANGING, cuts=True),
+        Profile(name="partitions", r=(1, 1, 2), weights=DIVIDING),
+        Profile(name="partitions-sync", mode="sync", r=(1, 1, 2), weights=DIVIDING),
+        Profile(name="partitions-2pc", commit="2pc", weights=DIVIDING),
+        Profile(name="clocks", r=(1, 1, 2), weights=MISTIMING, clocks=True, cuts=True),
+        Profile(name="clocks-sync", mode="sync", weights=MISTIMING, clocks=True),
     )
 }
 

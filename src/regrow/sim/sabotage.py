@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from regrow.sim import machines
+from regrow.sim.hangs import Hangs
 from regrow.sim.net import COORDINATOR, short
 from regrow.sim.nodes import Violation
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 
 NOTICED_SECONDS = 4.0  # A server that is silent for so long must have been declared dead.
 RECOVERY_RATE = 4.0  # While somebody recovers, faults are so much more likely: that is where the bugs are.
+MINOR = ("jump", "coordinator slow", "twice", "echo", "worker hang")  # They excuse nobody from noticing a silence.
 CUT_RATE = 2.0  # and while a cut is under way
 
 
@@ -30,6 +32,8 @@ class Saboteur:
         self.crashes = {"server": 0, "worker": 0, COORDINATOR: 0}
         self.beyond = False  # more may be lost than can come back
         self.certain = False  # and it is, unless something on its way is enough
+        self.serious = 0  # faults so far that may keep the coordinator from noticing another
+        self.hangs = Hangs(self)
 
     def rate(self) -> float:
         """How likely the next event is a fault."""
@@ -54,6 +58,7 @@ class Saboteur:
         for node in self.world.nodes.values():
             node.paused = False
             node.crash_after = None
+        self.hangs.stop()
         self.left = 0
 
     # --- Tolerance ---
@@ -67,7 +72,7 @@ class Saboteur:
         found = set()
         for server in range(world.job.servers):
             node = world.node("server", server)
-            healthy = node is not None and not node.paused and machines.is_recovered(node.machine)
+            healthy = node is not None and not self.hangs.is_away(node) and machines.is_recovered(node.machine)
             if not healthy or server in recovering or (node is not None and node.crash_after is not None):
                 found.add(server)
         return found
@@ -97,12 +102,14 @@ class Saboteur:
         place = number % sum(weight for _, weight in weights)
         for name, weight in weights:
             if place < weight:
-                if getattr(self, "_" + name.replace(" ", "_"))():
+                method = name.replace(" ", "_")
+                if (getattr(self, "_" + method, None) or getattr(self.hangs, method))():
                     self.left -= 1
+                    self.serious += name not in MINOR
                 return
             place -= weight
 
-    def _servers(self, *, recovered: bool) -> list[Node]:
+    def find_servers(self, *, recovered: bool) -> list[Node]:
         """Servers that may die now."""
         world = self.world
         down = self.down()
@@ -145,13 +152,13 @@ class Saboteur:
             world.probes.hit("two servers down")
 
     def _server(self) -> bool:
-        nodes = self._servers(recovered=True)
+        nodes = self.find_servers(recovered=True)
         if nodes:
             self._kill(nodes[self.world.choices.pick(len(nodes))])
         return bool(nodes)
 
     def _replacement(self) -> bool:
-        nodes = self._servers(recovered=False)
+        nodes = self.find_servers(recovered=False)
         if nodes:
             self._kill(nodes[self.world.choices.pick(len(nodes))])
         return bool(nodes)
@@ -177,19 +184,19 @@ class Saboteur:
     def _pause(self) -> bool:
         """A server is stopped and goes on later: in time, or as a zombie."""
         world = self.world
-        nodes = [node for node in self._servers(recovered=True) if not node.paused]
+        nodes = [node for node in self.find_servers(recovered=True) if not node.paused]
         if not nodes:
             return False
         node = nodes[world.choices.pick(len(nodes))]
         node.paused = True
         world.log(f"{short(node.identity)} is paused")
-        coordinator, since, faults = world.node(COORDINATOR), world.now, self.left
+        coordinator, since, faults = world.node(COORDINATOR), world.now, self.serious
 
         def is_known() -> bool:
             return coordinator is not None and coordinator.machine.view is not None
 
         def resume() -> None:
-            same = is_known() and coordinator is world.node(COORDINATOR) and self.left == faults - 1
+            same = is_known() and coordinator is world.node(COORDINATOR) and self.serious == faults + 1
             unnoticed = node.paused and node.alive and node.identity not in world.condemned
             if same and unnoticed and world.now > since + NOTICED_SECONDS:
                 raise Violation("I8", f"{short(node.identity)} is silent since {since:.2f}, and nobody minds")

@@ -27,7 +27,7 @@ from regrow.sim.choices import FAULT, Choices
 from regrow.sim.cuts import Start, Storage
 from regrow.sim.driver import Driver
 from regrow.sim.launcher import Launcher
-from regrow.sim.net import COORDINATOR, Network, Wire, checksum, short
+from regrow.sim.net import COORDINATOR, Item, Network, Wire, checksum, short
 from regrow.sim.nodes import Action, Node, Violation
 from regrow.sim.probes import Probes
 from regrow.sim.profiles import CutScenario, Scenario
@@ -180,10 +180,13 @@ class World:
         """All that can happen next, oldest first."""
         nodes = self.nodes
         paused = [node.identity for node in nodes.values() if node.paused]
+        stuck = self.network.stuck
         ready: list[Event] = [
             (wire.items[0].due, self._deliver, wire)
             for wire in self.network.wires.values()
-            if wire.items and (not paused or wire.target not in paused)
+            if wire.items
+            and (not paused or wire.target not in paused)
+            and not (stuck and (wire.source, wire.target) in stuck)
         ]
         for node in nodes.values():
             if node.program is not None and not node.paused and node.program.can_act():
@@ -201,11 +204,11 @@ class World:
 
     def _may_tick(self) -> bool:
         coordinator = self.node(COORDINATOR)
-        if coordinator is None:
+        if coordinator is None or coordinator.paused:
             return True
         for server in range(self.job.servers):
             node = self.node("server", server)
-            if node is None or node.paused or node.identity in self.condemned:
+            if node is None or node.identity in self.condemned or self.sabotage.hangs.is_away(node):
                 continue
             if self.now > self.heard.get(server, self.now) + SILENT_SECONDS_MAX:
                 return False
@@ -226,9 +229,10 @@ class World:
         self.now += seconds
         self.clock_due = self.network.order + CLOCK_EVENTS
         for node in list(self.nodes.values()):
-            if node.alive and not node.paused and node.program is None:
-                self.driver.hand(node, Tick(now=self.now))
+            if node.alive and not node.paused and node.program is None and self.sabotage.hangs.gets_tick(node):
+                self.driver.hand(node, Tick(now=self.sabotage.hangs.read_clock(node)))
         self.checker.often()
+        self.sabotage.hangs.check_holds()
 
     def _is_cutting(self) -> bool:
         coordinator = self.node(COORDINATOR)
@@ -287,7 +291,7 @@ class World:
         node = self.nodes.get(who)
         if whom not in self.nodes or node is None or node.paused or (who, whom) in self.network.wires:
             return None
-        if (whom, who) in self.network.wires:
+        if (whom, who) in self.network.wires or self.network.is_cut(who, whom):
             return None
         if (whom, who) in self.network.forgotten and whom.role != COORDINATOR:
             return None
@@ -302,24 +306,28 @@ class World:
         self.network.connect(who, whom)
         self.driver.hand(self.nodes[whom], Joined(peer=who))
 
+    def deliver_frame(self, wire: Wire, item: Item) -> None:
+        """A frame arrives at the link of its target, which knows whether it is to be delivered."""
+        assert item.message is not None
+        try:
+            taken = self.network.accept(wire, item)
+        except RegrowError as error:
+            raise Violation("link", f"{short(wire.source)} to {short(wire.target)}: {error}") from error
+        if not taken:
+            return
+        if checksum(item.message) != item.checksum:
+            raise Violation("payload", f"{type(item.message).__name__} of {short(wire.source)} changed on its way")
+        if wire.target.role == COORDINATOR and wire.source.role == "server" and self.is_current(wire.target):
+            self.heard[wire.source.id] = self.now
+        if not self.is_current(wire.source) and wire.source.role == "server":
+            self.probes.hit("zombie sends")
+        self.driver.hand(self.nodes[wire.target], Delivered(source=wire.source, message=item.message))
+
     def _deliver(self, wire: Wire) -> None:
         item = wire.items.popleft()
         node = self.nodes[wire.target]
         if item.kind == "frame":
-            assert item.message is not None
-            try:
-                taken = self.network.accept(wire, item)
-            except RegrowError as error:
-                raise Violation("link", f"{short(wire.source)} to {short(wire.target)}: {error}") from error
-            if not taken:
-                return
-            if checksum(item.message) != item.checksum:
-                raise Violation("payload", f"{type(item.message).__name__} of {short(wire.source)} changed on its way")
-            if wire.target.role == COORDINATOR and wire.source.role == "server":
-                self.heard[wire.source.id] = self.now
-            if not self.is_current(wire.source) and wire.source.role == "server":
-                self.probes.hit("zombie sends")
-            self.driver.hand(node, Delivered(source=wire.source, message=item.message))
+            self.deliver_frame(wire, item)
         elif item.kind == "ack":
             self.network.accept(wire, item)
         elif item.kind == "opened":
