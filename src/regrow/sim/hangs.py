@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
 SLOW_SECONDS = 0.6  # between two ticks of a coordinator whose machine is overloaded; more than its OWN_PAUSE_SECONDS
 HELD_SECONDS_MAX = 5.0  # Pushes may be held back by a cut for so long: what a server allows, and a tick or two.
-NOTICED_SECONDS = 6.0  # A server that is not heard for so long must have been declared dead.
-SPELLS = (0.3, 2.5, 6.0)  # how long something lasts, in seconds
+NOTICED_SECONDS = 4.0  # A server that is not heard for so long must have been declared dead.
+SPELLS = (0.3, 2.5, 6.0, 1.2)  # how long something lasts, in seconds
 JUMPS = (-3600.0, 3600.0, -0.7, -20.0, 45.0)  # seconds that a clock is set by
 RATES = (1.0, 0.9, 1.1)
 SILENCES = ("silent for", "its connection closed", "not heard of")
@@ -73,7 +73,8 @@ class Hangs:
         if node.paused or node.starved:
             return True
         coordinator = self.world.node(COORDINATOR)
-        if coordinator is not None and self.world.network.is_cut(node.identity, coordinator.identity):
+        # Also cut off from one that is dead: it may not see that, and look for no other.
+        if any(node.identity in ends and COORDINATOR in (ends[0].role, ends[1].role) for ends in self.world.network.stuck):
             return True
         since = self._unheard_since.get(node.identity)
         if since is None:
@@ -344,7 +345,7 @@ class Hangs:
         if not pairs or not world.job.protection.replaces_servers:
             return False
         one, other = pairs[world.choices.pick(len(pairs))]
-        lost = world.network.reset(one, other, world.choices.pick(4))
+        lost = world.network.reset(one, other, world.choices.pick(2))
         world.log(f"the link of {short(one)} and {short(other)} is reset, and what was on it arrives late")
         for wire in lost:
             if wire.items:
@@ -357,10 +358,10 @@ class Hangs:
         node, ends = world.nodes.get(wire.target), (wire.target, wire.source)
         if node is None or node.paused or ends in world.network.forgotten or ends not in world.network.links:
             return
-        if world.network.wires.get((wire.source, wire.target)) is None:
+        if (wire.source, wire.target) not in world.network.open:
             # Not before there is a connection again: what was kept of the old one comes first.
             if not world.calm and wire.source in world.nodes:
-                world.later(lambda: self._arrive_late(wire))
+                self._after_a_spell(lambda: self._arrive_late(wire))
             return
         item = wire.items.popleft()
         world.probes.hit("late frame")
@@ -443,8 +444,9 @@ class Hangs:
             undisturbed = self.saboteur.serious == serious + 1 and coordinator is world.node(COORDINATOR)
             knows = coordinator is not None and coordinator.machine.view is not None
             unnoticed = node is not None and identity not in world.condemned
-            if undisturbed and knows and unnoticed and world.now > since + NOTICED_SECONDS:
-                raise Violation("I8", f"{short(identity)} is not heard since {since:.2f}, and nobody minds")
+            heard = max(since, world.heard.get(identity.id, 0.0))  # it may still answer
+            if undisturbed and knows and unnoticed and world.now > heard + NOTICED_SECONDS:
+                raise Violation("I8", f"{short(identity)} is not heard since {heard:.2f}, and nobody minds")
 
         return check
 

@@ -35,6 +35,7 @@ class Profile:
     bare: bool = False  # the second table has none at all
     cuts: bool = False  # checkpoints are made
     clocks: bool = False  # every machine has its own
+    faults: int = 6  # at most so many in a run
     weights: tuple[tuple[str, int], ...] = (
         ("server", 6),
         ("replacement", 4),
@@ -90,14 +91,14 @@ MISTIMING = (
 PROFILES |= {
     profile.name: profile
     for profile in (
-        Profile(name="hangs", r=(1, 1, 2), weights=HANGING),
-        Profile(name="hangs-sync", mode="sync", r=(1, 1, 2), weights=HANGING),
-        Profile(name="hangs-cuts", r=(1, 1, 2), weights=HANGING, cuts=True),
-        Profile(name="partitions", r=(1, 1, 2), weights=DIVIDING),
-        Profile(name="partitions-sync", mode="sync", r=(1, 1, 2), weights=DIVIDING),
-        Profile(name="partitions-2pc", commit="2pc", weights=DIVIDING),
-        Profile(name="clocks", r=(1, 1, 2), weights=MISTIMING, clocks=True, cuts=True),
-        Profile(name="clocks-sync", mode="sync", weights=MISTIMING, clocks=True),
+        Profile(name="hangs", r=(1, 1, 2), weights=HANGING, faults=14),
+        Profile(name="hangs-sync", mode="sync", r=(1, 1, 2), weights=HANGING, faults=14),
+        Profile(name="hangs-cuts", r=(1, 1, 2), weights=HANGING, faults=14, cuts=True),
+        Profile(name="partitions", r=(1, 1, 2), weights=DIVIDING, faults=14),
+        Profile(name="partitions-sync", mode="sync", r=(1, 1, 2), weights=DIVIDING, faults=14),
+        Profile(name="partitions-2pc", commit="2pc", weights=DIVIDING, faults=14),
+        Profile(name="clocks", r=(1, 1, 2), weights=MISTIMING, faults=14, clocks=True, cuts=True),
+        Profile(name="clocks-sync", mode="sync", weights=MISTIMING, faults=14, clocks=True),
     )
 }
 
@@ -199,7 +200,7 @@ def make_scenario(profile: Profile, choices: Choices) -> Scenario:
         window_pushes=(8, 2, 4)[choices.pick(3)],
         rows_seed=choices.pick(8),
         assigned=choices.flag(0.4),
-        faults_max=choices.pick(7, dull=0.05),
+        faults_max=choices.pick(profile.faults + 1, dull=0.05),
         fault_rate=(0.004, 0.015, 0.04)[choices.pick(3)],
         eager=(0.9, 0.6, 0.3, 0.0)[choices.pick(4)],
         lanes=lanes,
