@@ -61,6 +61,7 @@ class Hangs:
         self._unheard_since: dict[Identity, float] = {}  # released, and not known to have been heard since
         self._ticked: dict[Identity, float] = {}
         self._slow: Identity | None = None
+        self._coordinator_since = 0.0  # when it last went on after something
         self._held_since: dict[Identity, float] = {}
         self._watches = any(hasattr(self, _method(name)) for name, _ in profile.weights)
         if any(name in ("echo", "late frames") for name, _ in profile.weights):
@@ -151,6 +152,7 @@ class Hangs:
         def resume() -> None:
             if node.alive and node.paused:
                 node.paused = False
+                self._coordinator_since = self.world.now
                 self.world.log(f"{short(node.identity)} goes on")
                 if self.world.now > since + SPELLS[1]:
                     self.world.probes.hit("coordinator hangs")
@@ -183,7 +185,8 @@ class Hangs:
             if node.alive:
                 world.launcher.end(node, "ends at last")
 
-        self._after_a_spell(resume)
+        # Some go on before all have noticed that there is another.
+        world.later(resume) if world.choices.flag(0.5) else self._after_a_spell(resume)
         return True
 
     def coordinator_slow(self) -> bool:
@@ -395,6 +398,8 @@ class Hangs:
 
     def _feed(self, node: Node) -> None:
         node.starved = False
+        if node.identity.role == COORDINATOR:
+            self._coordinator_since = self.world.now
         self._release(node.identity)
         for _ in range(1 if self.world.calm else 1 + self.world.choices.pick(3)):
             if node.alive and not node.paused:
@@ -442,9 +447,10 @@ class Hangs:
         def check() -> None:
             node = world.nodes.get(identity)
             undisturbed = self.saboteur.serious == serious + 1 and coordinator is world.node(COORDINATOR)
-            knows = coordinator is not None and coordinator.machine.view is not None
+            knows = coordinator is not None and coordinator.machine.view is not None and not coordinator.starved
             unnoticed = node is not None and identity not in world.condemned
-            heard = max(since, world.heard.get(identity.id, 0.0))  # it may still answer
+            # It may still answer; and who hangs himself does not notice anything.
+            heard = max(since, world.heard.get(identity.id, 0.0), self._coordinator_since)
             if undisturbed and knows and unnoticed and world.now > heard + NOTICED_SECONDS:
                 raise Violation("I8", f"{short(identity)} is not heard since {heard:.2f}, and nobody minds")
 

@@ -27,7 +27,7 @@ class Launcher:
         cuts = self.world.scenario.cuts
         if role == "worker":
             start = self.world.start.marks[0] if self.world.start is not None else 0
-            program = Program(index, self.world.scenario, self.world.reference, start=start)
+            program = Program(index, self.world.scenario, self.world.reference, start=start, loading=self.world.loading)
             node = Node(identity, program.session, program)
         elif role == "server":
             on_capture = self.world.storage.note_capture if cuts is not None else None

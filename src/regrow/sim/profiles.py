@@ -35,6 +35,7 @@ class Profile:
     bare: bool = False  # the second table has none at all
     cuts: bool = False  # checkpoints are made
     clocks: bool = False  # every machine has its own
+    loads: bool = False  # records are written before anybody trains, and read at the end
     faults: int = 6  # at most so many in a run
     weights: tuple[tuple[str, int], ...] = (
         ("server", 6),
@@ -88,6 +89,10 @@ MISTIMING = (
     *(("jump", 8), ("starve", 4), ("coordinator slow", 2), ("pause", 4)),
     *(("server", 5), ("replacement", 3), ("coordinator", 2), ("worker hang", 2)),
 )
+LOADING = (
+    *(("server", 6), ("replacement", 3), ("worker", 3), ("worker hang", 3), ("worker zombie", 2)),
+    *(("coordinator", 1), ("pause", 2), ("reset", 2)),
+)
 PROFILES |= {
     profile.name: profile
     for profile in (
@@ -98,6 +103,9 @@ PROFILES |= {
         Profile(name="partitions-sync", mode="sync", r=(1, 1, 2), weights=DIVIDING, faults=14),
         Profile(name="partitions-2pc", commit="2pc", weights=DIVIDING, faults=14),
         Profile(name="clocks", r=(1, 1, 2), weights=MISTIMING, faults=14, clocks=True, cuts=True),
+        Profile(name="loads", r=(1, 1, 2), weights=LOADING, loads=True),
+        Profile(name="loads-sync", mode="sync", r=(1, 1, 2), weights=LOADING, loads=True),
+        Profile(name="loads-2pc", commit="2pc", r=(1, 1, 2), weights=LOADING, loads=True),
         Profile(name="clocks-sync", mode="sync", weights=MISTIMING, faults=14, clocks=True),
     )
 }
@@ -199,7 +207,7 @@ def make_scenario(profile: Profile, choices: Choices) -> Scenario:
         ahead=1 + choices.pick(2) if not sync else 1,
         window_pushes=(8, 2, 4)[choices.pick(3)],
         rows_seed=choices.pick(8),
-        assigned=choices.flag(0.4),
+        assigned=choices.flag(0.4) or profile.loads,
         faults_max=choices.pick(profile.faults + 1, dull=0.05),
         fault_rate=(0.004, 0.015, 0.04)[choices.pick(3)],
         eager=(0.9, 0.6, 0.3, 0.0)[choices.pick(4)],

@@ -126,6 +126,10 @@ class Reference:
         """What is wrong with a row that was pulled for this step."""
         raise NotImplementedError
 
+    def dump_problem(self, worker: int, key: Key, record: F32) -> str | None:
+        """What is wrong with a record that a worker reads when all its pushes are durable."""
+        return self.record_problem(key, record, self.marks_final)
+
     def record_problem(self, key: Key, record: F32, marks: Sequence[int]) -> str | None:
         """What is wrong with a record that contains exactly the pushes up to `marks`."""
         expected = self.record(key, marks)
@@ -189,6 +193,13 @@ class AsyncReference(Reference):
             if count != 1 or unit not in units:
                 return f"contains push {unit} {count} times: {self.describe(key, weights)}"
         return None
+
+    def dump_problem(self, worker: int, key: Key, record: F32) -> str | None:
+        if problem := self.pull_problem(0, key, record):
+            return problem
+        found = self.contents(key, record)
+        missing = [unit for unit in self.units[key] if unit[0] == worker and unit not in found]
+        return f"lacks the pushes {missing} of its own: {self.describe(key, record)}" if missing else None
 
     def record(self, key: Key, marks: Sequence[int]) -> F32:
         known = self._expected.get((key, tuple(marks)))

@@ -14,9 +14,14 @@ from regrow.core.session import (
     PullWanted,
     PushDurable,
     PushWanted,
+    ReadAnswered,
+    ReadWanted,
     Session,
     SessionOpened,
+    WriteAnswered,
+    WriteWanted,
 )
+from regrow.sim.dumps import Dumps, Loading
 from regrow.sim.profiles import Scenario
 from regrow.sim.reference import F32, Reference
 
@@ -26,13 +31,16 @@ STEPS_EXPECTED = 3
 class Program:
     """One incarnation of a worker. `act` returns the next wish for the session."""
 
-    def __init__(self, index: int, scenario: Scenario, reference: Reference, *, start: int = 0) -> None:
+    def __init__(
+        self, index: int, scenario: Scenario, reference: Reference, *, start: int = 0, loading: Loading | None = None
+    ) -> None:
         self.index = index
         self.start = start  # the step of the checkpoint that all begin with (sync)
         self.session = Session()
         self.opened = False
         self.failed = ""
-        self.assigned = reference.assigned is None
+        self.dumps = Dumps(index, reference, loading) if loading is not None else None
+        self.assigned = reference.assigned is None or loading is not None
         self.asked = 0
         self.expected = 0  # the last step that a server on its way back was told of
         self.pushed = 0
@@ -48,6 +56,11 @@ class Program:
 
     @property
     def done(self) -> bool:
+        return self.is_trained and (self.dumps is None or self.dumps.done)
+
+    @property
+    def is_trained(self) -> bool:
+        """All pushes are durable, and synchronously the last step is committed."""
         if not self.opened or self.durable < self._scenario.steps:
             return False
         return not self._sync or self._last_pull in self.answered
@@ -72,10 +85,19 @@ class Program:
     def can_act(self) -> bool:
         if self.opened and not self.assigned:
             return True
+        if self.dumps is not None and self.opened and not self.failed:
+            if not self.dumps.may_train:
+                return self.dumps.may_write
+            if self.is_trained and self.dumps.may_read:
+                return True
         return self.opened and not self.failed and (self.may_pull or (self.has_rows and not self.window_full))
 
-    def act(self) -> AssignWanted | ExpectWanted | PullWanted | PushWanted:
+    def act(self) -> AssignWanted | ExpectWanted | PullWanted | PushWanted | ReadWanted | WriteWanted:
         """Pushes the batch whose rows are here, or asks for the next."""
+        if self.dumps is not None and not self.dumps.may_train:
+            return self.dumps.write()
+        if self.dumps is not None and self.is_trained:
+            return self.dumps.read()
         if not self.assigned:
             self.assigned = True
             assert self._reference.assigned is not None
@@ -111,6 +133,9 @@ class Program:
             if effect.seq != self.durable + 1 and not self._sync:
                 return f"push {effect.seq} is durable after {self.durable}"
             self.durable = max(effect.seq, self.durable)
+        elif isinstance(effect, ReadAnswered | WriteAnswered):
+            assert self.dumps is not None
+            return self.dumps.hear(effect, steps=self.durable)
         elif isinstance(effect, Failed):
             self.failed = effect.reason
         return None

@@ -26,6 +26,7 @@ from regrow.sim.checkers import Checker
 from regrow.sim.choices import FAULT, Choices
 from regrow.sim.cuts import Start, Storage
 from regrow.sim.driver import Driver
+from regrow.sim.dumps import Loading
 from regrow.sim.launcher import Launcher
 from regrow.sim.net import COORDINATOR, Item, Network, Wire, checksum, short
 from regrow.sim.nodes import Action, Node, Violation
@@ -73,6 +74,7 @@ class World:
         self.current: dict[tuple[str, int], Node] = {}  # the newest incarnations, where they run
         self.condemned: set[Identity] = set()  # the coordinator counts them as dead
         self.actions: list[Action] = []
+        self.loading = Loading() if scenario.profile.loads else None
         self.now = 0.0
         self.clock_due = CLOCK_EVENTS
         self.heard: dict[int, float] = {}
