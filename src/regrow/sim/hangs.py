@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from regrow.core.effects import Died, Tick
 from regrow.core.identity import Identity
 from regrow.sim import machines
-from regrow.sim.net import COORDINATOR, Wire, short
+from regrow.sim.net import COORDINATOR, Item, Wire, short
 from regrow.sim.nodes import Violation
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class Hangs:
 
     def is_away(self, node: Node) -> bool:
         """Whether the coordinator may not hear of a server that runs, and it may so be taken for dead."""
-        if node.paused or node.starved:
+        if node.paused or node.starved or (self._watches and node.identity in self.world.condemned):
             return True
         coordinator = self.world.node(COORDINATOR)
         # Also cut off from one that is dead: it may not see that, and look for no other.
@@ -204,9 +204,12 @@ class Hangs:
         return None if node is None or node.paused or node.starved or node.crash_after is not None else node
 
     def _break(self, one: Identity, other: Identity) -> None:
+        """Breaks a connection, also one that is still being made."""
         network = self.world.network
         if (one, other) in network.open and (other, one) in network.open:
             network.reset(one, other, 0 if self.world.calm else self.world.choices.pick(4))
+        elif (one, other) in network.wires and one in self.world.nodes and other in self.world.nodes:
+            self.world.later(functools.partial(self._break, one, other))
 
     # --- Workers ---
 
@@ -319,27 +322,39 @@ class Hangs:
     def echo(self) -> bool:
         """Frames that arrived long ago, perhaps between incarnations that are over, arrive again."""
         world = self.world
-        assert world.network.past is not None
         wires = [wire for ends, wire in world.network.wires.items() if ends in world.network.open]
+        old = [(wire, item) for wire in wires for item in self._recall(wire) if self._fits(wire, item)]
+        if old and world.choices.flag(0.7):
+            wire, item = old[world.choices.pick(len(old))]
+            wire.items.appendleft(item)
+            world.probes.hit("echo of the past")
+            return True
+        wires = [wire for wire in wires if self._recall(wire)]
         if not wires:
             return False
         wire = wires[world.choices.pick(len(wires))]
-        source, target = wire.source, wire.target
-        past = world.network.past.get(((source.role, source.id), (target.role, target.id)))
-        if not past:
-            return False
+        past = self._recall(wire)
         first = world.choices.pick(len(past))
-        again = [*past][first : first + 1 + world.choices.pick(3)]
-        old = [
-            item
-            for item in again
-            if item.stamp is not None
-            and (item.stamp.source_incarnation, item.stamp.target_incarnation)
-            != (source.incarnation, target.incarnation)
-        ]
+        again = past[first : first + 1 + world.choices.pick(3)]
         wire.items.extendleft(reversed(again)) if world.choices.flag(0.5) else wire.items.extend(again)
-        world.probes.hit("echo of the past" if old else "echo")
+        world.probes.hit("echo")
         return True
+
+    def _recall(self, wire: Wire) -> list[Item]:
+        """What arrived between the two places of a wire, whoever was in them."""
+        assert self.world.network.past is not None
+        ends = (wire.source.role, wire.source.id), (wire.target.role, wire.target.id)
+        return [*self.world.network.past.get(ends, ())]
+
+    def _fits(self, wire: Wire, item: Item) -> bool:
+        """Whether only the incarnations tell this frame from the next one of a wire."""
+        link, stamp = self.world.network.links.get((wire.target, wire.source)), item.stamp
+        if link is None or stamp is None or stamp.number != link.received + 1:
+            return False
+        return (stamp.source_incarnation, stamp.target_incarnation) != (
+            wire.source.incarnation,
+            wire.target.incarnation,
+        )
 
     def late_frames(self) -> bool:
         """A connection breaks, and what was on it arrives all the same, while the next one brings it too."""
@@ -447,7 +462,7 @@ class Hangs:
         def check() -> None:
             node = world.nodes.get(identity)
             undisturbed = self.saboteur.serious == serious + 1 and coordinator is world.node(COORDINATOR)
-            knows = coordinator is not None and coordinator.machine.view is not None and not coordinator.starved
+            knows = self._find_coordinator() is not None and coordinator.machine.view is not None
             unnoticed = node is not None and identity not in world.condemned
             # It may still answer; and who hangs himself does not notice anything.
             heard = max(since, world.heard.get(identity.id, 0.0), self._coordinator_since)

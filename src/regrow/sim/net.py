@@ -18,7 +18,7 @@ from regrow.core.link import Link
 from regrow.core.messages import Message
 
 COORDINATOR = "coordinator"
-PAST_FRAMES_MAX = 24  # between two places, remembered for faults that bring them again
+PAST_FRAMES_MAX = 400  # between two places, remembered for faults that bring them again
 
 Place = tuple[str, int]  # role and number, whatever the incarnation
 
