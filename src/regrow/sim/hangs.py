@@ -284,8 +284,8 @@ class Hangs:
             if check is not None:
                 check()
             late = any(wire.items for pair in ends if (wire := world.network.wires.get(pair)) is not None)
-            for pair in ends:
-                world.network.stuck.pop(pair, None)
+            for pair in [pair for pair in world.network.stuck if _is_of(pair, ends)]:
+                del world.network.stuck[pair]
                 for identity in pair:
                     self._release(identity)
             if late:
@@ -294,13 +294,24 @@ class Hangs:
 
         self._after_a_spell(heal)
 
+    def divide(self, coordinator: Identity) -> None:
+        """A new coordinator is behind the same lines as the one before."""
+        stuck = self.world.network.stuck
+        for source, target in list(stuck):
+            if source.role == COORDINATOR:
+                stuck[coordinator, target] = None
+            elif target.role == COORDINATOR:
+                stuck[source, coordinator] = None
+
     def _spared(self) -> list[Node]:
-        """Servers that may be taken for dead now."""
-        return [node for node in self.saboteur.find_servers(recovered=True) if not self.is_away(node)]
+        """Servers that may be taken for dead now; those that are coming back count as down already."""
+        nodes = self.saboteur.find_servers(recovered=True) + self.saboteur.find_servers(recovered=False)
+        return [node for node in nodes if not self.is_away(node)]
 
     def _release(self, identity: Identity) -> None:
         node = self.world.nodes.get(identity)
         if node is not None and identity.role == "server":
+            node.hidden = False
             self._unheard_since[identity] = self.world.now
 
     # --- Frames below the link ---
@@ -438,7 +449,7 @@ class Hangs:
     def rumour(self) -> bool:
         """The coordinator is told that a server ended which is alive, and which the launcher may not reach."""
         world, coordinator = self.world, self._find_coordinator()
-        nodes = self.saboteur.find_servers(recovered=True) + self.saboteur.find_servers(recovered=False)
+        nodes = self._spared()
         if not nodes or coordinator is None or coordinator.machine.view is None:
             return False
         node = nodes[world.choices.pick(len(nodes))]
@@ -474,3 +485,11 @@ class Hangs:
 
 def _method(name: str) -> str:
     return name.replace(" ", "_")
+
+
+def _is_of(pair: tuple[Identity, Identity], ends: tuple[tuple[Identity, Identity], ...]) -> bool:
+    """Whether this is one of the lines that were cut, or the same to a later coordinator."""
+    return any(
+        all(one == other or one.role == other.role == COORDINATOR for one, other in zip(pair, cut, strict=True))
+        for cut in ends
+    )

@@ -42,6 +42,8 @@ class Launcher:
         self.world.log(f"{short(identity)} starts")
         if role != COORDINATOR:
             self.world.network.dial(identity, COORDINATOR)
+        elif incarnation:
+            self.world.sabotage.hangs.divide(identity)
 
     def crash(self, node: Node) -> None:
         """The process ends at once; the launcher sees it after a while."""
@@ -72,8 +74,15 @@ class Launcher:
         coordinator = self.world.node(COORDINATOR)
         tells = self.world.calm or not self.world.choices.flag(0.2)
         if coordinator is not None and identity.role != COORDINATOR and tells:
-            self.world.driver.hand(coordinator, Died(peer=identity))
+            self._tell(coordinator, identity)
         self.world.later(lambda: self._start_successor(identity))
+
+    def _tell(self, coordinator: Node, identity: Identity) -> None:
+        """Of a death. Whoever hangs reads it when he goes on."""
+        if coordinator.paused:
+            self.world.later(lambda: self._tell(coordinator, identity), of=coordinator)
+        elif coordinator.alive:
+            self.world.driver.hand(coordinator, Died(peer=identity))
 
     def _start_successor(self, identity: Identity) -> None:
         if self.world.is_current(identity):

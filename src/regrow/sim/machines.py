@@ -15,7 +15,20 @@ from regrow.core.door import ServerDoor
 from regrow.core.effects import Send
 from regrow.core.identity import Identity
 from regrow.core.job import JobSpec
-from regrow.core.messages import CutAt, CutBegun, Expect, Fault, FlushCommit, Pull, Push, Stream, Syndrome, Tail
+from regrow.core.messages import (
+    CutAt,
+    CutBegun,
+    Expect,
+    Fault,
+    FlushCommit,
+    Pull,
+    Push,
+    ReadRecords,
+    Stream,
+    Syndrome,
+    Tail,
+    WriteRecords,
+)
 from regrow.core.states import CutState
 from regrow.sim.probes import Probes
 from regrow.store.memory import MemoryStore
@@ -28,6 +41,8 @@ PROBED = {
     Tail: "tail",
     Syndrome: "syndrome",
     FlushCommit: "staged flush",
+    ReadRecords: "records read",
+    WriteRecords: "records written",
 }
 SERVER_QUEUES = ("_early", "_ahead")
 SERVING_QUEUES = ("_queued", "_pushes", "_parked", "_held", "_staged", "_step_pulls", "_unprepared", "_writes")
@@ -203,11 +218,13 @@ def probe(probes: Probes, door: Any, event: Any, effects: list[Any]) -> None:
         probes.hit("late view")
     if isinstance(message, CutAt) and any(_is_late(effect) for effect in effects):
         probes.hit("cut late")
-    if not isinstance(message, Push | Pull) or server is None:
+    if isinstance(message, WriteRecords) and door.identity.incarnation:
+        probes.hit("records written again")
+    if not isinstance(message, Push | Pull | ReadRecords | WriteRecords) or server is None:
         return
     if isinstance(message, Push) and holds_pushes(server):
         probes.hit("push held")
-    kind = "push" if isinstance(message, Push) else "pull"
+    kind = "push" if isinstance(message, Push) else "pull" if isinstance(message, Pull) else "record"
     if kind == "push" and _has(server, event):
         probes.hit("push seen before")
     if any(isinstance(effect, Send) and isinstance(effect.message, Fault) for effect in effects):

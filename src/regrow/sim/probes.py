@@ -81,6 +81,10 @@ PROBES |= {
     "clock jumps back": "a machine's clock was set back",
     "clock jumps ahead": "and ahead",
     "rumour": "a server is said to have ended, and lives",
+    "records written": "whole records are loaded",
+    "records written again": "and at a replacement, because nobody had answered for them",
+    "records read": "whole records are read",
+    "record waits for rows": "a read or write of whole records arrives before the rows are back",
 }
 
 

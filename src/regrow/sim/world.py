@@ -287,7 +287,7 @@ class World:
     def _can_dial(self, who: Identity, whom: Identity | str) -> Identity | None:
         if isinstance(whom, str):
             coordinator = self.node(COORDINATOR)
-            if coordinator is None or (who, coordinator.identity) in self.network.wires:
+            if coordinator is None or coordinator.paused or (who, coordinator.identity) in self.network.wires:
                 return None
             whom = coordinator.identity
         node = self.nodes.get(who)
