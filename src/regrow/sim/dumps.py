@@ -1,8 +1,9 @@
 """Loading and dumping whole records, as `load_state_dict`, `--prefill`, digests and exports do it.
 
 The first worker writes the records of the last table before anybody trains, a few rows at a time; should it die, its
-successor begins again. At its end every worker reads all records. What it reads must contain its own pushes, all of
-them and each once, and where it was loaded, what was loaded; synchronously it is the state of the end, to the bit.
+successor begins again. At its end every worker reads all records; asynchronously it begins with that as soon as some
+server is on its way back. What it reads must contain its own pushes, all that were durable when it asked and each
+once, and what was loaded; synchronously it is the state of the end, to the bit.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ class Dumps:
         self._request = FIRST_REQUEST
         self._writes = self._plan_writes() if worker == 0 and not loading.done else []
         self._reads = self._plan_reads()
-        self._asked: dict[int, ReadWanted | WriteWanted] = {}
+        self._asked: dict[int, tuple[ReadWanted | WriteWanted, int]] = {}  # and what was durable then
 
     @property
     def may_train(self) -> bool:
@@ -57,25 +58,25 @@ class Dumps:
 
     def write(self) -> WriteWanted:
         wanted = self._writes.pop(0)
-        self._asked[wanted.request] = wanted
+        self._asked[wanted.request] = wanted, 0
         return wanted
 
-    def read(self) -> ReadWanted:
+    def read(self, *, durable: int) -> ReadWanted:
         wanted = self._reads.pop(0)
-        self._asked[wanted.request] = wanted
+        self._asked[wanted.request] = wanted, durable
         return wanted
 
-    def hear(self, effect: ReadAnswered | WriteAnswered, *, steps: int) -> str | None:
+    def hear(self, effect: ReadAnswered | WriteAnswered) -> str | None:
         """What is wrong with an answer, if anything."""
-        wanted = self._asked.pop(effect.request, None)
-        if wanted is None:
+        if effect.request not in self._asked:
             return f"W{self._worker} is answered twice"
+        wanted, durable = self._asked.pop(effect.request)
         if isinstance(effect, WriteAnswered):
             if not self._writes and not self._asked:
                 self._loading.done = True
             return None
         assert isinstance(wanted, ReadWanted)
-        return self._find_problem(wanted, effect.records, steps)
+        return self._find_problem(wanted, effect.records, durable)
 
     def _next_request(self) -> int:
         self._request += 1
@@ -118,15 +119,16 @@ class Dumps:
             for first in range(0, count, SLOTS_READ)
         ]
 
-    def _find_problem(self, wanted: ReadWanted, records: F32, steps: int) -> str | None:
+    def _find_problem(self, wanted: ReadWanted, records: F32, durable: int) -> str | None:
         by_slot = records.reshape(wanted.slot_count, -1)
         for index in range(wanted.slot_count):
             row = self._reference.places.row_at.get((wanted.server, wanted.table, wanted.slot_first + index))
             if row is None:
                 continue
-            problem = self._reference.dump_problem(self._worker, (wanted.table, row), by_slot[index])
+            key = wanted.table, row
+            problem = self._reference.dump_problem(key, by_slot[index], worker=self._worker, durable=durable)
             if problem is not None:
-                return f"W{self._worker} read row {row} of table {wanted.table} after step {steps}: it {problem}"
+                return f"W{self._worker} read row {row} of table {wanted.table} after step {durable}: it {problem}"
         return None
 
 

@@ -103,9 +103,9 @@ PROFILES |= {
         Profile(name="partitions-sync", mode="sync", r=(1, 1, 2), weights=DIVIDING, faults=14),
         Profile(name="partitions-2pc", commit="2pc", weights=DIVIDING, faults=14),
         Profile(name="clocks", r=(1, 1, 2), weights=MISTIMING, faults=14, clocks=True, cuts=True),
-        Profile(name="loads", r=(1, 1, 2), weights=LOADING, loads=True),
-        Profile(name="loads-sync", mode="sync", r=(1, 1, 2), weights=LOADING, loads=True),
-        Profile(name="loads-2pc", commit="2pc", r=(1, 1, 2), weights=LOADING, loads=True),
+        Profile(name="loads", r=(1, 1, 2), weights=LOADING, loads=True, faults=10),
+        Profile(name="loads-sync", mode="sync", r=(1, 1, 2), weights=LOADING, loads=True, faults=10),
+        Profile(name="loads-2pc", commit="2pc", r=(1, 1, 2), weights=LOADING, loads=True, faults=10),
         Profile(name="clocks-sync", mode="sync", weights=MISTIMING, faults=14, clocks=True),
     )
 }

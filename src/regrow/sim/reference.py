@@ -126,8 +126,8 @@ class Reference:
         """What is wrong with a row that was pulled for this step."""
         raise NotImplementedError
 
-    def dump_problem(self, worker: int, key: Key, record: F32) -> str | None:
-        """What is wrong with a record that a worker reads when all its pushes are durable."""
+    def dump_problem(self, key: Key, record: F32, *, worker: int, durable: int) -> str | None:
+        """What is wrong with a record that a worker read when its pushes up to `durable` were."""
         return self.record_problem(key, record, self.marks_final)
 
     def record_problem(self, key: Key, record: F32, marks: Sequence[int]) -> str | None:
@@ -194,11 +194,12 @@ class AsyncReference(Reference):
                 return f"contains push {unit} {count} times: {self.describe(key, weights)}"
         return None
 
-    def dump_problem(self, worker: int, key: Key, record: F32) -> str | None:
+    def dump_problem(self, key: Key, record: F32, *, worker: int, durable: int) -> str | None:
         if problem := self.pull_problem(0, key, record):
             return problem
         found = self.contents(key, record)
-        missing = [unit for unit in self.units[key] if unit[0] == worker and unit not in found]
+        mine = [(worker, step) for step in range(1, durable + 1)]
+        missing = [unit for unit in self.units[key] if unit in mine and unit not in found]
         return f"lacks the pushes {missing} of its own: {self.describe(key, record)}" if missing else None
 
     def record(self, key: Key, marks: Sequence[int]) -> F32:

@@ -22,6 +22,7 @@ NOTICED_SECONDS = 4.0  # A server that is silent for so long must have been decl
 RECOVERY_RATE = 4.0  # While somebody recovers, faults are so much more likely: that is where the bugs are.
 MINOR = ("jump", "coordinator slow", "twice", "echo", "worker hang")  # They excuse nobody from noticing a silence.
 CUT_RATE = 2.0  # and while a cut is under way
+LOAD_RATE = 8.0  # or records are loaded, which is soon done
 
 
 class Saboteur:
@@ -41,6 +42,8 @@ class Saboteur:
         if not self.left or self.beyond or not self._has_begun():
             return 0.0
         rate = world.scenario.fault_rate
+        if world.loading is not None and not world.loading.done:
+            return rate * LOAD_RATE
         if self.down():
             return rate * RECOVERY_RATE
         coordinator = world.node(COORDINATOR)

@@ -82,13 +82,19 @@ class Program:
         """Every other worker looks ahead, so that some rows are asked for early and others when they are needed."""
         return self.index % 2 == 0 and bool(self.session.recovering) and self.expected <= self.asked < self._last_pull
 
+    @property
+    def may_dump(self) -> bool:
+        """At the end; asynchronously also while rows come back: then some of them have to be waited for."""
+        early = not self._sync and bool(self.session.recovering)
+        return self.dumps is not None and self.dumps.may_read and (self.is_trained or early)
+
     def can_act(self) -> bool:
         if self.opened and not self.assigned:
             return True
         if self.dumps is not None and self.opened and not self.failed:
             if not self.dumps.may_train:
                 return self.dumps.may_write
-            if self.is_trained and self.dumps.may_read:
+            if self.may_dump:
                 return True
         return self.opened and not self.failed and (self.may_pull or (self.has_rows and not self.window_full))
 
@@ -96,8 +102,8 @@ class Program:
         """Pushes the batch whose rows are here, or asks for the next."""
         if self.dumps is not None and not self.dumps.may_train:
             return self.dumps.write()
-        if self.dumps is not None and self.is_trained:
-            return self.dumps.read()
+        if self.dumps is not None and self.may_dump:
+            return self.dumps.read(durable=self.durable)
         if not self.assigned:
             self.assigned = True
             assert self._reference.assigned is not None
@@ -135,7 +141,7 @@ class Program:
             self.durable = max(effect.seq, self.durable)
         elif isinstance(effect, ReadAnswered | WriteAnswered):
             assert self.dumps is not None
-            return self.dumps.hear(effect, steps=self.durable)
+            return self.dumps.hear(effect)
         elif isinstance(effect, Failed):
             self.failed = effect.reason
         return None
