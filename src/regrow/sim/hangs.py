@@ -75,7 +75,9 @@ class Hangs:
             return True
         coordinator = self.world.node(COORDINATOR)
         # Also cut off from one that is dead: it may not see that, and look for no other.
-        if any(node.identity in ends and COORDINATOR in (ends[0].role, ends[1].role) for ends in self.world.network.stuck):
+        if any(
+            node.identity in ends and COORDINATOR in (ends[0].role, ends[1].role) for ends in self.world.network.stuck
+        ):
             return True
         since = self._unheard_since.get(node.identity)
         if since is None:
@@ -472,8 +474,8 @@ class Hangs:
 
         def check() -> None:
             node = world.nodes.get(identity)
-            undisturbed = self.saboteur.serious == serious + 1 and coordinator is world.node(COORDINATOR)
-            knows = self._find_coordinator() is not None and coordinator.machine.view is not None
+            undisturbed = self.saboteur.serious == serious + 1 and coordinator is self._find_coordinator()
+            knows = coordinator is not None and coordinator.machine.view is not None
             unnoticed = node is not None and identity not in world.condemned
             # It may still answer; and who hangs himself does not notice anything.
             heard = max(since, world.heard.get(identity.id, 0.0), self._coordinator_since)

@@ -69,9 +69,9 @@ def any_incarnation(original: Any) -> Any:
 
 def zombie_is_heard(original: Any) -> Any:
     def on_server_message(self: Any, event: Any) -> Any:
-        if self.server is not None and (known := self.server.peers.get(event.source.id)) is not None:
-            if event.source.incarnation < known.incarnation:
-                event = Delivered(source=known, message=event.message)
+        known = self.server.peers.get(event.source.id) if self.server is not None else None
+        if known is not None and event.source.incarnation < known.incarnation:
+            event = Delivered(source=known, message=event.message)
         return original(self, event)
 
     return on_server_message

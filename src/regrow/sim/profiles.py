@@ -86,7 +86,7 @@ DIVIDING = (
     *(("server", 6), ("replacement", 3), ("coordinator", 2), ("worker", 1)),
 )
 MISTIMING = (
-    *(("jump", 8), ("starve", 4), ("coordinator slow", 2), ("pause", 4)),
+    *(("jump", 8), ("starve", 3), ("coordinator slow", 4), ("pause", 6)),
     *(("server", 5), ("replacement", 3), ("coordinator", 2), ("worker hang", 2)),
 )
 LOADING = (
