@@ -118,17 +118,23 @@ class Hangs:
             raise Violation("suspicion", f"{short(peer)} is there and was heard, but counts as dead: {reason}")
 
     def check_holds(self) -> None:
-        """Pushes are not held back without end, whoever hangs."""
+        """Pushes are not held back without end, whoever hangs, and nobody waits for ever for those of a worker."""
         if not self._watches:
             return
         for node in self.world.nodes.values():
-            held = node.server is not None if node.identity.role == "server" else False
-            if not held or node.paused or node.starved or not machines.awaits_cut(node.server):
+            if not self._waits_for_cut(node):
                 self._held_since.pop(node.identity, None)
                 continue
             since = self._held_since.setdefault(node.identity, self.world.now)
             if self.world.now > since + HELD_SECONDS_MAX:
-                raise Violation("I8", f"{short(node.identity)} holds pushes back since {since:.2f}, for a cut")
+                raise Violation("I8", f"{short(node.identity)} waits for pushes before a cut since {since:.2f}")
+
+    def _waits_for_cut(self, node: Node) -> bool:
+        if node.paused or node.starved or node.identity == self._slow:
+            return False
+        if node.identity.role == COORDINATOR:
+            return machines.awaits_captures(node.machine)
+        return node.identity.role == "server" and node.server is not None and machines.awaits_cut(node.server)
 
     def stop(self) -> None:
         """The second phase: everybody goes on, and what was to end at last does."""
@@ -199,6 +205,8 @@ class Hangs:
         self._slow = node.identity
         self.world.log(f"{short(node.identity)} gets a tick every {SLOW_SECONDS} s only")
         self.world.probes.hit("coordinator slow")
+        if self.world.choices.flag(0.5):
+            self.saboteur.pause_server()  # which must be noticed all the same
         return True
 
     def _find_coordinator(self) -> Node | None:

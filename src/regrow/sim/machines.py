@@ -29,7 +29,7 @@ from regrow.core.messages import (
     Tail,
     WriteRecords,
 )
-from regrow.core.states import CutState
+from regrow.core.states import AttemptState, CutState
 from regrow.sim.probes import Probes
 from regrow.store.memory import MemoryStore
 
@@ -261,6 +261,13 @@ def unsettled_view_reason(coordinator: Any) -> str:
 def is_cutting(coordinator: Any) -> bool:
     """Whether a cut is under way."""
     return coordinator.cuts is not None and coordinator.cuts._attempt is not None
+
+
+def awaits_captures(coordinator: Any) -> bool:
+    """Whether servers were told where to cut, and not all are there yet (asynchronously)."""
+    cuts = coordinator.cuts
+    attempt = cuts._attempt if cuts is not None and not cuts._is_sync else None
+    return attempt is not None and attempt.life.state is AttemptState.CUTTING
 
 
 def redo_pushes(session: Any) -> int:

@@ -365,11 +365,11 @@ BUGS |= {
         ("I8",),
     ),
     "cut-waits-for-workers": Bug(
-        "the coordinator waits for a push of a worker that hangs, or died, before a cut is made",
+        "the coordinator waits without end for a push that does not arrive, before a cut is made",
         Cuts,
         "tick",
         patches_hangs.cut_waits_for_workers,
-        ("hangs-cuts",),
+        ("partitions-cuts",),
         ("I8",),
     ),
     "writes-not-resent": Bug(

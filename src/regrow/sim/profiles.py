@@ -101,6 +101,7 @@ PROFILES |= {
         Profile(name="hangs-cuts", r=(1, 1, 2), weights=HANGING, faults=14, cuts=True),
         Profile(name="partitions", r=(1, 1, 2), weights=DIVIDING, faults=14),
         Profile(name="partitions-sync", mode="sync", r=(1, 1, 2), weights=DIVIDING, faults=14),
+        Profile(name="partitions-cuts", r=(1, 1, 2), weights=DIVIDING, faults=14, cuts=True),
         Profile(name="partitions-2pc", commit="2pc", weights=DIVIDING, faults=14),
         Profile(name="clocks", r=(1, 1, 2), weights=MISTIMING, faults=14, clocks=True, cuts=True),
         Profile(name="loads", r=(1, 1, 2), weights=LOADING, loads=True, faults=10),

@@ -184,6 +184,10 @@ class Saboteur:
         self._kill(node)
         return True
 
+    def pause_server(self) -> None:
+        """A server is stopped, together with another fault."""
+        self.serious += self._pause()
+
     def _pause(self) -> bool:
         """A server is stopped and goes on later: in time, or as a zombie."""
         world = self.world
