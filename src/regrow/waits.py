@@ -130,7 +130,7 @@ def find_constant(address: str) -> float:
     value = importlib.import_module(f"regrow.{module}")
     for name in path.split("."):
         value = getattr(value, name)
-    return float(value)  # type: ignore[arg-type]
+    return float(value)
 
 
 def show_bound(bound: str) -> str:

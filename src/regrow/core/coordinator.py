@@ -37,6 +37,7 @@ from regrow.core.messages import (
     View,
 )
 from regrow.core.states import MEMBER, Life, MemberState
+from regrow.core.steady import SteadyTime
 from regrow.errors import Refusal
 
 Event = Joined | Delivered | Lost | Tick | Died | ManifestWritten | CutNow
@@ -142,7 +143,9 @@ class Coordinator:
         self._views = 0
         self._known: KnownView | None = None  # what servers tell a new coordinator
         self._peers: dict[Identity, None] = {}  # in order of arrival
+        self._time = SteadyTime()
         self._now = 0.0
+        self._is_slow = False  # its last step was long already
         self._learned_at: float | None = None
         self._silent_seconds = silent_seconds
         self._patience_seconds = patience_seconds
@@ -153,6 +156,8 @@ class Coordinator:
         return {server: place.reason for server, place in enumerate(self.places) if place.is_dead}
 
     def receive(self, event: Event) -> list[Effect]:
+        if isinstance(event, Tick):
+            event = Tick(now=self._time.read(event.now))
         effects = self._receive(event)
         if self._cut_plan is None or self.view is None:
             return effects
@@ -354,11 +359,16 @@ class Coordinator:
     def _on_tick(self, now: float) -> list[Effect]:
         pause = now - self._now
         self._now = now
-        if pause > OWN_PAUSE_SECONDS:
+        was_slow, self._is_slow = self._is_slow, pause > OWN_PAUSE_SECONDS
+        if self._is_slow:
+            # One long step says that we were stopped, and others were not. If all steps are long, we are merely slow:
+            # then a part of each counts, or a silence would never be noticed.
+            forgiven = pause - OWN_PAUSE_SECONDS if was_slow else pause
             for place in self.places:
-                place.skip(pause)
-            self._learned_at = None
-            return []
+                place.skip(forgiven)
+            if not was_slow:
+                self._learned_at = None
+                return []
         if self.view is None and self._known is not None and self._learned_at is None:
             self._learned_at = now
         effects: list[Effect] = []

@@ -23,6 +23,7 @@ from regrow.core.job import JobSpec
 from regrow.core.messages import Beat, CutAsk, CutAt, CutEnd, KnownView, Open, Recovered, Register, View
 from regrow.core.server import Server
 from regrow.core.serving import WAITING_MAX, Store
+from regrow.core.steady import SteadyTime
 from regrow.core.wayback import Load, LoadedAll, LoadedRows
 
 Event = Joined | Delivered | Lost | Tick | Saved | LoadedRows | LoadedAll
@@ -55,6 +56,7 @@ class ServerDoor:
         self._coordinator: Identity | None = None
         self._early: list[Delivered] = []  # of workers, before the first view
         self._ahead: list[Delivered] = []  # of servers that the next view will name
+        self._time = SteadyTime()
         self._beat_at = 0.0
 
     @property
@@ -74,7 +76,7 @@ class ServerDoor:
         if isinstance(event, Delivered):
             return self._on_message(event)
         if isinstance(event, Tick):
-            return self._on_tick(event.now)
+            return self._on_tick(self._time.read(event.now))
         if isinstance(event, Lost):
             return [Log(text=f"{event.peer} is gone: {event.reason}")]
         if isinstance(event, Joined):

@@ -92,7 +92,8 @@ class Agenda:
         if self._is_void:
             return
         node = self.world.nodes.get(wire.target)
-        if node is None or not node.paused:
+        stuck = self.world.network.stuck
+        if (node is None or not node.paused) and not (stuck and (wire.source, wire.target) in stuck):
             insort(self._entries, (wire.items[0].due, WIRE, wire.number, self.world.deliver, wire))
 
     def on_worker(self, node: Node) -> None:
@@ -136,11 +137,13 @@ class Agenda:
         world = self.world
         nodes, network = world.nodes, world.network
         paused = [node.identity for node in nodes.values() if node.paused]
-        deliver = world.deliver
+        deliver, stuck = world.deliver, network.stuck
         entries: list[Entry] = [
             (wire.items[0].due, WIRE, wire.number, deliver, wire)
             for wire in network.wires.values()
-            if wire.items and (not paused or wire.target not in paused)
+            if wire.items
+            and (not paused or wire.target not in paused)
+            and not (stuck and (wire.source, wire.target) in stuck)
         ]
         for node in nodes.values():
             if node.program is not None and (act := self._find_act(node)) is not None:
@@ -169,13 +172,13 @@ class Agenda:
         world, network = self.world, self.world.network
         if isinstance(whom, str):
             coordinator = world.node(COORDINATOR)
-            if coordinator is None or (who, coordinator.identity) in network.wires:
+            if coordinator is None or coordinator.paused or (who, coordinator.identity) in network.wires:
                 return None
             whom = coordinator.identity
         node = world.nodes.get(who)
         if whom not in world.nodes or node is None or node.paused or (who, whom) in network.wires:
             return None
-        if (whom, who) in network.wires:
+        if (whom, who) in network.wires or network.is_cut(who, whom):
             return None
         if (whom, who) in network.forgotten and whom.role != COORDINATOR:
             return None
@@ -188,11 +191,11 @@ class Agenda:
     def _are_all_heard(self) -> bool:
         world = self.world
         coordinator = world.node(COORDINATOR)
-        if coordinator is None:
+        if coordinator is None or coordinator.paused:
             return True
         for server in range(world.job.servers):
             node = world.node("server", server)
-            if node is None or node.paused or node.identity in world.condemned:
+            if node is None or node.identity in world.condemned or world.sabotage.hangs.is_away(node):
                 continue
             heard = world.heard.get(server)
             if heard is None:

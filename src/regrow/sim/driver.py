@@ -53,7 +53,10 @@ class Driver:
             if not node.alive:
                 return
         if node.program is not None:
-            world.agenda.on_worker(node)
+            if world.loading is None:
+                world.agenda.on_worker(node)
+            else:
+                world.agenda.void()  # when one has loaded, all may train
 
     def _carry_out(self, node: Node, effect: Any) -> None:
         identity = node.identity
@@ -79,6 +82,10 @@ class Driver:
             self.world.probes.hit("zombie stops")
             self.world.launcher.end(node, f"stops: {effect.reason}")
         elif isinstance(effect, Replace):
+            if not self.world.is_current(identity):
+                self.world.probes.hit("zombie gives orders")  # the launcher does not listen to one
+                return
+            self.world.sabotage.hangs.check_suspicion(effect.peer, effect.reason)
             self.world.condemned.add(effect.peer)
             self.world.agenda.void()
             self.world.later(lambda: self.world.launcher.replace(effect.peer, effect.reason))

@@ -27,7 +27,7 @@ class Launcher:
         cuts = self.world.scenario.cuts
         if role == "worker":
             start = self.world.start.marks[0] if self.world.start is not None else 0
-            program = Program(index, self.world.scenario, self.world.reference, start=start)
+            program = Program(index, self.world.scenario, self.world.reference, start=start, loading=self.world.loading)
             node = Node(identity, program.session, program)
         elif role == "server":
             on_capture = self.world.storage.note_capture if cuts is not None else None
@@ -45,6 +45,8 @@ class Launcher:
         self.world.log(f"{short(identity)} starts")
         if role != COORDINATOR:
             self.world.network.dial(identity, COORDINATOR)
+        elif incarnation:
+            self.world.sabotage.hangs.divide(identity)
 
     def crash(self, node: Node) -> None:
         """The process ends at once; the launcher sees it after a while."""
@@ -75,8 +77,15 @@ class Launcher:
         coordinator = self.world.node(COORDINATOR)
         tells = self.world.calm or not self.world.choices.flag(0.2)
         if coordinator is not None and identity.role != COORDINATOR and tells:
-            self.world.driver.hand(coordinator, Died(peer=identity))
+            self._tell(coordinator, identity)
         self.world.later(lambda: self._start_successor(identity))
+
+    def _tell(self, coordinator: Node, identity: Identity) -> None:
+        """Of a death. Whoever hangs reads it when he goes on."""
+        if coordinator.paused:
+            self.world.later(lambda: self._tell(coordinator, identity), of=coordinator)
+        elif coordinator.alive:
+            self.world.driver.hand(coordinator, Died(peer=identity))
 
     def _start_successor(self, identity: Identity) -> None:
         if self.world.is_current(identity):
@@ -96,8 +105,8 @@ class Launcher:
             return
         node = self.world.nodes.get(identity)
         self.world.log(f"the launcher replaces {short(identity)}: {reason}")
-        if node is not None and node.paused:
-            self.world.probes.hit("silence")
+        if node is not None and (node.paused or node.hidden):
+            self.world.probes.hit("silence" if node.paused else "zombie goes on")
             if not self.world.calm and self.world.choices.flag(0.6):
                 self.start(identity.role, identity.id)  # out of reach: a zombie
                 return

@@ -15,7 +15,22 @@ from regrow.core.door import ServerDoor
 from regrow.core.effects import Send
 from regrow.core.identity import Identity
 from regrow.core.job import JobSpec
-from regrow.core.messages import CutAt, CutBegun, Expect, Fault, FlushCommit, Pull, Push, Stream, Syndrome, Tail, View
+from regrow.core.messages import (
+    CutAt,
+    CutBegun,
+    Expect,
+    Fault,
+    FlushCommit,
+    Pull,
+    Push,
+    ReadRecords,
+    Stream,
+    Syndrome,
+    Tail,
+    View,
+    WriteRecords,
+)
+from regrow.core.states import AttemptState, CutState
 from regrow.sim.probes import Probes
 from regrow.store.memory import MemoryStore
 
@@ -27,6 +42,8 @@ PROBED = {
     Tail: "tail",
     Syndrome: "syndrome",
     FlushCommit: "staged flush",
+    ReadRecords: "records read",
+    WriteRecords: "records written",
 }
 SERVER_QUEUES = ("_early", "_ahead")
 SERVING_QUEUES = ("_queued", "_pushes", "_parked", "_held", "_staged", "_step_pulls", "_unprepared", "_writes")
@@ -108,6 +125,11 @@ def cut_number(server: Any) -> int:
 def holds_pushes(server: Any) -> bool:
     """Whether a cut keeps pushes from being applied."""
     return bool(getattr(server.serving, "_held", ()))
+
+
+def awaits_cut(server: Any) -> bool:
+    """Whether pushes wait for marks that are not named, or not reached (asynchronously)."""
+    return bool(server.cut._holds_pushes) and server.cut.life.state in (CutState.ASKED, CutState.AWAITING)
 
 
 def is_decoding(server: Any) -> bool:
@@ -216,11 +238,13 @@ def probe(probes: Probes, door: Any, event: Any, effects: list[Any]) -> None:
         probes.hit("begun again")
     if isinstance(message, CutAt) and any(_is_late(effect) for effect in effects):
         probes.hit("cut late")
-    if not isinstance(message, Push | Pull) or server is None:
+    if isinstance(message, WriteRecords) and door.identity.incarnation:
+        probes.hit("records written again")
+    if not isinstance(message, Push | Pull | ReadRecords | WriteRecords) or server is None:
         return
     if isinstance(message, Push) and holds_pushes(server):
         probes.hit("push held")
-    kind = "push" if isinstance(message, Push) else "pull"
+    kind = "push" if isinstance(message, Push) else "pull" if isinstance(message, Pull) else "record"
     if kind == "push" and _has(server, event):
         probes.hit("push seen before")
     if any(isinstance(effect, Send) and isinstance(effect.message, Fault) for effect in effects):
@@ -257,6 +281,13 @@ def unsettled_view_reason(coordinator: Any) -> str:
 def is_cutting(coordinator: Any) -> bool:
     """Whether a cut is under way."""
     return coordinator.cuts is not None and coordinator.cuts._attempt is not None
+
+
+def awaits_captures(coordinator: Any) -> bool:
+    """Whether servers were told where to cut, and not all are there yet (asynchronously)."""
+    cuts = coordinator.cuts
+    attempt = cuts._attempt if cuts is not None and not cuts._is_sync else None
+    return attempt is not None and attempt.life.state is AttemptState.CUTTING
 
 
 def redo_pushes(session: Any) -> int:

@@ -19,6 +19,9 @@ from regrow.core.link import Link
 from regrow.core.messages import Message
 
 COORDINATOR = "coordinator"
+PAST_FRAMES_MAX = 400  # between two places, remembered for faults that bring them again
+
+Place = tuple[str, int]  # role and number, whatever the incarnation
 
 
 class Item(msgspec.Struct, frozen=True):
@@ -67,6 +70,8 @@ class Network:
         self.resent = 0
         self.kept_bytes_max = 0  # the most that any link ever kept
         self._wires_made = 0
+        self.stuck: dict[tuple[Identity, Identity], None] = {}  # (source, target): nothing arrives for now
+        self.past: dict[tuple[Place, Place], deque[Item]] | None = None  # what arrived last, if somebody asks for it
         self._delay = delay
         self._on_filled = on_filled
         self._on_changed = on_changed
@@ -149,10 +154,21 @@ class Network:
         link = self.links.get(ends) or self._link(*ends)
         assert item.stamp is not None
         taken = link.accept(item.stamp, 64)
+        if taken and self.past is not None:
+            self._remember(wire, item)
         if link.acknowledgement_due and ends in self.open:
             back = self._wire(wire.target, wire.source)
             self._append(back, Item(self.order, "ack", link.acknowledgement()))
         return taken
+
+    def _remember(self, wire: Wire, item: Item) -> None:
+        assert self.past is not None
+        ends = (wire.source.role, wire.source.id), (wire.target.role, wire.target.id)
+        self.past.setdefault(ends, deque(maxlen=PAST_FRAMES_MAX)).append(item)
+
+    def is_cut(self, one: Identity, other: Identity) -> bool:
+        """Whether anything is stuck between the two, in any direction: no connection can be made."""
+        return bool(self.stuck) and ((one, other) in self.stuck or (other, one) in self.stuck)
 
     def _close(self, local: Identity, peer: Identity) -> None:
         """For `local` the connection to `peer` is gone."""
@@ -162,15 +178,20 @@ class Network:
             if (link := self.links.get((local, peer))) is not None:
                 link.lose_connection()
 
-    def reset(self, one: Identity, other: Identity, keep: int) -> None:
-        """A connection breaks: `keep` items of each wire still arrive, the rest is lost."""
+    def reset(self, one: Identity, other: Identity, keep: int) -> list[Wire]:
+        """A connection breaks: `keep` items of each wire still arrive, the rest is lost. Returns the lost frames."""
         self._on_changed()
+        gone = []
         for source, target in ((one, other), (other, one)):
             wire = self._wire(source, target)
+            gone.append(Wire(source, target, 0))
             while len(wire.items) > keep:
-                wire.items.pop()
+                item = wire.items.pop()
+                if item.kind == "frame":
+                    gone[-1].items.appendleft(item)
             wire.items.append(Item(self.order, "lost", reason="the connection was reset"))
             self._close(source, target)
+        return gone
 
     def end_wire(self, wire: Wire) -> bool:
         """The end of a wire was reached; True when the other direction has ended too: both may connect again."""

@@ -26,7 +26,8 @@ from regrow.core.serving import Serving
 from regrow.core.serving_async import AsyncServing
 from regrow.core.serving_sync import SyncServing
 from regrow.core.session import Session
-from regrow.sim import patches
+from regrow.core.steady import SteadyTime
+from regrow.sim import patches, patches_hangs
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -329,5 +330,95 @@ BUGS: dict[str, Bug] = {
         patches.staged_is_unanswered,
         ("2pc-mixed", "2pc-r2"),
         ("I8",),
+    ),
+}
+
+# --- What shows only when nobody dies (hangs.py), or when records are loaded (dumps.py) ---
+
+TIMED = ("clocks", "clocks-sync")
+HANGING = ("hangs", "hangs-sync", "hangs-cuts")
+DIVIDED = ("partitions", "partitions-sync", "partitions-2pc")
+LOADED = ("loads", "loads-sync", "loads-2pc")
+
+BUGS |= {
+    "clock-goes-back": Bug(
+        "a clock that was set back stops every deadline",
+        SteadyTime,
+        "read",
+        patches_hangs.clock_goes_back,
+        TIMED,
+        ("I8", "suspicion"),
+    ),
+    "slow-forgives-all": Bug(
+        "a coordinator whose ticks all come late never notices a silence",
+        Coordinator,
+        "_on_tick",
+        patches_hangs.slow_forgives_all,
+        TIMED,
+        ("I8",),
+    ),
+    "own-pause-is-silence": Bug(
+        "a coordinator that hung takes everybody else for silent",
+        Coordinator,
+        "_on_tick",
+        patches_hangs.own_pause_is_silence,
+        HANGING,
+        ("suspicion",),
+    ),
+    "frames-twice": Bug(
+        "a frame that comes twice is delivered twice",
+        Link,
+        "accept",
+        patches_hangs.frames_twice,
+        DIVIDED,
+        ("refusal", "I1", "I3", "I4", "I7", "core", "failed", "moves"),
+    ),
+    "any-incarnation": Bug(
+        "a link takes frames of an incarnation that is over",
+        Link,
+        "accept",
+        patches_hangs.any_incarnation,
+        DIVIDED,
+        ("link", "I8", "core", "refusal"),
+    ),
+    "zombie-is-heard": Bug(
+        "what a replaced server says counts as said by its successor",
+        ServerDoor,
+        "_on_server_message",
+        patches_hangs.zombie_is_heard,
+        DIVIDED,
+        ("I4", "refusal", "core"),
+    ),
+    "held-without-end": Bug(
+        "a server holds pushes back for a cut of a coordinator that hangs",
+        CutSide,
+        "tick",
+        patches_hangs.held_without_end,
+        ("hangs-cuts",),
+        ("I8",),
+    ),
+    "cut-waits-for-workers": Bug(
+        "the coordinator waits without end for a push that does not arrive, before a cut is made",
+        Cuts,
+        "tick",
+        patches_hangs.cut_waits_for_workers,
+        ("partitions-cuts",),
+        ("I8",),
+    ),
+    "writes-not-resent": Bug(
+        "records that were not answered for are not sent to the replacement",
+        Session,
+        "_on_joined",
+        patches_hangs.writes_not_resent,
+        LOADED,
+        ("I8",),
+    ),
+    "written-before-flushed": Bug(
+        "records count as written before a parity holder has them",
+        Serving,
+        "_write_records",
+        patches_hangs.written_before_flushed,
+        LOADED,
+        ("I3", "I7", "I1"),
     ),
 }

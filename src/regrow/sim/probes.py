@@ -88,6 +88,33 @@ PROBES = {
     "coordinator dies with two servers down": "and its successor must find out who is whole",
 }
 
+# Faults of which nobody dies (hangs.py): each happened, and lasted long enough to matter.
+PROBES |= {
+    "coordinator hangs": "the coordinator was stopped for seconds, and went on in office",
+    "coordinator zombie": "the coordinator went on after its successor had started",
+    "coordinator slow": "all ticks of the coordinator come late",
+    "zombie gives orders": "a coordinator that is not in office declares somebody dead",
+    "worker hangs": "a worker was stopped and went on",
+    "worker hangs too long": "a worker went on after it had been replaced",
+    "zombie goes on": "a server is replaced while it works with everybody else",
+    "cut one way": "frames were stuck in one direction",
+    "cut both ways": "frames were stuck in both",
+    "cut off": "a server and the coordinator could not hear each other, while others heard both",
+    "frame twice": "a frame arrives twice on one connection",
+    "echo": "frames that arrived before arrive again",
+    "echo of the past": "and they are of an incarnation that is over",
+    "late frame": "a frame of a broken connection arrives after the next one was made",
+    "starved server": "a server got no ticks for a while",
+    "starved coordinator": "the coordinator got none",
+    "clock jumps back": "a machine's clock was set back",
+    "clock jumps ahead": "and ahead",
+    "rumour": "a server is said to have ended, and lives",
+    "records written": "whole records are loaded",
+    "records written again": "and at a replacement, because nobody had answered for them",
+    "records read": "whole records are read",
+    "record waits for rows": "a read or write of whole records arrives before the rows are back",
+}
+
 
 def name_crossings(job: JobSpec) -> list[str]:
     """The probes of a server that came back in this job."""

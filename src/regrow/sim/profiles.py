@@ -37,6 +37,9 @@ class Profile:
     cuts: bool = False  # checkpoints are made
     bounds: bool = False  # the bounds of the core are drawn too, small enough to be met (bounds.py)
     optimizers: tuple[OptimizerKind, ...] = ()  # () is plain sums in asynchronous worlds, else the usual four
+    clocks: bool = False  # every machine has its own
+    loads: bool = False  # records are written before anybody trains, and read at the end
+    faults: int = 6  # at most so many in a run
     weights: tuple[tuple[str, int], ...] = (
         ("server", 6),
         ("replacement", 4),
@@ -95,6 +98,41 @@ PROFILES = {
         Profile(name="bare-sync", mode="sync", bare=True, beyond=True, weights=WORKING),
         Profile(name="beyond", r=(1, 1, 2), beyond=True, weights=(("server", 4), ("replacement", 1), ("worker", 1))),
         *CROSSED,
+    )
+}
+
+# Nobody dies of these (hangs.py), but whoever is hit may be taken for dead.
+HANGING = (
+    *(("coordinator hang", 4), ("coordinator zombie", 5), ("worker hang", 4), ("starve", 3), ("rumour", 3)),
+    *(("server", 5), ("replacement", 3), ("pause", 2), ("reset", 1), ("coordinator", 1)),
+)
+DIVIDING = (
+    *(("cut", 8), ("cut off", 6), ("rumour", 2), ("late frames", 3), ("twice", 2), ("echo", 4)),
+    *(("server", 6), ("replacement", 3), ("coordinator", 2), ("worker", 1)),
+)
+MISTIMING = (
+    *(("jump", 8), ("starve", 3), ("coordinator slow", 4), ("pause", 6)),
+    *(("server", 5), ("replacement", 3), ("coordinator", 2), ("worker hang", 2)),
+)
+LOADING = (
+    *(("server", 6), ("replacement", 3), ("worker", 3), ("worker hang", 3), ("worker zombie", 2)),
+    *(("coordinator", 1), ("pause", 2), ("reset", 2)),
+)
+PROFILES |= {
+    profile.name: profile
+    for profile in (
+        Profile(name="hangs", r=(1, 1, 2), weights=HANGING, faults=14),
+        Profile(name="hangs-sync", mode="sync", r=(1, 1, 2), weights=HANGING, faults=14),
+        Profile(name="hangs-cuts", r=(1, 1, 2), weights=HANGING, faults=14, cuts=True),
+        Profile(name="partitions", r=(1, 1, 2), weights=DIVIDING, faults=14),
+        Profile(name="partitions-sync", mode="sync", r=(1, 1, 2), weights=DIVIDING, faults=14),
+        Profile(name="partitions-cuts", r=(1, 1, 2), weights=DIVIDING, faults=14, cuts=True),
+        Profile(name="partitions-2pc", commit="2pc", weights=DIVIDING, faults=14),
+        Profile(name="clocks", r=(1, 1, 2), weights=MISTIMING, faults=14, clocks=True, cuts=True),
+        Profile(name="loads", r=(1, 1, 2), weights=LOADING, loads=True, faults=10),
+        Profile(name="loads-sync", mode="sync", r=(1, 1, 2), weights=LOADING, loads=True, faults=10),
+        Profile(name="loads-2pc", commit="2pc", r=(1, 1, 2), weights=LOADING, loads=True, faults=10),
+        Profile(name="clocks-sync", mode="sync", weights=MISTIMING, faults=14, clocks=True),
     )
 }
 
@@ -197,8 +235,8 @@ def make_scenario(profile: Profile, choices: Choices) -> Scenario:
         ahead=1 + choices.pick(2) if not sync else 1,
         window_pushes=(8, 2, 4)[choices.pick(3)],
         rows_seed=choices.pick(8),
-        assigned=choices.flag(0.4),
-        faults_max=choices.pick(7, dull=0.05),
+        assigned=choices.flag(0.4) or profile.loads,
+        faults_max=choices.pick(profile.faults + 1, dull=0.05),
         fault_rate=(0.004, 0.015, 0.04)[choices.pick(3)],
         eager=(0.9, 0.6, 0.3, 0.0)[choices.pick(4)],
         lanes=lanes,

@@ -147,6 +147,10 @@ class Reference:
         """What is wrong with a row that was pulled for this step."""
         raise NotImplementedError
 
+    def dump_problem(self, key: Key, record: F32, *, worker: int, durable: int) -> str | None:
+        """What is wrong with a record that a worker read when its pushes up to `durable` were."""
+        return self.record_problem(key, record, self.marks_final)
+
     def record_problem(self, key: Key, record: F32, marks: Sequence[int]) -> str | None:
         """What is wrong with a record that contains exactly the pushes up to `marks`."""
         expected = self.record(key, marks)
@@ -215,6 +219,14 @@ class AsyncReference(Reference):
                 return f"contains push {unit} {count} times: {self.describe(key, weights)}"
         self._sound.add(pulled)
         return None
+
+    def dump_problem(self, key: Key, record: F32, *, worker: int, durable: int) -> str | None:
+        if problem := self.pull_problem(0, key, record):
+            return problem
+        found = self.contents(key, record)
+        mine = [(worker, step) for step in range(1, durable + 1)]
+        missing = [unit for unit in self.units[key] if unit in mine and unit not in found]
+        return f"lacks the pushes {missing} of its own: {self.describe(key, record)}" if missing else None
 
     def record(self, key: Key, marks: Sequence[int]) -> F32:
         pushes = self.find_pushes(key, marks)

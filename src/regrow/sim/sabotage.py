@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from regrow.sim import machines
+from regrow.sim.hangs import Hangs
 from regrow.sim.net import COORDINATOR, short
 from regrow.sim.nodes import Violation
 
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
 
 NOTICED_SECONDS = 4.0  # A server that is silent for so long must have been declared dead.
 RECOVERY_RATE = 4.0  # While somebody recovers, faults are so much more likely: that is where the bugs are.
+MINOR = ("jump", "coordinator slow", "twice", "echo", "worker hang")  # They excuse nobody from noticing a silence.
 CUT_RATE = 2.0  # and while a cut is under way
+LOAD_RATE = 8.0  # or records are loaded, which is soon done
 
 
 class Saboteur:
@@ -30,11 +33,14 @@ class Saboteur:
         self.crashes = {"server": 0, "worker": 0, COORDINATOR: 0}
         self.beyond = False  # more may be lost than can come back
         self.certain = False  # and it is, unless something on its way is enough
+        self.serious = 0  # faults so far that may keep the coordinator from noticing another
+        self.hangs = Hangs(self)
 
     @property
     def rate_max(self) -> float:
         """What `rate` is never above."""
-        return self.world.scenario.fault_rate * max(RECOVERY_RATE, CUT_RATE)
+        loads = LOAD_RATE if self.world.scenario.profile.loads else 0.0
+        return self.world.scenario.fault_rate * max(RECOVERY_RATE, CUT_RATE, loads)
 
     def rate(self) -> float:
         """How likely the next event is a fault."""
@@ -42,6 +48,8 @@ class Saboteur:
         if not self.left or self.beyond or not self._has_begun():
             return 0.0
         rate = world.scenario.fault_rate
+        if world.loading is not None and not world.loading.done:
+            return rate * LOAD_RATE
         if self.down():
             return rate * RECOVERY_RATE
         coordinator = world.node(COORDINATOR)
@@ -59,6 +67,7 @@ class Saboteur:
         for node in self.world.nodes.values():
             node.paused = False
             node.crash_after = None
+        self.hangs.stop()
         self.left = 0
 
     # --- Tolerance ---
@@ -72,7 +81,7 @@ class Saboteur:
         found = set()
         for server in range(world.job.servers):
             node = world.node("server", server)
-            healthy = node is not None and not node.paused and machines.is_recovered(node.machine)
+            healthy = node is not None and not self.hangs.is_away(node) and machines.is_recovered(node.machine)
             if not healthy or server in recovering or (node is not None and node.crash_after is not None):
                 found.add(server)
         return found
@@ -102,12 +111,14 @@ class Saboteur:
         place = number % sum(weight for _, weight in weights)
         for name, weight in weights:
             if place < weight:
-                if getattr(self, "_" + name.replace(" ", "_"))():
+                method = name.replace(" ", "_")
+                if (getattr(self, "_" + method, None) or getattr(self.hangs, method))():
                     self.left -= 1
+                    self.serious += name not in MINOR
                 return
             place -= weight
 
-    def _servers(self, *, recovered: bool) -> list[Node]:
+    def find_servers(self, *, recovered: bool) -> list[Node]:
         """Servers that may die now."""
         world = self.world
         down = self.down()
@@ -154,13 +165,13 @@ class Saboteur:
             world.probes.hit("three servers down")
 
     def _server(self) -> bool:
-        nodes = self._servers(recovered=True)
+        nodes = self.find_servers(recovered=True)
         if nodes:
             self._kill(nodes[self.world.choices.pick(len(nodes))])
         return bool(nodes)
 
     def _replacement(self) -> bool:
-        nodes = self._servers(recovered=False)
+        nodes = self.find_servers(recovered=False)
         if nodes:
             self._kill(nodes[self.world.choices.pick(len(nodes))])
         return bool(nodes)
@@ -183,22 +194,26 @@ class Saboteur:
         self._kill(node)
         return True
 
+    def pause_server(self) -> None:
+        """A server is stopped, together with another fault."""
+        self.serious += self._pause()
+
     def _pause(self) -> bool:
         """A server is stopped and goes on later: in time, or as a zombie."""
         world = self.world
-        nodes = [node for node in self._servers(recovered=True) if not node.paused]
+        nodes = [node for node in self.find_servers(recovered=True) if not node.paused]
         if not nodes:
             return False
         node = nodes[world.choices.pick(len(nodes))]
         node.paused = True
         world.log(f"{short(node.identity)} is paused")
-        coordinator, since, faults = world.node(COORDINATOR), world.now, self.left
+        coordinator, since, faults = world.node(COORDINATOR), world.now, self.serious
 
         def is_known() -> bool:
             return coordinator is not None and coordinator.machine.view is not None
 
         def resume() -> None:
-            same = is_known() and coordinator is world.node(COORDINATOR) and self.left == faults - 1
+            same = is_known() and coordinator is world.node(COORDINATOR) and self.serious == faults + 1
             unnoticed = node.paused and node.alive and node.identity not in world.condemned
             if same and unnoticed and world.now > since + NOTICED_SECONDS:
                 raise Violation("I8", f"{short(node.identity)} is silent since {since:.2f}, and nobody minds")

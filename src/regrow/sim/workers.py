@@ -14,9 +14,14 @@ from regrow.core.session import (
     PullWanted,
     PushDurable,
     PushWanted,
+    ReadAnswered,
+    ReadWanted,
     Session,
     SessionOpened,
+    WriteAnswered,
+    WriteWanted,
 )
+from regrow.sim.dumps import Dumps, Loading
 from regrow.sim.profiles import Scenario
 from regrow.sim.reference import F32, Reference
 
@@ -26,13 +31,16 @@ STEPS_EXPECTED = 3
 class Program:
     """One incarnation of a worker. `act` returns the next wish for the session."""
 
-    def __init__(self, index: int, scenario: Scenario, reference: Reference, *, start: int = 0) -> None:
+    def __init__(
+        self, index: int, scenario: Scenario, reference: Reference, *, start: int = 0, loading: Loading | None = None
+    ) -> None:
         self.index = index
         self.start = start  # the step of the checkpoint that all begin with (sync)
         self.session = Session()
         self.opened = False
         self.failed = ""
-        self.assigned = reference.assigned is None
+        self.dumps = Dumps(index, reference, loading) if loading is not None else None
+        self.assigned = reference.assigned is None or loading is not None
         self.asked = 0
         self.expected = 0  # the last step that a server on its way back was told of
         self.pushed = 0
@@ -48,6 +56,11 @@ class Program:
 
     @property
     def done(self) -> bool:
+        return self.is_trained and (self.dumps is None or self.dumps.done)
+
+    @property
+    def is_trained(self) -> bool:
+        """All pushes are durable, and synchronously the last step is committed."""
         if not self.opened or self.durable < self._scenario.steps:
             return False
         return not self._sync or self._last_pull in self.answered
@@ -69,13 +82,28 @@ class Program:
         """Every other worker looks ahead, so that some rows are asked for early and others when they are needed."""
         return self.index % 2 == 0 and bool(self.session.recovering) and self.expected <= self.asked < self._last_pull
 
+    @property
+    def may_dump(self) -> bool:
+        """At the end; asynchronously also while rows come back: then some of them have to be waited for."""
+        early = not self._sync and bool(self.session.recovering)
+        return self.dumps is not None and self.dumps.may_read and (self.is_trained or early)
+
     def can_act(self) -> bool:
         if self.opened and not self.assigned:
             return True
+        if self.dumps is not None and self.opened and not self.failed:
+            if not self.dumps.may_train:
+                return self.dumps.may_write
+            if self.may_dump:
+                return True
         return self.opened and not self.failed and (self.may_pull or (self.has_rows and not self.window_full))
 
-    def act(self) -> AssignWanted | ExpectWanted | PullWanted | PushWanted:
+    def act(self) -> AssignWanted | ExpectWanted | PullWanted | PushWanted | ReadWanted | WriteWanted:
         """Pushes the batch whose rows are here, or asks for the next."""
+        if self.dumps is not None and not self.dumps.may_train:
+            return self.dumps.write()
+        if self.dumps is not None and self.may_dump:
+            return self.dumps.read(durable=self.durable)
         if not self.assigned:
             self.assigned = True
             assert self._reference.assigned is not None
@@ -111,6 +139,9 @@ class Program:
             if effect.seq != self.durable + 1 and not self._sync:
                 return f"push {effect.seq} is durable after {self.durable}"
             self.durable = max(effect.seq, self.durable)
+        elif isinstance(effect, ReadAnswered | WriteAnswered):
+            assert self.dumps is not None
+            return self.dumps.hear(effect)
         elif isinstance(effect, Failed):
             self.failed = effect.reason
         return None

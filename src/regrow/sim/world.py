@@ -29,8 +29,9 @@ from regrow.sim.checkers import Checker
 from regrow.sim.choices import FAULT, Choices
 from regrow.sim.cuts import Start, Storage
 from regrow.sim.driver import Driver
+from regrow.sim.dumps import Loading
 from regrow.sim.launcher import Launcher
-from regrow.sim.net import COORDINATOR, Network, Wire, checksum, short
+from regrow.sim.net import COORDINATOR, Item, Network, Wire, checksum, short
 from regrow.sim.nodes import Action, Node, Violation
 from regrow.sim.probes import Probes
 from regrow.sim.profiles import CutScenario, Scenario
@@ -73,6 +74,7 @@ class World:
         self.current: dict[tuple[str, int], Node] = {}  # the newest incarnations, where they run
         self.condemned: set[Identity] = set()  # the coordinator counts them as dead
         self.actions: list[Action] = []
+        self.loading = Loading() if scenario.profile.loads else None
         self.now = 0.0
         self.clock_due = CLOCK_EVENTS
         self.heard: dict[int, float] = {}
@@ -197,9 +199,10 @@ class World:
         self.now += seconds
         self.clock_due = self.network.order + CLOCK_EVENTS
         for node in list(self.nodes.values()):
-            if node.alive and not node.paused and node.program is None:
-                self.driver.hand(node, Tick(now=self.now))
+            if node.alive and not node.paused and node.program is None and self.sabotage.hangs.gets_tick(node):
+                self.driver.hand(node, Tick(now=self.sabotage.hangs.read_clock(node)))
         self.checker.often()
+        self.sabotage.hangs.check_holds()
 
     def _is_cutting(self) -> bool:
         coordinator = self.node(COORDINATOR)
@@ -264,29 +267,33 @@ class World:
         self.network.connect(who, whom)
         self.driver.hand(self.nodes[whom], Joined(peer=who))
 
+    def deliver_frame(self, wire: Wire, item: Item) -> None:
+        """A frame arrives at the link of its target, which knows whether it is to be delivered."""
+        message, source = item.message, wire.source
+        assert message is not None
+        try:
+            taken = self.network.accept(wire, item)
+        except RegrowError as error:
+            raise Violation("link", f"{short(source)} to {short(wire.target)}: {error}") from error
+        if not taken:
+            return
+        if message.SECTION_FIELDS and checksum(message) != item.checksum:
+            raise Violation("payload", f"{type(message).__name__} of {short(source)} changed on its way")
+        if source.role == "server":
+            if wire.target.role == COORDINATOR and self.is_current(wire.target):
+                self.heard[source.id] = self.now
+                self.agenda.void_tick()
+            if not self.is_current(source):
+                self.probes.hit("zombie sends")
+        self.driver.hand(self.nodes[wire.target], Delivered(source=source, message=message), checksum=item.checksum)
+
     def deliver(self, wire: Wire) -> None:
         item = wire.items.popleft()
         if wire.items:
             self.agenda.on_filled(wire)
         node = self.nodes[wire.target]
         if item.kind == "frame":
-            message, source = item.message, wire.source
-            assert message is not None
-            try:
-                taken = self.network.accept(wire, item)
-            except RegrowError as error:
-                raise Violation("link", f"{short(source)} to {short(wire.target)}: {error}") from error
-            if not taken:
-                return
-            if message.SECTION_FIELDS and checksum(message) != item.checksum:
-                raise Violation("payload", f"{type(message).__name__} of {short(source)} changed on its way")
-            if source.role == "server":
-                if wire.target.role == COORDINATOR:
-                    self.heard[source.id] = self.now
-                    self.agenda.void_tick()
-                if not self.is_current(source):
-                    self.probes.hit("zombie sends")
-            self.driver.hand(node, Delivered(source=source, message=message), checksum=item.checksum)
+            self.deliver_frame(wire, item)
         elif item.kind == "ack":
             self.probes.hit("bound: frames unacknowledged")
             self.network.accept(wire, item)
