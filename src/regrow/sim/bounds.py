@@ -79,6 +79,7 @@ UNSHRUNK = {
     "serving.WAITING_MAX": "a guard: more than workers may have open is refused; unit tests reach it",
     "door.EARLY_OPENS_MAX": "a guard, as above",
     "door.AHEAD_MAX": "a guard, as above",
+    "coordinator.BROUGHT_SECONDS_MAX": "a limit of time that no world waits for; unit tests reach it",
 }
 
 

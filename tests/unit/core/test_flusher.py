@@ -8,83 +8,19 @@ holders that were never replaced. Durability is compared with a model that remem
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import pytest
-from helpers import arrays, counts_of, job, server, table
+from flushers import UNLIMITED, Replica, Source, brief, of_type
+from helpers import server
 
 from regrow.core import flusher
 from regrow.core.effects import Send
-from regrow.core.flusher import FLUSHES_UNACKED_MAX, IDLE_SECONDS, STREAMS_UNDERWAY_MAX, Budget, Flusher
+from regrow.core.flusher import FLUSHES_UNACKED_MAX, IDLE_SECONDS, STREAMS_UNDERWAY_MAX, Budget
 from regrow.core.groups import Groups
-from regrow.core.holder import Holder
-from regrow.core.job import JobSpec
-from regrow.core.messages import Flush, FlushAck, FlushCommit, Message, Stream, StreamEnd
+from regrow.core.messages import Flush, FlushAck, Message, Stream, StreamEnd
 from regrow.core.protection import FlushSpec
-from regrow.store.memory import MemoryStore
-
-NEVER = FlushSpec(pushes=1 << 20, bytes=1 << 40, seconds=3600.0)
-UNLIMITED = Budget(0)
-
-
-class Source:
-    """Server 0 of a ring: its rows, its flusher, and what it sent."""
-
-    def __init__(
-        self, *, k: int = 2, r: int = 1, servers: int = 3, workers: int = 1, spec: FlushSpec = NEVER, rows: int = 60
-    ) -> None:
-        spec_table = table("t0", rows=rows, kind="adagrad", bound=1.0, k=k, r=r)
-        small = table("t1", rows=rows // 2, dim=3, bound=1.0, k=1, r=r)
-        self.job: JobSpec = job(spec_table, small, servers=servers, workers=workers, flush=spec)
-        self.groups = Groups(self.job)
-        self.store = MemoryStore(self.job, 0)
-        self.flusher = Flusher(
-            server=0, groups=self.groups, store=self.store, marks=workers, spec=spec, keeps_undo=False
-        )
-        self.flusher.know({s: server(s) for s in range(servers)}, replaced=[])
-
-    def push(self, seq: int, slots: Iterable[int], *, worker: int = 0, slots_small: Iterable[int] = ()) -> list[Send]:
-        self.touch(slots, seq=seq, slots_small=slots_small)
-        for marks in self.flusher.applied:
-            marks[worker] = seq
-        return self.flusher.count_push()
-
-    def touch(self, slots: Iterable[int], *, seq: int = 1, slots_small: Iterable[int] = ()) -> None:
-        first, second = list(slots), list(slots_small)
-        part = arrays(counts=[len(first), len(second)], slots=first + second)
-        grads = np.linspace(1, 2, 2 * len(first) + 3 * len(second), dtype=np.float32) * np.float32(seq)
-        self.store.update(part["counts"], part["slots"], grads, seq)
-
-    def replace(self, *holders: int) -> None:
-        """A view with successors of these holders."""
-        peers = {s: server(s, 1 if s in holders else 0) for s in range(self.job.servers)}
-        self.flusher.know(peers, replaced=list(holders))
-
-    def ack(self, holder: int, group: int, number: int, *, staged: bool = False) -> list[Send]:
-        return self.flusher.on_ack(holder, FlushAck(group=group, number=number, staged=staged))
-
-    def group_of(self, table_index: int, slot: int) -> int:
-        return int(self.groups.of_member[table_index][slot % self.job.tables[table_index].k])
-
-    @property
-    def durable(self) -> int:
-        return self.flusher.durable(0)
-
-
-def of_type(sends: Iterable[Send], kind: type[Message]) -> list[Any]:
-    return [send.message for send in sends if isinstance(send.message, kind)]
-
-
-def brief(sends: Iterable[Send]) -> list[tuple[str, int, int, int]]:
-    """(what, to whom, group, rows) of each message."""
-    return [
-        (type(m).__name__, send.target.id, m.group, getattr(m, "slots", np.zeros(0)).size)
-        for send in sends
-        for m in [send.message]
-    ]
-
 
 # --- When changes leave ---
 # With k = 2 and r = 1 server 0 has two groups: 0, held by S1 (odd slots, and the small table), and 1, held by S2.
@@ -322,38 +258,6 @@ def test_streams_stop_when_the_budget_is_used_up(monkeypatch: pytest.MonkeyPatch
 # --- Holders that were replaced ---
 
 
-class Replica:
-    """A holder with real parities."""
-
-    def __init__(self, source: Source, index: int, *, ended: bool) -> None:
-        self.store = MemoryStore(source.job, index)
-        self.machine = Holder(
-            server=index, groups=source.groups, store=self.store, marks=1, ended=ended, keeps_last=False
-        )
-
-    def hear(self, message: Message) -> list[Any]:
-        """Returns its answers."""
-        handlers: Any = {
-            Flush: self.machine.on_flush,
-            Stream: self.machine.on_stream,
-            StreamEnd: self.machine.on_stream_end,
-            FlushCommit: self.machine.on_commit,
-        }
-        return [send.message for send in handlers[type(message)](server(0), message)]
-
-    def parities(self) -> list[bytes]:
-        found = []
-        tables = self.machine._groups.job.tables
-        for index, spec in enumerate(tables):
-            blocks = np.arange(self.store.blocks(index), dtype=np.uint32)
-            for q in range(spec.r):
-                out = np.empty(blocks.size * self.store.record_floats(index), np.float32)
-                self.store.parity_read(q, counts_of(len(tables), index, blocks.size), blocks, out)
-                found.append(out.tobytes())
-                found += [self.store.parity_members(index, q, j).tobytes() for j in range(spec.k)]
-        return found
-
-
 def touched_slots(source: Source, g: int) -> set[tuple[int, int]]:
     found = set()
     for index in range(len(source.job.tables)):
@@ -531,106 +435,3 @@ def test_a_replacement_knows_nothing_until_its_holders_have_told_it() -> None:
     assert [marks[0] for marks in source.flusher.applied] == [4, 3]
     flushes = of_type(source.push(5, [0]), Flush)
     assert [(flush.group, flush.number) for flush in flushes] == [(0, 8), (1, 10)]
-
-
-# --- Two-phase commit ---
-
-
-def test_a_staged_flush_counts_only_when_it_was_committed() -> None:
-    source = Source(spec=FlushSpec(pushes=1, commit="2pc"))
-    sends = source.push(1, [0, 1])
-    assert [(flush.number, flush.staged) for flush in of_type(sends, Flush)] == [(1, True), (1, True)]
-    source.ack(1, 0, 1, staged=True)
-    assert source.flusher.find_prepared(0) == 0
-    source.ack(2, 1, 1, staged=True)
-    assert (source.flusher.find_prepared(0), source.durable) == (1, 0)
-    # Holders do not have it in their parity, so it is not in what they are told of a row.
-    part = arrays(counts=[1, 0], slots=[1])
-    assert not source.flusher.snapshot(1, part["counts"], part["slots"]).any()
-    commits = source.flusher.commit(0, 1)
-    assert brief(commits) == [("FlushCommit", 1, 0, 0), ("FlushCommit", 2, 1, 0)]
-    assert source.flusher.snapshot(1, part["counts"], part["slots"]).any()
-    source.ack(1, 0, 1)
-    assert source.durable == 0
-    source.ack(2, 1, 1)
-    assert source.durable == 1
-    assert source.flusher.commit(0, 1) == []
-
-
-def test_a_flush_with_pushes_of_two_workers_waits_for_both() -> None:
-    source = Source(workers=2, spec=FlushSpec(pushes=2, commit="2pc"))
-    source.push(1, [0], worker=0)
-    source.push(1, [1], worker=1)
-    assert source.flusher.commit(1, 1) == []
-    assert [commit.number for commit in of_type(source.flusher.commit(0, 1), FlushCommit)] == [1, 1]
-
-
-def test_what_is_staged_and_not_committed_keeps_no_flush_back() -> None:
-    """Else two servers with the pushes of two workers in opposite order wait for each other for ever."""
-    source = Source(workers=2, spec=FlushSpec(pushes=1, commit="2pc"))
-    for seq in range(1, FLUSHES_UNACKED_MAX + 2):
-        assert len(source.push(seq, [0, 1], worker=0)) == 2
-        source.ack(1, 0, seq, staged=True)
-        source.ack(2, 1, seq, staged=True)
-    assert source.flusher.find_prepared(0) == FLUSHES_UNACKED_MAX + 1
-    assert source.durable == 0
-    # What a holder has not even staged is bounded as ever.
-    for seq in range(1, FLUSHES_UNACKED_MAX + 1):
-        assert len(source.push(seq, [0, 1], worker=1)) == 2
-    assert source.push(FLUSHES_UNACKED_MAX + 1, [0, 1], worker=1) == []
-
-
-def test_two_workers_whose_pushes_come_in_opposite_order_both_get_through(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Server 0 has the pushes of W0 and lacks those of W1, server 1 the other way round; then the rest comes."""
-    monkeypatch.setattr(flusher, "FLUSHES_UNACKED_MAX", 1)
-    sources = [Source(workers=2, spec=FlushSpec(pushes=1, commit="2pc")) for _ in range(2)]
-
-    def answer(source: Source, sends: list[Send]) -> None:
-        for send in sends:
-            if isinstance(send.message, Flush | FlushCommit):
-                staged = isinstance(send.message, Flush)
-                source.ack(send.target.id, send.message.group, send.message.number, staged=staged)
-
-    for first in (True, False):
-        for s, source in enumerate(sources):
-            answer(source, source.push(1, [0, 1], worker=s if first else 1 - s))
-    for worker in range(2):
-        assert all(source.flusher.find_prepared(worker) == 1 for source in sources), "the worker may commit"
-        for source in sources:
-            answer(source, source.flusher.commit(worker, 1))
-    assert [source.flusher.durable(worker) for source in sources for worker in range(2)] == [1] * 4
-
-
-def test_what_is_loaded_is_committed_without_a_worker() -> None:
-    source = Source(spec=FlushSpec(commit="2pc"))
-    source.touch([0])
-    assert brief(source.flusher.flush_all()) == [("Flush", 2, 1, 1), ("FlushCommit", 2, 1, 0)]
-
-
-def test_a_stream_takes_what_is_staged_along_and_commits_it_elsewhere() -> None:
-    source = Source(k=1, r=2, servers=3, spec=FlushSpec(pushes=1, commit="2pc"))
-    replica = {h: Replica(source, h, ended=h == 2) for h in (1, 2)}
-    flushes = [send for send in source.push(1, [0, 5]) if send.target.id == 2]
-    source.replace(1)
-    for send in flushes:
-        for answer in replica[2].hear(send.message):
-            source.flusher.on_ack(2, answer)
-    sends = source.flusher.stream(UNLIMITED)
-    sends += source.flusher.stream(UNLIMITED)
-    assert [name for name, *_ in brief(sends)] == ["Stream", "FlushCommit"]
-    ends: list[Send] = []
-    for send in sends:
-        for answer in replica[send.target.id].hear(send.message):
-            if isinstance(answer, FlushAck):
-                ends += source.flusher.on_ack(send.target.id, answer)
-    (answer,) = replica[1].hear(*of_type(ends, StreamEnd))
-    source.flusher.on_ack(1, answer)
-    assert source.durable == 1
-    blocks = np.arange(source.store.blocks(0), dtype=np.uint32)
-    expected = np.empty(blocks.size * source.store.record_floats(0), np.float32)
-    counts = counts_of(2, 0, blocks.size)
-    source.store.published(counts, blocks, expected)  # k = 1, first coefficients 1: the parity is the row
-    for q, each in enumerate((replica[1], replica[2])):
-        out = np.empty_like(expected)
-        each.store.parity_read(q, counts, blocks, out)
-        assert out.tobytes() == expected.tobytes()
