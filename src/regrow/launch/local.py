@@ -48,7 +48,7 @@ from regrow.launch.orders import (
     Trained,
 )
 from regrow.launch.processes import CHILD_COMMAND, LocalProcesses
-from regrow.launch.rundir import RunDir, SocketDir
+from regrow.launch.rundir import RunDir
 from regrow.launch.sabotage import Saboteur
 from regrow.launch.signals import SignalWatch
 from regrow.launch.status import RunStatus
@@ -76,6 +76,7 @@ from regrow.launch.supervisor import (
 )
 from regrow.launch.version import version
 from regrow.launch.watch import Watch
+from regrow.runtime.sockets import SocketDir
 
 METRICS_SECONDS = 1.0
 METRICS_SECONDS_PROTECTED = 0.25  # a failure and its end may be less than a second apart
@@ -190,7 +191,8 @@ class _Run:
         """Starts over from the last checkpoint as often as that is needed, and does any good."""
         while True:
             try:
-                with SocketDir() as sockets:
+                unix = self.config.transport == "unix"
+                with SocketDir() if unix else contextlib.nullcontext() as sockets:
                     self._train(sockets)
                 return
             except (ChildFailed, DataLoss) as failure:
@@ -260,9 +262,9 @@ class _Run:
             self._until(is_answered, deadline=deadline)
         return self.status.still is True
 
-    def _train(self, sockets: SocketDir) -> None:
+    def _train(self, sockets: SocketDir | None) -> None:
         config, status = self.config, self.status
-        self.backend.use_sockets(sockets.path if config.transport == "unix" else None)
+        self.backend.use_sockets(None if sockets is None else sockets.path)
         watch = Watch(silent_seconds=config.silent_limits, patience_seconds=config.patience_seconds)
         self.supervisor = Supervisor(replaces=config.replaces_servers, watch=watch)
         crew = self.crew = self._hire()
