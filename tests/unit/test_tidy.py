@@ -279,7 +279,6 @@ USED_ELSEWHERE = {
     "resume_writing": "asyncio calls it",
     "eof_received": "asyncio calls it",
     "connection_lost": "asyncio calls it",
-    "writable": "io calls it",
     "format_options": "click calls it",
     "format_epilog": "click calls it",
     "_save_to_state_dict": "torch calls it",

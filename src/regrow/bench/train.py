@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import statistics
 import tempfile
 from collections.abc import Sequence
@@ -204,9 +205,11 @@ def run_ours(config: TrainConfig, *, size: Size, rate: float, seconds: float | N
 
 
 def children_cpu_seconds(name: str | None = None) -> float | None:
-    """Processor time of this process and its direct children so far, or of children whose name begins so; None where
-    /proc does not tell."""
+    """Processor time of this process and its direct children so far, those that have ended included; or of living
+    children whose name begins so. None where /proc does not tell."""
     ticks = 0
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    ended_seconds = ended.ru_utime + ended.ru_stime if name is None else 0.0
     try:
         tasks = [Path(task.path, "children").read_text() for task in os.scandir("/proc/self/task")]
         for process in [os.getpid(), *" ".join(tasks).split()]:
@@ -218,7 +221,7 @@ def children_cpu_seconds(name: str | None = None) -> float | None:
                     ticks += int(fields[11]) + int(fields[12])
     except OSError:
         return None
-    return ticks / os.sysconf("SC_CLK_TCK")
+    return ended_seconds + ticks / os.sysconf("SC_CLK_TCK")
 
 
 # -- what is shown -------------------------------------------------------------------------------------------

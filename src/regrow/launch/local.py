@@ -487,9 +487,12 @@ class _Run:
         for sabotage in self.saboteur.take_due(self.status.step):
             harm = Harm(role=sabotage.role, id=sabotage.id, pause_seconds=sabotage.pause_seconds, now=now)
             self._supervise(harm)
-        target = self.saboteur.choose_target(now, down=self.status.servers_down)
-        if target is not None and self.status.phase == "training":
-            self._supervise(Harm(role=target[0], id=target[1], now=now))
+        incarnations = [server.incarnation for server in self.status.servers]
+        if self.status.phase == "training" and (
+            blow := self.saboteur.choose_target(now, down=self.status.servers_down, incarnations=incarnations)
+        ):
+            role = "standby" if blow.role == "spare" else blow.role
+            self._supervise(Harm(role=role, id=blow.id, pause_seconds=blow.pause_seconds, now=now))
 
     def _raise_signal(self) -> None:
         number = self.signals.first
@@ -528,6 +531,7 @@ class _Run:
             "protection": config.protection,
             "code": None if config.code is None else dataclasses.asdict(config.code),
             "sabotage_unreached": [dataclasses.asdict(sabotage) for sabotage in self.saboteur.unreached],
+            "sabotage_random": self.saboteur.done,
             "servers": config.servers,
             "workers": config.workers,
             "model": config.model,

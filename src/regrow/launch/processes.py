@@ -80,6 +80,8 @@ class Child:
 
     def tell(self, command: Command | Assignment) -> None:
         assert self._process.stdin is not None
+        if self._process.stdin.closed:
+            return  # it has ended
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(encode(command) + b"\n")
 
@@ -242,6 +244,7 @@ class LocalProcesses:
                 self._listen(child, news)
         for child in ended:
             self._forget(child)
+            child.close()  # or a long run with many deaths would run out of file numbers
             assert child.exit is not None
             news.append(Ended(handle=child, exit=child.exit))
         return news

@@ -21,9 +21,12 @@ import pytest
 import torch
 from bench_runs import overhead_runs, plant_wrong_parity, trace_of
 
-from regrow.bench import accuracy, balance, common, kernels, overhead, peer, plots, recovery, soak, train
+from regrow.bench import accuracy, balance, common, kernels, overhead, peer, plots, recovery, soak, soak_watch, train
+from regrow.config import TrainConfig
 from regrow.errors import RegrowError, UserError
 from regrow.launch.failures import Failure
+from regrow.launch.orders import Progress
+from regrow.launch.status import RunStatus
 from regrow.nn.check import check_parity
 from regrow.runtime.inprocess import InProcessCluster
 
@@ -459,9 +462,32 @@ def test_load_is_own_rows_and_parities_of_others() -> None:
 
 
 def test_growth_compares_the_last_third_with_the_first() -> None:
-    assert soak.growth([(float(at), 100) for at in range(10)]) == 1.0
-    assert soak.growth([(float(at), 100 + at) for at in range(10)]) == pytest.approx(107.5 / 101.5)
-    assert soak.growth([(0.0, 1)] * 3) is None
+    assert soak_watch.compare_thirds([(float(at), 100) for at in range(90)]) == (100, 100)
+    assert soak_watch.compare_thirds([(float(at), 100 + at) for at in range(91)]) == (115, 175)
+    assert soak_watch.compare_thirds([(float(at), 1) for at in range(59)]) is None
+
+
+def test_a_run_that_stands_still_is_ended() -> None:
+    """Steps of any worker count; what is not training does not."""
+    run = RunStatus(TrainConfig(servers=2, workers=2), started_at=0.0)
+    watch = soak_watch.Watch(still_seconds_max=10.0)
+    run.enter("training", 10.0)
+
+    def step(worker: int, number: int, now: float) -> None:
+        zeros = [0] * 64
+        report = Progress(step=number, samples=64 * number, loss=0.5, hist_pos=zeros, hist_neg=zeros)
+        run.receive("worker", worker, report, now)
+        watch.update(run, now)
+
+    step(0, 1, 11.0)
+    watch.update(run, 20.5)
+    step(1, 1, 20.9)
+    watch.update(run, 30.5)
+    assert watch.still_seconds_longest == pytest.approx(9.6)
+    with pytest.raises(RegrowError, match="stuck: no worker has made a step for 11 s, at step 1"):
+        watch.update(run, 31.9)
+    run.enter("evaluating", 42.0)
+    watch.update(run, 99.0)
 
 
 def _failure(role: str, recovered_s: float | None) -> dict[str, Any]:
@@ -479,10 +505,11 @@ def _failure(role: str, recovered_s: float | None) -> dict[str, Any]:
 def test_soak_verdict(
     stripes: int | None, wrong: int | None, missed: set[str], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = soak.make_config(Path("/nowhere"), mtbf=20.0, rows_max=100)
-    assert set(config.mtbf_roles.split(",")) == {"server", "worker", "coordinator"}
-    watch = soak.Watch()
-    watch.resident = {"server": [(float(at), 100) for at in range(9)]}
+    config = soak.make_config(Path("/nowhere"), mode="async", mtbf=20.0, r=2, rows_max=100)
+    assert set(config.mtbf_roles.split(",")) == {"server", "worker", "coordinator", "spare"}
+    watch = soak_watch.Watch()
+    watch.resident = {"server": [(float(at), 100) for at in range(60)]}
+    watch.files = {"sockets": [(float(at), 5 + at // 3) for at in range(60)]}
     summary = {
         "status": "ok",
         "seconds": 60.0,
@@ -492,14 +519,22 @@ def test_soak_verdict(
         "failures": [_failure("server", 1.0), _failure("server", 3.0), _failure("worker", None)],
         "parity_stripes": stripes,
         "parity_wrong": wrong,
+        "sabotage_random": [
+            {"role": "server", "kind": "kill", "count": 2},
+            {"role": "spare", "kind": "late", "count": 1},
+        ],
     }
     report = common.Report.start("soak")
     soak.judge(report, config, summary, watch)
+    soak.print_rows(report)
+    missed = {f"async_{name}" for name in {*missed, "more_files_sockets"}}
     assert {name for name, ratio in report.ratios.items() if not ratio.met} == missed
-    assert report.ratios["redo_of_its_bound"].value == 0.5
+    assert report.ratios["async_redo_of_its_bound"].value == 0.5
+    assert report.ratios["async_memory_growth_server"].value == 1.0
     roles = {row["role"]: row for row in report.rows if row["kind"] == "role"}
     assert roles["server"]["recovered_s"] == [2.0, 3.0]
     assert (roles["worker"]["open_at_the_end"], roles["coordinator"]["failures"]) == (1, 0)
+    assert (roles["server"]["kill"], roles["spare"]["late"], roles["spare"]["hang"]) == (2, 1, 0)
     shown = capsys.readouterr().out
     assert "the run ended ok after 3 failures in 60 s" in shown
     assert words in shown

@@ -6,6 +6,8 @@ Method: figures with known answers go through the bookkeeping; runs are replaced
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +16,7 @@ import pytest
 from bench_runs import overhead_runs, plant_wrong_parity, trace_of
 from helpers import job, table
 
-from regrow.bench import balance, common, overhead, plots, recovery, soak
+from regrow.bench import balance, common, overhead, plots, recovery, soak, soak_watch, train
 from regrow.config import TrainConfig
 from regrow.errors import RegrowError, UserError
 from regrow.launch.failures import Failure
@@ -117,30 +119,42 @@ def test_load_needs_counters_and_files() -> None:
         balance.run(quick=True, json_path=None, data="/nowhere/clicks.tsv")
 
 
-def test_resident_bytes_by_role(tmp_path: Path) -> None:
-    def process(pid: int, parent: int, pages: int, log: str | None) -> None:
+def test_processes_by_role(tmp_path: Path) -> None:
+    def process(pid: int, parent: int, pages: int, name: str, files: int = 3) -> None:
         (tmp_path / str(pid) / "fd").mkdir(parents=True)
-        (tmp_path / str(pid) / "stat").write_text(f"{pid} (a) b) S {parent} 1 1")
+        (tmp_path / str(pid) / "stat").write_text(f"{pid} ({name}) S {parent} 1 1")
         (tmp_path / str(pid) / "statm").write_text(f"999 {pages} 3")
-        if log is not None:
-            (tmp_path / str(pid) / "fd" / "2").symlink_to(f"/runs/x/logs/{log}")
+        for number in range(files):
+            (tmp_path / str(pid) / "fd" / str(number)).touch()
 
-    process(1, 0, 5, None)
-    process(7, 1, 50, None)  # the launcher
-    process(8, 7, 10, "server-0.log")
-    process(9, 7, 12, "server-1-2.log")
-    process(10, 7, 30, "standby-3.log")
-    process(11, 7, 4, "coordinator-0.log")
-    process(12, 7, 9, "something.log")
-    process(13, 1, 99, "server-0.log")  # of somebody else
+    process(1, 0, 5, "init")
+    process(7, 1, 50, "a) b", files=9)  # the launcher
+    process(8, 7, 10, "rg server 0")
+    process(9, 7, 30, "rg standby 3", files=4)
+    process(10, 7, 4, "rg coordinator")
+    process(11, 7, 9, "python")  # has only just begun
+    process(13, 1, 99, "rg server 0")  # of somebody else
     (tmp_path / "meminfo").write_text("")
-    page = soak.os.sysconf("SC_PAGE_SIZE")
-    assert soak.resident_bytes(tmp_path, own=7) == {
-        "launcher": 50 * page,
-        "server": 30 * page,
-        "coordinator": 4 * page,
+    page = soak_watch.os.sysconf("SC_PAGE_SIZE")
+    found = {process.role: process for process in soak_watch.list_processes(tmp_path, own=7)}
+    assert {role: (process.resident_bytes // page, process.files) for role, process in found.items()} == {
+        "launcher": (50, 9),
+        "server": (10, 3),
+        "spare": (30, 4),
+        "coordinator": (4, 3),
     }
-    assert soak.resident_bytes(tmp_path / "nothing") == {}
+    assert soak_watch.list_processes(tmp_path / "nothing") == []
+
+
+def test_the_dead_of_a_run_are_not_other_processes() -> None:
+    """Processor time that a child used is this run's own, also after its end."""
+    before = train.children_cpu_seconds()
+    burn = "import time; begin = time.process_time()\nwhile time.process_time() < begin + 0.5: pass"
+    subprocess.run([sys.executable, "-c", burn], check=True)
+    after = train.children_cpu_seconds()
+    if before is None or after is None:
+        pytest.skip("/proc does not tell")
+    assert 0.5 <= after - before < 5.0
 
 
 def test_soak_says_what_minutes_may_be() -> None:
