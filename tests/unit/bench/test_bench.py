@@ -421,6 +421,10 @@ def test_figures_of_a_failure_by_hand() -> None:
     assert found["recovery_seconds"] == pytest.approx(4.4)
     assert found["ratio_during"] == pytest.approx(0.8)
     assert found["ratio_with_stall"] == pytest.approx(320 / 4.5 / 100, abs=1e-4)
+    # 450 samples would have been trained in 4.5 s, and 320 were: 1.3 s are lost, of 44 kB.
+    assert (found["unprotected_s"], found["lost_s"]) == (4.5, 1.3)
+    assert found["unprotected_s_per_gb"] == pytest.approx(4.5 / 44e-6)
+    assert found["lost_s_per_gb"] == pytest.approx(1.3 / 44e-6, rel=1e-3)
     assert found["throughput_after"] == pytest.approx(100.0)
     assert found["bytes_per_second"] == pytest.approx(10_000.0)
     assert found["server_row_bytes"] == 100
@@ -442,6 +446,30 @@ def test_codes_are_compared_within_a_round() -> None:
     times = {(0, 4): 10.0, (0, 2): 8.0, (1, 4): 6.0, (1, 2): 9.0, (2, 4): 1.0}
     runs = [{"round": turn, "k": k, "recovery_seconds": seconds} for (turn, k), seconds in times.items()]
     assert recovery.slower_to_faster(runs) == [1.25, 1.5]
+
+
+def test_the_default_is_compared_with_the_old_one_per_byte() -> None:
+    report = common.Report.start("recovery")
+    report.rows += [{"kind": "socket", "bytes_per_second": 1e9}]
+    for k, limit, seconds in ((4, 0, 2.0), (2, 0, 1.0), (4, recovery.OLD_LIMIT, 20.0), (2, recovery.OLD_LIMIT, 0.5)):
+        times = {"detected_s": 0.1, "silence_s": 0.1, "resumed_after_detection_s": 0.1, "stall_after_detection_s": 0.3}
+        figures = {"unprotected_s": seconds, "lost_s": seconds, "recovery_seconds": seconds, "ratio_during": 0.9}
+        per_gb = {f"{name}_s_per_gb": seconds for name in ("unprotected", "lost", "lost_at_equal_speed")}
+        counts = {"rows": 1, "bytes": 10**9, "faults": 0, "bytes_per_second": 1e9}
+        row = {"kind": "run", "k": k, "limit": limit, "round": 0, **times, **figures, **per_gb, **counts}
+        report.rows.append(row)
+    recovery.compare(report)
+    recovery.print_rows(report)
+    found = {name: (ratio.value, ratio.met) for name, ratio in report.ratios.items()}
+    assert found == {
+        "stall_seconds_k4": (0.3, True),
+        "unprotected_to_old_default_k4": (0.1, True),
+        "lost_to_old_default_k4": (0.1, True),
+        "stall_seconds_k2": (0.3, True),
+        "unprotected_to_old_default_k2": (2.0, False),
+        "lost_to_old_default_k2": (2.0, False),
+        "recovery_time_codes": (2.0, False),
+    }
 
 
 # -- balance -------------------------------------------------------------------------------------------------
