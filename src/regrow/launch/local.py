@@ -283,8 +283,7 @@ class _Run:
             for id in range(count):
                 self._supervise(Appoint(role=role, id=id, now=time.monotonic()))
         self._enter("loading")
-        self._until(lambda: any(worker.state != "starting" for worker in status.workers))
-        self._enter("training")
+        self._until(lambda: status.phase == "training")
         if config.code is not None:
             self._supervise(KeepSpares(count=config.code.r, now=time.monotonic()))
         self._until(lambda: all(worker.state == "trained" for worker in status.workers))
@@ -422,6 +421,9 @@ class _Run:
                     self.status.receive(who.role, who.id, report, now)
                 except ValueError as error:
                     raise explain_malformed(handle, str(report.__struct_config__.tag), str(error)) from None
+                # At once: what comes next, maybe in the same breath, is a death in training and not before it.
+                if self.status.phase == "loading" and any(worker.state != "starting" for worker in self.status.workers):
+                    self._enter("training")
                 if isinstance(report, Trained) and who.id == 0 and self.status.phase == "evaluating":
                     handle.tell(Evaluate())  # the one that was asked is dead; this is its successor
 
