@@ -33,6 +33,9 @@ BATCH = 2048
 SERVERS, WORKERS = 5, 2
 SEED = 1
 PEER_TIMEOUT_SECONDS = 900
+STEPS_MIN = 8
+REPORTS_MIN = 3  # of each worker, about ten a second
+TRIES_MAX = 4  # runs that were too short to measure anything
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,8 +154,8 @@ class Recorder:
         training = all(worker.state == "training" for worker in status.workers)
         for index, worker in enumerate(status.workers):
             seen = self.reports.setdefault(index, [])
-            if worker.reports and (not seen or worker.reports[-1][0] > seen[-1][0]):
-                seen.append(worker.reports[-1])
+            last = seen[-1][0] if seen else -1.0
+            seen += [report for report in worker.reports if report[0] > last]
         if training:
             cpu = children_cpu_seconds()
             if cpu is not None:
@@ -161,9 +164,13 @@ class Recorder:
     def finish(self, summary: dict[str, Any], path: Path) -> None:
         pass
 
+    @property
+    def is_steady(self) -> bool:
+        return bool(self.reports) and all(len(seen) >= REPORTS_MIN for seen in self.reports.values())
+
     def steady(self) -> dict[str, Any]:
         """Samples per second of all workers, from the end of the warm-up until one of them is through."""
-        if not self.reports or any(len(seen) < 3 for seen in self.reports.values()):
+        if not self.is_steady:
             raise RegrowError("the run was too short to have a steady state: workers need time for reports")
         begin = max(seen[0][0] for seen in self.reports.values()) + self.warmup_seconds
         end = min(seen[-1][0] for seen in self.reports.values())
@@ -185,12 +192,16 @@ class Recorder:
 
 
 def run_ours(config: TrainConfig, *, size: Size, rate: float, seconds: float | None = None) -> dict[str, Any]:
-    """Through the same door as `regrow train`."""
+    """Through the same door as `regrow train`. A run that was over too soon is made again, longer."""
     wanted = (seconds or size.seconds) + size.warmup_seconds
-    steps = max(8, int(wanted * rate / (config.batch * config.workers)))
-    recorder = Recorder(warmup_seconds=size.warmup_seconds)
-    with tempfile.TemporaryDirectory(prefix="regrow-bench-") as directory:
-        summary = local.train(config.replace(steps=steps, out=f"{directory}/run"), display=recorder)
+    for _ in range(TRIES_MAX):
+        steps = max(STEPS_MIN, int(wanted * rate / (config.batch * config.workers)))
+        recorder = Recorder(warmup_seconds=size.warmup_seconds)
+        with tempfile.TemporaryDirectory(prefix="regrow-bench-") as directory:
+            summary = local.train(config.replace(steps=steps, out=f"{directory}/run"), display=recorder)
+        if recorder.is_steady:
+            break
+        rate = 4 * steps * config.batch * config.workers / wanted  # much faster than thought
     return {
         **recorder.steady(),
         "whole_samples_per_second": summary["samples_per_s"],

@@ -16,7 +16,7 @@ import pytest
 from bench_runs import overhead_runs, plant_wrong_parity, trace_of
 from helpers import job, table
 
-from regrow.bench import balance, common, overhead, plots, recovery, soak, soak_watch, train
+from regrow.bench import balance, common, overhead, plots, recovery, train
 from regrow.config import TrainConfig
 from regrow.errors import RegrowError, UserError
 from regrow.launch.failures import Failure
@@ -64,6 +64,26 @@ def test_steady_state_leaves_the_warm_up_out() -> None:
     assert trace.steady()["samples_per_second"] == pytest.approx(100.0)
     trace.warmup_seconds = 30.0
     assert trace.steady()["seconds"] == pytest.approx(2.0)
+
+
+def test_a_run_that_was_over_too_soon_is_made_again_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that is much faster than thought: 100 steps a second, and a report every tenth of one."""
+    asked: list[int] = []
+
+    def run(config: TrainConfig, *, display: train.Recorder) -> dict[str, Any]:
+        assert config.steps is not None
+        asked.append(config.steps)
+        display.reports = {0: [(step / 100, step) for step in range(10, config.steps + 1, 10)]}
+        known = dict.fromkeys(("samples_per_s", "cpu_seconds", "wait_seconds", "staleness_mean", "rows", "loss"), 0)
+        return {**known, "peak_rss_bytes": {"total": 0}}
+
+    monkeypatch.setattr(train.local, "train", run)
+    config = train.make_config("kaggle", train.QUICK)
+    assert train.run_ours(config, size=train.QUICK, rate=1.0)["samples_per_second"] == pytest.approx(100.0)
+    assert asked == [8, 32]
+    monkeypatch.setattr(train, "TRIES_MAX", 1)
+    with pytest.raises(RegrowError, match="too short to have a steady state"):
+        train.run_ours(config, size=train.QUICK, rate=1.0)
 
 
 def test_recovery_tables_hold_what_is_asked(tmp_path: Path) -> None:
@@ -119,33 +139,6 @@ def test_load_needs_counters_and_files() -> None:
         balance.run(quick=True, json_path=None, data="/nowhere/clicks.tsv")
 
 
-def test_processes_by_role(tmp_path: Path) -> None:
-    def process(pid: int, parent: int, pages: int, name: str, files: int = 3) -> None:
-        (tmp_path / str(pid) / "fd").mkdir(parents=True)
-        (tmp_path / str(pid) / "stat").write_text(f"{pid} ({name}) S {parent} 1 1")
-        (tmp_path / str(pid) / "statm").write_text(f"999 {pages} 3")
-        for number in range(files):
-            (tmp_path / str(pid) / "fd" / str(number)).touch()
-
-    process(1, 0, 5, "init")
-    process(7, 1, 50, "a) b", files=9)  # the launcher
-    process(8, 7, 10, "rg server 0")
-    process(9, 7, 30, "rg standby 3", files=4)
-    process(10, 7, 4, "rg coordinator")
-    process(11, 7, 9, "python")  # has only just begun
-    process(13, 1, 99, "rg server 0")  # of somebody else
-    (tmp_path / "meminfo").write_text("")
-    page = soak_watch.os.sysconf("SC_PAGE_SIZE")
-    found = {process.role: process for process in soak_watch.list_processes(tmp_path, own=7)}
-    assert {role: (process.resident_bytes // page, process.files) for role, process in found.items()} == {
-        "launcher": (50, 9),
-        "server": (10, 3),
-        "spare": (30, 4),
-        "coordinator": (4, 3),
-    }
-    assert soak_watch.list_processes(tmp_path / "nothing") == []
-
-
 def test_the_dead_of_a_run_are_not_other_processes() -> None:
     """Processor time that a child used is this run's own, also after its end."""
     before = train.children_cpu_seconds()
@@ -155,11 +148,6 @@ def test_the_dead_of_a_run_are_not_other_processes() -> None:
     if before is None or after is None:
         pytest.skip("/proc does not tell")
     assert 0.5 <= after - before < 5.0
-
-
-def test_soak_says_what_minutes_may_be() -> None:
-    with pytest.raises(UserError, match="must be between"):
-        soak.run(quick=True, json_path=None, minutes=0.01)
 
 
 def test_a_check_tries_again_where_something_may_be_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
