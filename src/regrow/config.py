@@ -51,6 +51,7 @@ TRANSPORTS = ("unix", "tcp")
 AUTHENTICATE = ("auto", "always", "never")
 PROTECTIONS = ("none", "ec", "full", "delta", "ec+delta")
 ROLES = ("server", "worker", "coordinator")
+RANDOM_ROLES = (*ROLES, "spare")  # a spare has no number of its own that a user could name
 
 # Learning rates that train a DLRM on click data without tuning: `regrow bench accuracy` measures the first of each.
 LEARNING_RATES = {
@@ -229,8 +230,11 @@ class TrainConfig:
     # Mean seconds between random kills, at exponential intervals. Too small: the next failure comes before the
     # last is over (a server is spared while r others are recovering). None: no random kills.
     mtbf: float | None = None
-    # Who is killed at random: some of server, worker, coordinator, with commas.
+    # Who is hit at random: some of server, worker, coordinator, spare, with commas.
     mtbf_roles: str = "server"
+    # How many of the random failures are hangs (SIGSTOP) instead of kills: 0 none, 1 all. Half of those that hang never
+    # go on, the others much later, when they have been replaced.
+    mtbf_hangs: float = 0.0
 
     # -- what is left afterwards -------------------------------------------------------------------------
 
@@ -415,7 +419,7 @@ def _derive_values(config: TrainConfig) -> dict[str, Any]:
         roles = given["mtbf_roles"].split(",")
         derived["mtbf_roles"] = ",".join(role.strip().removesuffix("s") for role in roles)
     # A TOML file may well say `learning_rate = 1`.
-    for name in ("learning_rate", "dense_learning_rate", "skew", "mtbf"):
+    for name in ("learning_rate", "dense_learning_rate", "skew", "mtbf", "mtbf_hangs"):
         if type(given[name]) is int:
             derived[name] = float(given[name])
     return derived
@@ -525,8 +529,10 @@ def _check_faults(config: TrainConfig) -> None:
     # Written so that NaN fails too.
     if config.mtbf is not None and not 0.1 <= config.mtbf <= 1e9:
         raise ConfigError("mtbf", config.mtbf, "must be between 0.1 and 10**9 seconds")
-    if not set(config.mtbf_roles.split(",")) <= set(ROLES):
-        raise ConfigError("mtbf_roles", config.mtbf_roles, f"must be some of {', '.join(ROLES)}, with commas")
+    if not set(config.mtbf_roles.split(",")) <= set(RANDOM_ROLES):
+        raise ConfigError("mtbf_roles", config.mtbf_roles, f"must be some of {', '.join(RANDOM_ROLES)}, with commas")
+    if not 0.0 <= config.mtbf_hangs <= 1.0:
+        raise ConfigError("mtbf_hangs", config.mtbf_hangs, "must be between 0 and 1")
 
 
 def _check_rate(config: TrainConfig, name: str) -> None:

@@ -7,6 +7,7 @@ directory is removed. Then a server is killed, so that its successor needs a log
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import shutil
@@ -30,26 +31,35 @@ HOLD = {"step": 2, "for": "started-server-1.1"}
 
 
 class Mischief(QuietDisplay):
-    """Does something once, when all processes have started."""
+    """Does something once, when all processes have started, or in another phase."""
 
-    def __init__(self, harm: Callable[[], None]) -> None:
+    def __init__(self, harm: Callable[[], None], *, phase: str = "loading") -> None:
         self._harm: Callable[[], None] | None = harm
+        self._phase = phase
 
     def update(self, status: RunStatus, now: float) -> None:
-        if status.phase == "loading" and self._harm is not None:
+        if status.phase == self._phase and self._harm is not None:
             self._harm()
             self._harm = None
+
+
+@contextlib.contextmanager
+def mount_small(path: Path, options: str = "size=128k,nr_inodes=40") -> Iterator[Path]:
+    mount = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(path)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("only root can mount a file system")
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", "--lazy", str(path)], check=True)
 
 
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     path = tmp_path / "disk"
     path.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=128k,nr_inodes=40", "tmpfs", str(path)]
-    if subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("only root can mount a file system")
-    yield path
-    subprocess.run(["umount", "--lazy", str(path)], check=True)
+    with mount_small(path):
+        yield path
 
 
 def fill(disk: Path) -> None:

@@ -24,7 +24,7 @@ from regrow.config import TrainConfig
 from regrow.errors import ChildFailed, DataLoss, UserError
 from regrow.launch import local, signals
 from regrow.launch.local import Patience
-from regrow.launch.rundir import SocketDir
+from regrow.runtime.sockets import SocketDir
 
 pytestmark = pytest.mark.live
 

@@ -44,17 +44,22 @@ class Side:
         self.lost: list[tuple[Identity, str]] = []
         self.resumed: list[Identity] = []
         self.fenced: list[tuple[Identity, str]] = []
+        self.story: list[str] = []  # of connections: there, or lost
         self.endpoint = Endpoint(
             local=local,
             token=token,
             section_bytes_max=64 << 20,
-            on_open=self.opened.append,
+            on_open=lambda peer: self._note(self.opened, peer, "there"),
             on_message=lambda source, message: self.heard.append((source, message)),
-            on_lost=lambda peer, reason: self.lost.append((peer, reason)),
-            on_resumed=self.resumed.append,
+            on_lost=lambda peer, reason: self._note(self.lost, (peer, reason), "lost"),
+            on_resumed=lambda peer: self._note(self.resumed, peer, "there"),
             on_fenced=lambda peer, refusal, reason: self.fenced.append((peer, reason)),
             **options,
         )
+
+    def _note(self, kept: list[Any], what: Any, word: str) -> None:
+        kept.append(what)
+        self.story.append(word)
 
     def cut(self) -> None:
         """Breaks every connection, whatever is on the way."""

@@ -105,10 +105,11 @@ BAD_OPTIONS: list[tuple[dict[str, Any], str, str | None]] = [
     ({"kill": ["worker:0@step:301"]}, "kill = 'worker:0@step:301': steps are 1 to 300", None),
     ({"kill": ["worker:0@step:0"]}, "kill = 'worker:0@step:0': steps are 1 to 300", None),
     ({"pause": ["server:1@step:5"]}, "pause = 'server:1@step:5': must be like server:1@step:80:5s", FAULT_HINT),
+    ({"mtbf_hangs": 1.5}, "mtbf_hangs = 1.5: must be between 0 and 1", None),
     ({"mtbf": 0.0}, "mtbf = 0.0: must be between 0.1 and 10**9 seconds", None),
     (
         {"mtbf_roles": "server,client"},
-        "mtbf_roles = 'server,client': must be some of server, worker, coordinator, with commas",
+        "mtbf_roles = 'server,client': must be some of server, worker, coordinator, spare, with commas",
         None,
     ),
     ({"transport": "udp"}, "transport = 'udp': must be one of: unix, tcp", None),

@@ -1,185 +1,168 @@
-"""Does it last? One long training in which servers, workers and the coordinator are killed at random.
+"""Does it last? Long trainings in which processes of every role are killed, and hang, at random.
 
-At the end the run must have ended well, no process may have grown, what waits to be resent must have stayed within
-its bounds, and every parity must be that of its stripe. Other benchmarks measure; this one also judges: it returns 1
-when something is wrong, and then leaves the run directory with its logs behind.
+Servers, workers, the coordinator and spares; half of the failures are hangs (SIGSTOP), half of which never go on, while
+the others come back long after they were replaced. First an asynchronous training, then a synchronous one, which must
+end with the model of an undisturbed run, to the bit. Each must have ended well and never have stood still for long, no
+process may have grown, what waits to be resent must have stayed within its bounds, and every parity must be that of its
+stripe: at the end worker 0 reads all rows and parities and computes each parity anew (`nn/check.py`).
+
+Other benchmarks measure; this one also judges: it returns 1 when something is wrong, and then leaves the run directory
+with its logs behind.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import statistics
 import tempfile
-import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from regrow.bench import common, recovery, train
-from regrow.config import TrainConfig
+from regrow.bench.soak_watch import STILL_SECONDS_MAX, Samples, Watch, compare_thirds
+from regrow.config import RANDOM_ROLES, TrainConfig
 from regrow.errors import EXIT_FAILED, EXIT_OK, Interrupted, RegrowError, UserError
 from regrow.launch import local
-from regrow.launch.status import RunStatus
+from regrow.launch.display import QuietDisplay
 from regrow.nn.check import check_parity
 
-SUMMARY = "A long training with random kills of every role: no leak, no growth, no wrong parity."
+SUMMARY = "Long trainings with kills and hangs of every role: nothing stuck, no growth, no wrong parity or model."
 
 __all__ = ["SUMMARY", "check_parity", "run"]
 
 MINUTES, MTBF_SECONDS = 10.0, 20.0
-MINUTES_QUICK, MTBF_SECONDS_QUICK = 0.5, 8.0
-ROLES = ("server", "worker", "coordinator")
-SERVERS, WORKERS, K, R = 4, 2, 2, 1
+MINUTES_QUICK, MTBF_SECONDS_QUICK = 1.0, 5.0
+HANGS = 0.5  # of all failures
+SHARES = {"async": 0.6, "sync": 0.3}  # of the minutes; the rest is for the undisturbed run
+PILOT_SHARE, PILOT_SECONDS_MAX = 0.15, 120.0  # a short run that is hit as often tells how many steps fill the time
+SERVERS, WORKERS, K = 4, 2, 2
 BATCH, ROWS_MAX, ROWS_MAX_QUICK = 1024, 100_000, 10_000
+RATE_GUESS = 4_000.0
 GROWTH_TARGET = 1.1  # resident memory in the last third of the run / in the first
-SAMPLE_SECONDS = 1.0
-TELL_SECONDS = 30.0
+FILES_GROWTH_MAX = 8.0  # open files of a process, processes, socket files: in the last third - in the first
+KINDS = ("kill", "hang", "late")
 
 
-def run(*, quick: bool, json_path: str | None, minutes: float | None = None, mtbf: float | None = None) -> int:
+def run(
+    *,
+    quick: bool,
+    json_path: str | None,
+    minutes: float | None = None,
+    mtbf: float | None = None,
+    r: int = 1,
+) -> int:
     minutes = minutes or (MINUTES_QUICK if quick else MINUTES)
     mtbf = mtbf or (MTBF_SECONDS_QUICK if quick else MTBF_SECONDS)
     if not 0.05 <= minutes <= 10_000:
         raise UserError(f"--minutes {minutes:g}: must be between 0.05 and 10000")
+    if r not in (1, 2):
+        raise UserError(f"--r {r}: must be 1 or 2")
     report = common.Report.start("soak")
-    directory = Path(tempfile.mkdtemp(prefix="regrow-soak-"))
-    keep = False
-    try:
-        config = make_config(directory, mtbf=mtbf, rows_max=ROWS_MAX_QUICK if quick else ROWS_MAX)
-        rate = recovery.train_undisturbed(
-            config.replace(mtbf=None, **recovery.knobs(check_parity=False)), seconds=4.0, rate=8_000.0
-        )
-        steps = recovery.steps_of(config, minutes * 60, rate.rate_whole())
-        common.console.print(f"training for about {minutes:g} minutes ({steps:,} steps), a kill every {mtbf:g} s or so")
-        watch = Watch()
-        try:
-            summary = local.train(config.replace(steps=steps), overwrite=True, display=watch)
-        except Interrupted:
-            raise
-        except RegrowError:
-            keep = True
-            raise
-        judge(report, config, summary, watch)
+    with make_place() as place:
+        for mode, share in SHARES.items():
+            rows_max = ROWS_MAX_QUICK if quick else ROWS_MAX
+            config = make_config(place.path, mode=mode, mtbf=mtbf, r=r, rows_max=rows_max)
+            soak(report, config, seconds=60 * minutes * share)
+        print_rows(report)
         code = report.finish(json_path)
-        keep = not all(ratio.met for ratio in report.ratios.values())
-        return EXIT_FAILED if keep else code or EXIT_OK
+        place.keep = not all(ratio.met for ratio in report.ratios.values())
+        return EXIT_FAILED if place.keep else code or EXIT_OK
+
+
+@dataclass(slots=True, kw_only=True)
+class Place:
+    """Where the run directories are, and whether they stay there."""
+
+    path: Path
+    keep: bool = False
+
+
+@contextlib.contextmanager
+def make_place() -> Iterator[Place]:
+    """Also for temporary files: sockets can be counted then. It stays if something is wrong."""
+    place = Place(path=Path(tempfile.mkdtemp(prefix="regrow-soak-")))
+    (place.path / "tmp").mkdir()
+    before, tempfile.tempdir = tempfile.tempdir, str(place.path / "tmp")
+    try:
+        yield place
+    except RegrowError as error:
+        place.keep = not isinstance(error, Interrupted)
+        raise
     finally:
-        if keep:
-            common.console.print(f"the run directory is kept: {directory / 'run'}")
+        tempfile.tempdir = before
+        if place.keep:
+            common.console.print(f"the run directories are kept: {place.path}")
         else:
-            shutil.rmtree(directory, ignore_errors=True)
+            shutil.rmtree(place.path, ignore_errors=True)
 
 
-def make_config(directory: Path, *, mtbf: float, rows_max: int) -> TrainConfig:
+def make_config(directory: Path, *, mode: str, mtbf: float, r: int, rows_max: int) -> TrainConfig:
     return TrainConfig(
         model="kaggle",
         rows_max=rows_max,
         batch=BATCH,
         servers=SERVERS,
         workers=WORKERS,
+        mode=mode,
         protection="ec",
         k=K,
-        r=R,
+        r=r,
         mtbf=mtbf,
-        mtbf_roles=",".join(ROLES),
+        mtbf_roles=",".join(RANDOM_ROLES),
+        mtbf_hangs=HANGS,
         seed=train.SEED,
         steps=1,
         test_rows=BATCH,
-        digest=False,
-        out=str(directory / "run"),
-        **recovery.knobs(check_parity=True),
+        digest=mode == "sync",
+        check_parity=True,
+        out=str(directory / mode),
     )
 
 
-# -- who grows -----------------------------------------------------------------------------------------------
+def soak(report: common.Report, config: TrainConfig, *, seconds: float) -> None:
+    """One long run, and what is to be said of it."""
+    sockets = Path(tempfile.gettempdir())
+    pilot_seconds = min(PILOT_SHARE * seconds, PILOT_SECONDS_MAX)
+    pilot = train_disturbed(config, Watch(sockets=sockets), recovery.steps_of(config, pilot_seconds, RATE_GUESS))
+    steps = recovery.steps_of(config, seconds, pilot["samples"] / pilot["seconds"])
+    common.console.print(
+        f"{config.mode}: training for about {seconds / 60:.1f} minutes ({steps:,} steps), r = {config.r}, "
+        f"a kill or a hang every {config.mtbf:g} s or so"
+    )
+    watch = Watch(sockets=sockets)
+    summary = train_disturbed(config, watch, steps)
+    judge(report, config, summary, watch)
+    if config.mode == "sync":
+        quiet = config.replace(steps=steps, mtbf=None, check_parity=False)
+        undisturbed = local.train(quiet, overwrite=True, display=QuietDisplay())
+        differs = summary["model_sha256"] != undisturbed["model_sha256"]
+        report.ratios["sync_models_that_differ"] = common.Ratio.of([float(differs)], target=0.0, better="lower")
 
 
-class Watch(recovery.Trace):
-    """Samples the memory of every process and what servers keep for resending; says now and then how it goes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        # role -> (when, bytes of the largest process of that role).
-        self.resident: dict[str, list[tuple[float, int]]] = {}
-        self.kept_bytes_max: int | None = None
-        self._sampled_at = self._told_at = time.monotonic()
-        self._started_at = time.monotonic()
-
-    def update(self, status: RunStatus, now: float) -> None:
-        super().update(status, now)
-        kept = [getattr(server, "kept_bytes_max", getattr(server, "kept_bytes", None)) for server in status.servers]
-        known = [int(count) for count in kept if count is not None]
-        if known:
-            self.kept_bytes_max = max(self.kept_bytes_max or 0, *known)
-        if status.phase != "training":
-            return
-        if now - self._sampled_at >= SAMPLE_SECONDS:
-            self._sampled_at = now
-            for role, count in resident_bytes().items():
-                self.resident.setdefault(role, []).append((now, count))
-        if now - self._told_at >= TELL_SECONDS:
-            self._told_at = now
-            rate = status.samples_per_s(now)
-            common.console.print(
-                f"{(now - self._started_at) / 60:.1f} min: step {status.step:,}, "
-                f"{len(status.failures.all)} failures so far, {rate or 0:,.0f} samples/s"
-            )
-
-
-def resident_bytes(proc: Path = Path("/proc"), own: int | None = None) -> dict[str, int]:
-    """Resident bytes of the largest child of each role, and of this process; empty where /proc does not tell.
-
-    A child's stderr goes to a log named after its role. A spare counts as the server it may have become.
-    """
-    own = os.getpid() if own is None else own
-    found: dict[str, int] = {}
-    page = os.sysconf("SC_PAGE_SIZE")
-    with contextlib.suppress(OSError):
-        for entry in sorted(proc.iterdir()):
-            if not entry.name.isdigit():
-                continue
-            with contextlib.suppress(OSError, ValueError, IndexError):
-                pid = int(entry.name)
-                parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-                if pid != own and parent != own:
-                    continue
-                log = Path(os.readlink(entry / "fd" / "2")).stem if pid != own else "launcher"
-                role = log.rpartition("-")[0].partition("-")[0] or log
-                role = "server" if role == "standby" else role
-                if role not in (*ROLES, "launcher"):
-                    continue
-                count = int((entry / "statm").read_text().split()[1]) * page
-                found[role] = max(found.get(role, 0), count)
-    return found
-
-
-def growth(samples: Sequence[tuple[float, int]]) -> float | None:
-    """Median of the last third of the time / of the first; None where there is too little."""
-    if len(samples) < 6:
-        return None
-    begin, end = samples[0][0], samples[-1][0]
-    third = (end - begin) / 3
-    first = [count for at, count in samples if at <= begin + third]
-    last = [count for at, count in samples if at >= end - third]
-    return statistics.median(last) / statistics.median(first)
+def train_disturbed(config: TrainConfig, watch: Watch, steps: int) -> dict[str, Any]:
+    return local.train(config.replace(steps=steps), overwrite=True, display=watch)
 
 
 # -- the verdict ---------------------------------------------------------------------------------------------
 
 
 def judge(report: common.Report, config: TrainConfig, summary: dict[str, Any], watch: Watch) -> None:
-    failures = summary["failures"]
-    report.rows += [{"kind": "failure", **failure} for failure in failures]
-    report.rows += [{"kind": "role", **row} for row in by_role(failures)]
+    mode, failures = config.mode, summary["failures"]
+    report.rows += [{"kind": "failure", "mode": mode, **failure} for failure in failures]
+    report.rows += [{"kind": "role", "mode": mode, **row} for row in by_role(failures, summary["sabotage_random"])]
     report.rows.append(
         {
             "kind": "run",
+            "mode": mode,
+            "r": config.r,
             "status": summary["status"],
             "seconds": summary["seconds"],
             "steps_done": summary["steps_done"],
             "samples_per_second": summary["samples_per_s"],
+            "still_seconds_longest": round(watch.still_seconds_longest, 1),
             "redo_bytes_peak": summary["redo_bytes_peak"],
             "kept_bytes_max": watch.kept_bytes_max,
             "parity_stripes": summary.get("parity_stripes"),
@@ -187,24 +170,38 @@ def judge(report: common.Report, config: TrainConfig, summary: dict[str, Any], w
             **watch.others(),
         }
     )
-    for role, samples in sorted(watch.resident.items()):
-        ratio = growth(samples)
-        report.rows.append({"kind": "memory", "role": role, "growth": common.round_known(ratio, 4), **_ends(samples)})
-        if ratio is not None:
-            report.ratios[f"memory_growth_{role}"] = common.Ratio.of([ratio], target=GROWTH_TARGET, better="lower")
-    report.ratios["redo_of_its_bound"] = common.Ratio.of(
-        [summary["redo_bytes_peak"] / config.redo_bytes_max], target=1.0, better="lower"
-    )
     stripes, wrong = read_parity_check(summary)
-    report.ratios["wrong_stripes"] = common.Ratio.of([float(wrong)], target=0.0, better="lower")
-    report.ratios["stripes_checked"] = common.Ratio.of([float(stripes)], target=1.0)
-    print_rows(report)
-    common.console.print(verdict(summary, stripes=stripes, wrong=wrong))
+    found = {
+        "seconds_without_a_step": (watch.still_seconds_longest, STILL_SECONDS_MAX),
+        "redo_of_its_bound": (summary["redo_bytes_peak"] / config.redo_bytes_max, 1.0),
+        "wrong_stripes": (float(wrong), 0.0),
+        **judge_growth(report, mode, watch),
+    }
+    for name, (value, target) in found.items():
+        report.ratios[f"{mode}_{name}"] = common.Ratio.of([value], target=target, better="lower")
+    report.ratios[f"{mode}_stripes_checked"] = common.Ratio.of([float(stripes)], target=1.0)
+    common.console.print(verdict(mode, summary, stripes=stripes, wrong=wrong))
 
 
-def _ends(samples: Sequence[tuple[float, int]]) -> dict[str, int]:
+def judge_growth(report: common.Report, mode: str, watch: Watch) -> dict[str, tuple[float, float]]:
+    """Value and bound of everything that must not grow."""
+    found: dict[str, tuple[float, float]] = {}
+    for kind, unit, all_samples in (("memory", "bytes", watch.resident), ("files", "count", watch.files)):
+        for role, samples in sorted(all_samples.items()):
+            growth = None
+            if (thirds := compare_thirds(samples)) is not None:
+                first, last = thirds
+                growth = round(last / first if kind == "memory" else last - first, 4)
+                name, bound = ("memory_growth", GROWTH_TARGET) if kind == "memory" else ("more_files", FILES_GROWTH_MAX)
+                found[f"{name}_{role}"] = (growth, bound)
+            report.rows.append({"kind": kind, "mode": mode, "role": role, **_ends(samples, unit), "growth": growth})
+    return found
+
+
+def _ends(samples: Samples, unit: str) -> dict[str, int]:
     counts = [count for _, count in samples]
-    return {"first_bytes": counts[0], "last_bytes": counts[-1], "most_bytes": max(counts), "samples": len(counts)}
+    ends = {"first": counts[0], "last": counts[-1], "most": max(counts)}
+    return {**{f"{name}_{unit}": value for name, value in ends.items()}, "samples": len(counts)}
 
 
 def read_parity_check(summary: dict[str, Any]) -> tuple[int, int]:
@@ -212,9 +209,9 @@ def read_parity_check(summary: dict[str, Any]) -> tuple[int, int]:
     return int(summary.get("parity_stripes") or 0), int(summary.get("parity_wrong") or 0)
 
 
-def verdict(summary: dict[str, Any], *, stripes: int, wrong: int) -> str:
+def verdict(mode: str, summary: dict[str, Any], *, stripes: int, wrong: int) -> str:
     survived = len(summary["failures"])
-    text = f"the run ended {summary['status']} after {survived} failures in {summary['seconds'] or 0:.0f} s; "
+    text = f"{mode}: the run ended {summary['status']} after {survived} failures in {summary['seconds'] or 0:.0f} s; "
     if not stripes:
         return text + "[yellow]its parities were not checked[/]"
     if wrong:
@@ -222,12 +219,14 @@ def verdict(summary: dict[str, Any], *, stripes: int, wrong: int) -> str:
     return text + f"all {stripes:,} stripes agree with their parities"
 
 
-def by_role(failures: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """How often each role died, and how long it took until training and rows were back."""
+def by_role(failures: Sequence[dict[str, Any]], done: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """How often each role was hit and replaced, and how long it took until training and rows were back. A spare has no
+    place that somebody could miss; it is only hit."""
     rows = []
-    for role in ROLES:
+    for role in RANDOM_ROLES:
         mine = [failure for failure in failures if failure["role"] == role]
-        row: dict[str, Any] = {"role": role, "failures": len(mine)}
+        hits = {kind: sum(row["count"] for row in done if (row["role"], row["kind"]) == (role, kind)) for kind in KINDS}
+        row: dict[str, Any] = {"role": role, **hits, "failures": len(mine)}
         for name in ("detected_s", "resumed_s", "recovered_s"):
             known = [failure[name] for failure in mine if failure[name] is not None]
             row[name] = [round(statistics.median(known), 3), round(max(known), 3)] if known else None
@@ -239,11 +238,12 @@ def by_role(failures: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def print_rows(report: common.Report) -> None:
     common.print_table(
-        "failures survived; seconds from the death, median and most",
-        ("role", "failures", "detected", "training again", "all rows back", "open at the end"),
+        "hit on purpose (late: went on 20 s later), and replaced; seconds from the failure, median and most",
+        ("mode, role", "kills", "hangs", "late", "replaced", "known", "training again", "all rows back", "open"),
         [
             (
-                row["role"],
+                f"{row['mode']}, {row['role']}",
+                *(str(row[kind]) for kind in KINDS),
                 str(row["failures"]),
                 *(_pair(row[name]) for name in ("detected_s", "resumed_s", "recovered_s")),
                 str(row["open_at_the_end"]),
@@ -254,15 +254,28 @@ def print_rows(report: common.Report) -> None:
     )
     common.print_table(
         "resident memory of the largest process of each role",
-        ("role", "first", "last", "most", "last third / first third"),
+        ("mode, role", "first", "last", "most", "last third / first third"),
         [
             (
-                row["role"],
+                f"{row['mode']}, {row['role']}",
                 *(f"{row[name] / 2**20:,.0f} MiB" for name in ("first_bytes", "last_bytes", "most_bytes")),
                 "-" if row["growth"] is None else f"{row['growth']:.3f}",
             )
             for row in report.rows
             if row["kind"] == "memory"
+        ],
+    )
+    common.print_table(
+        "open files of the process of each role with most, processes, and socket files",
+        ("mode, what", "first", "last", "most", "last third - first third"),
+        [
+            (
+                f"{row['mode']}, {row['role']}",
+                *(f"{row[name]:,}" for name in ("first_count", "last_count", "most_count")),
+                "-" if row["growth"] is None else f"{row['growth']:+g}",
+            )
+            for row in report.rows
+            if row["kind"] == "files"
         ],
     )
 

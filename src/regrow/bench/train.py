@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import statistics
 import tempfile
 from collections.abc import Sequence
@@ -32,6 +33,9 @@ BATCH = 2048
 SERVERS, WORKERS = 5, 2
 SEED = 1
 PEER_TIMEOUT_SECONDS = 900
+STEPS_MIN = 8
+REPORTS_MIN = 3  # of each worker, about ten a second
+TRIES_MAX = 4  # runs that were too short to measure anything
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,8 +154,8 @@ class Recorder:
         training = all(worker.state == "training" for worker in status.workers)
         for index, worker in enumerate(status.workers):
             seen = self.reports.setdefault(index, [])
-            if worker.reports and (not seen or worker.reports[-1][0] > seen[-1][0]):
-                seen.append(worker.reports[-1])
+            last = seen[-1][0] if seen else -1.0
+            seen += [report for report in worker.reports if report[0] > last]
         if training:
             cpu = children_cpu_seconds()
             if cpu is not None:
@@ -160,9 +164,13 @@ class Recorder:
     def finish(self, summary: dict[str, Any], path: Path) -> None:
         pass
 
+    @property
+    def is_steady(self) -> bool:
+        return bool(self.reports) and all(len(seen) >= REPORTS_MIN for seen in self.reports.values())
+
     def steady(self) -> dict[str, Any]:
         """Samples per second of all workers, from the end of the warm-up until one of them is through."""
-        if not self.reports or any(len(seen) < 3 for seen in self.reports.values()):
+        if not self.is_steady:
             raise RegrowError("the run was too short to have a steady state: workers need time for reports")
         begin = max(seen[0][0] for seen in self.reports.values()) + self.warmup_seconds
         end = min(seen[-1][0] for seen in self.reports.values())
@@ -184,12 +192,16 @@ class Recorder:
 
 
 def run_ours(config: TrainConfig, *, size: Size, rate: float, seconds: float | None = None) -> dict[str, Any]:
-    """Through the same door as `regrow train`."""
+    """Through the same door as `regrow train`. A run that was over too soon is made again, longer."""
     wanted = (seconds or size.seconds) + size.warmup_seconds
-    steps = max(8, int(wanted * rate / (config.batch * config.workers)))
-    recorder = Recorder(warmup_seconds=size.warmup_seconds)
-    with tempfile.TemporaryDirectory(prefix="regrow-bench-") as directory:
-        summary = local.train(config.replace(steps=steps, out=f"{directory}/run"), display=recorder)
+    for _ in range(TRIES_MAX):
+        steps = max(STEPS_MIN, int(wanted * rate / (config.batch * config.workers)))
+        recorder = Recorder(warmup_seconds=size.warmup_seconds)
+        with tempfile.TemporaryDirectory(prefix="regrow-bench-") as directory:
+            summary = local.train(config.replace(steps=steps, out=f"{directory}/run"), display=recorder)
+        if recorder.is_steady:
+            break
+        rate = 4 * steps * config.batch * config.workers / wanted  # much faster than thought
     return {
         **recorder.steady(),
         "whole_samples_per_second": summary["samples_per_s"],
@@ -204,9 +216,11 @@ def run_ours(config: TrainConfig, *, size: Size, rate: float, seconds: float | N
 
 
 def children_cpu_seconds(name: str | None = None) -> float | None:
-    """Processor time of this process and its direct children so far, or of children whose name begins so; None where
-    /proc does not tell."""
+    """Processor time of this process and its direct children so far, those that have ended included; or of living
+    children whose name begins so. None where /proc does not tell."""
     ticks = 0
+    ended = resource.getrusage(resource.RUSAGE_CHILDREN)
+    ended_seconds = ended.ru_utime + ended.ru_stime if name is None else 0.0
     try:
         tasks = [Path(task.path, "children").read_text() for task in os.scandir("/proc/self/task")]
         for process in [os.getpid(), *" ".join(tasks).split()]:
@@ -218,7 +232,7 @@ def children_cpu_seconds(name: str | None = None) -> float | None:
                     ticks += int(fields[11]) + int(fields[12])
     except OSError:
         return None
-    return ticks / os.sysconf("SC_CLK_TCK")
+    return ended_seconds + ticks / os.sysconf("SC_CLK_TCK")
 
 
 # -- what is shown -------------------------------------------------------------------------------------------

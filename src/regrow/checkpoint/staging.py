@@ -343,6 +343,10 @@ class _OwnDirectory:
     def __init__(self, parent: Path) -> None:
         self._number = 0
         self._parent = parent
+        self._make()
+
+    def _make(self) -> None:
+        parent = self._parent
         with self._explain_errors(parent):
             make_private(parent)
             with _Locked(parent):  # nobody takes a new directory, not locked yet, for an old one
@@ -353,6 +357,9 @@ class _OwnDirectory:
                 self._lock = _Locked(self.path)
 
     def write(self, data: bytes) -> Path:
+        if not self.path.exists():  # cleared away by somebody: what waited there is lost, what comes now is not
+            self._lock.close()
+            self._make()
         self._number += 1
         file = self.path / f"{self._number:09d}"
         with self._explain_errors(file):

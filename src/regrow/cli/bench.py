@@ -33,7 +33,8 @@ class BenchCommand(click.Command):
 @click.option("--quick", is_flag=True, help="About a minute or less, smaller; the figures are rough.")
 @click.option("--data", metavar="PATH", help="Real clicks in Criteo's format (accuracy, balance).")
 @click.option("--minutes", type=float, metavar="X", help="How long it goes on, about (soak).  [10]")
-@click.option("--mtbf", type=float, metavar="X", help="Mean seconds between random kills (soak).  [20]")
+@click.option("--mtbf", type=float, metavar="X", help="Mean seconds between random failures (soak).  [20]")
+@click.option("--r", type=int, metavar="1|2", help="Parities, and servers that may be down together (soak).  [1]")
 @click.option("--docs", metavar="DIR", help="Draw the picture there too (overhead, recovery, checkpoint).")
 def bench(name: str, json_path: str | None, quick: bool, **further: Any) -> int:
     """Measure one thing on this machine."""

@@ -179,7 +179,8 @@ KNOBS: dict[str, tuple[Knob, ...]] = {
             help="SIGSTOP, and SIGCONT T seconds later: server:1@step:80:5s. Repeatable.",
         ),
         Knob(name="mtbf", type=float, default="never", help="Mean seconds between random kills, by --seed."),
-        Knob(name="mtbf_roles", metavar="ROLES", help="Whom they hit: some of server,worker,coordinator."),
+        Knob(name="mtbf_roles", metavar="ROLES", help="Whom they hit: some of server,worker,coordinator,spare."),
+        Knob(name="mtbf_hangs", type=float, metavar="SHARE", help="How many of them hang instead of dying, 0 to 1."),
     ),
     "What to keep": (
         Knob(name="out", metavar="DIR", default="runs/DATE-TIME-MODEL", help="Run directory, new or empty."),

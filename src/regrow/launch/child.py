@@ -6,7 +6,6 @@ Errors end the process with one readable message to the launcher; the traceback,
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import signal
@@ -18,6 +17,7 @@ from regrow.errors import CheckpointError, ConnectionLost, DataLoss, RegrowError
 from regrow.launch.orders import Error, ErrorKind, Stopped
 from regrow.launch.pipes import PipeParent, log_format
 from regrow.runtime.parent import Parent, peak_rss_bytes
+from regrow.runtime.streams import replace_standard_streams
 
 # Whoever lost a peer is a victim: the launcher looks for the cause elsewhere first.
 ERROR_KINDS: tuple[tuple[type[RegrowError], ErrorKind], ...] = (
@@ -31,6 +31,7 @@ def main() -> int:
     # The launcher decides when to stop: Ctrl-C in a terminal reaches only it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = PipeParent()
+    replace_standard_streams()
     who = parent.assignment.identity
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format=log_format(who))
     _kernels.tune_malloc(one_heap=who.role != "worker")
@@ -81,7 +82,7 @@ def run_role(parent: Parent) -> None:
 if __name__ == "__main__":
     code = main()
     logging.shutdown()
-    with contextlib.suppress(OSError):  # a log on a full disk is no reason to fail
-        sys.stderr.flush()
+    sys.stdout.flush()
+    sys.stderr.flush()
     # Taking an interpreter with torch apart takes a second and frees nothing that exiting does not.
     os._exit(code)

@@ -24,7 +24,7 @@ from regrow.launch.backend import Ended, News, end, list_running, name_of
 from regrow.launch.crew import Crew
 from regrow.launch.orders import Answer, Condemn, Error, Listening, Malformed, Ready, Replace, Stop
 from regrow.launch.processes import LocalProcesses
-from regrow.launch.rundir import Logs, SocketDir, print_warning
+from regrow.launch.rundir import Logs, print_warning
 from regrow.launch.supervisor import (
     Accuse,
     Appoint,
@@ -46,6 +46,7 @@ from regrow.launch.supervisor import (
 )
 from regrow.protection import GIB, MIB, ErasureCode
 from regrow.runtime.client import Client, SocketClient
+from regrow.runtime.sockets import SocketDir
 from regrow.runtime.transport import AUTHENTICATE
 
 START_SECONDS_MAX = 120.0

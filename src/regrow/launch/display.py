@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TextIO
 from regrow.launch.failures import Failure
 from regrow.launch.status import RunStatus
 from regrow.protection import GIB, KIB, MIB
+from regrow.runtime.streams import replace_redirected_streams
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -70,6 +71,8 @@ class PlainDisplay:
         self._due = 0.0
         self._stages: dict[int, str] = {}  # failure -> what was last said of it
         self._shown: set[str] = set()  # lines that are said once
+        self._failed = 0  # checkpoints, as far as seen
+        self._failed_after = -1  # so many were stored when a failure was last told
 
     def live(self) -> AbstractContextManager[None]:
         return contextlib.nullcontext()
@@ -80,16 +83,27 @@ class PlainDisplay:
             if self._stages.get(index) != stage:
                 self._stages[index] = stage
                 print(failure_line(failure, now), file=self._progress, flush=True)
+        repeated = self._is_repeated(status)
         for news in news_lines(status):
             if news not in self._shown:
                 self._shown.add(news)
-                print(news, file=self._progress, flush=True)
+                if not (repeated and news == failed_line(status)):
+                    print(news, file=self._progress, flush=True)
         if status.phase == self._phase and now < self._due:
             return
         self._phase, self._due = status.phase, now + PLAIN_SECONDS
         line = progress_line(status, now)
         if line is not None:
             print(line, file=self._progress, flush=True)
+
+    def _is_repeated(self, status: RunStatus) -> bool:
+        """A storage that is full fails every checkpoint: the first is told, and then the first after one was stored."""
+        failed, saved = status.checkpoints["failed"], status.checkpoints["saved"]
+        if failed > self._failed and saved != self._failed_after:
+            self._failed, self._failed_after = failed, saved
+            return False
+        self._failed = failed
+        return True
 
     def finish(self, summary: dict[str, Any], path: Path) -> None:
         print(summary_text(summary, path), file=self._result, flush=True)
@@ -171,7 +185,8 @@ class LiveDisplay:
 
 
 def choose(*, quiet: bool) -> Display:
-    """The display that suits where stderr goes."""
+    """The display that suits where stderr goes. From here on, a file that it goes to may be on a full disk."""
+    replace_redirected_streams()
     if quiet:
         return QuietDisplay()
     if sys.stderr.isatty() and os.environ.get("TERM", "dumb") != "dumb":
@@ -257,10 +272,16 @@ def news_lines(status: RunStatus) -> list[str]:
         lines += [f"damaged: {what}" for what in restore["damage"]]
         lines.append(f"{restore['reason']}; all begin again from {place}, {restore['steps_lost']:,} steps back")
     lines += [f"damaged, and gone around: {what}" for what in status.gone_around]
-    if status.checkpoints["last_error"]:
-        failed = status.checkpoints["failed"]
-        lines.append(f"{failed} checkpoint{'s' if failed > 1 else ''} failed: {status.checkpoints['last_error']}")
+    if (failed := failed_line(status)) is not None:
+        lines.append(failed)
     return lines
+
+
+def failed_line(status: RunStatus) -> str | None:
+    failed = status.checkpoints["failed"]
+    return (
+        f"{failed} checkpoint{'s' if failed > 1 else ''} failed: {status.checkpoints['last_error']}" if failed else None
+    )
 
 
 def checkpoint_line(status: RunStatus) -> str:

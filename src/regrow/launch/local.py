@@ -48,7 +48,7 @@ from regrow.launch.orders import (
     Trained,
 )
 from regrow.launch.processes import CHILD_COMMAND, LocalProcesses
-from regrow.launch.rundir import RunDir, SocketDir
+from regrow.launch.rundir import RunDir
 from regrow.launch.sabotage import Saboteur
 from regrow.launch.signals import SignalWatch
 from regrow.launch.status import RunStatus
@@ -76,6 +76,7 @@ from regrow.launch.supervisor import (
 )
 from regrow.launch.version import version
 from regrow.launch.watch import Watch
+from regrow.runtime.sockets import SocketDir
 
 METRICS_SECONDS = 1.0
 METRICS_SECONDS_PROTECTED = 0.25  # a failure and its end may be less than a second apart
@@ -190,7 +191,8 @@ class _Run:
         """Starts over from the last checkpoint as often as that is needed, and does any good."""
         while True:
             try:
-                with SocketDir() as sockets:
+                unix = self.config.transport == "unix"
+                with SocketDir() if unix else contextlib.nullcontext() as sockets:
                     self._train(sockets)
                 return
             except (ChildFailed, DataLoss) as failure:
@@ -260,9 +262,9 @@ class _Run:
             self._until(is_answered, deadline=deadline)
         return self.status.still is True
 
-    def _train(self, sockets: SocketDir) -> None:
+    def _train(self, sockets: SocketDir | None) -> None:
         config, status = self.config, self.status
-        self.backend.use_sockets(sockets.path if config.transport == "unix" else None)
+        self.backend.use_sockets(None if sockets is None else sockets.path)
         watch = Watch(silent_seconds=config.silent_limits, patience_seconds=config.patience_seconds)
         self.supervisor = Supervisor(replaces=config.replaces_servers, watch=watch)
         crew = self.crew = self._hire()
@@ -281,8 +283,7 @@ class _Run:
             for id in range(count):
                 self._supervise(Appoint(role=role, id=id, now=time.monotonic()))
         self._enter("loading")
-        self._until(lambda: any(worker.state != "starting" for worker in status.workers))
-        self._enter("training")
+        self._until(lambda: status.phase == "training")
         if config.code is not None:
             self._supervise(KeepSpares(count=config.code.r, now=time.monotonic()))
         self._until(lambda: all(worker.state == "trained" for worker in status.workers))
@@ -420,6 +421,9 @@ class _Run:
                     self.status.receive(who.role, who.id, report, now)
                 except ValueError as error:
                     raise explain_malformed(handle, str(report.__struct_config__.tag), str(error)) from None
+                # At once: what comes next, maybe in the same breath, is a death in training and not before it.
+                if self.status.phase == "loading" and any(worker.state != "starting" for worker in self.status.workers):
+                    self._enter("training")
                 if isinstance(report, Trained) and who.id == 0 and self.status.phase == "evaluating":
                     handle.tell(Evaluate())  # the one that was asked is dead; this is its successor
 
@@ -485,9 +489,12 @@ class _Run:
         for sabotage in self.saboteur.take_due(self.status.step):
             harm = Harm(role=sabotage.role, id=sabotage.id, pause_seconds=sabotage.pause_seconds, now=now)
             self._supervise(harm)
-        target = self.saboteur.choose_target(now, down=self.status.servers_down)
-        if target is not None and self.status.phase == "training":
-            self._supervise(Harm(role=target[0], id=target[1], now=now))
+        incarnations = [server.incarnation for server in self.status.servers]
+        if self.status.phase == "training" and (
+            blow := self.saboteur.choose_target(now, down=self.status.servers_down, incarnations=incarnations)
+        ):
+            role = "standby" if blow.role == "spare" else blow.role
+            self._supervise(Harm(role=role, id=blow.id, pause_seconds=blow.pause_seconds, now=now))
 
     def _raise_signal(self) -> None:
         number = self.signals.first
@@ -526,6 +533,7 @@ class _Run:
             "protection": config.protection,
             "code": None if config.code is None else dataclasses.asdict(config.code),
             "sabotage_unreached": [dataclasses.asdict(sabotage) for sabotage in self.saboteur.unreached],
+            "sabotage_random": self.saboteur.done,
             "servers": config.servers,
             "workers": config.workers,
             "model": config.model,

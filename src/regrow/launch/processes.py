@@ -22,6 +22,7 @@ from regrow.core.identity import Identity
 from regrow.launch.backend import KILL_SECONDS_MAX, Ended, Exit, News, Said
 from regrow.launch.orders import AnyReport, Assignment, Command, Malformed, Stopped, encode, parse_report
 from regrow.launch.rundir import Logs
+from regrow.runtime.sockets import prepare_sockets
 
 # -P: a file named like a module in the user's directory must not replace it.
 CHILD_COMMAND = (sys.executable, "-P", "-m", "regrow.launch.child")
@@ -35,6 +36,7 @@ DYING_POLL_SECONDS = 0.002
 DYING_SECONDS_MAX = 1.0
 REAP_SECONDS = 0.005  # between two looks at those that were killed
 GARBAGE_SHOWN_BYTES = 500
+ANY_PORT = "tcp:127.0.0.1:0"
 
 
 class Child:
@@ -78,6 +80,8 @@ class Child:
 
     def tell(self, command: Command | Assignment) -> None:
         assert self._process.stdin is not None
+        if self._process.stdin.closed:
+            return  # it has ended
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(encode(command) + b"\n")
 
@@ -189,12 +193,20 @@ class LocalProcesses:
     def choose_address(self, who: Identity, *, before: str | None) -> str:
         is_heir = who.role == "coordinator" and before is not None
         if self._sockets is None:
-            return before if is_heir and before is not None else "tcp:127.0.0.1:0"
-        path = self._sockets / socket_name(who)
-        if is_heir:
-            # A socket file outlives its process, and would keep the successor from listening there.
-            path.unlink(missing_ok=True)
-        return f"unix:{path}"
+            return before if is_heir and before is not None else ANY_PORT
+        # A socket file outlives its process: a coordinator's would keep its successor from listening there, and all of
+        # them together would become many. Where it cannot be removed, no other can be made either.
+        if who.incarnation:
+            before_it = Identity(role=who.role, id=who.id, incarnation=who.incarnation - 1)
+            with contextlib.suppress(OSError):
+                (self._sockets / socket_name(before_it)).unlink(missing_ok=True)
+        problem = prepare_sockets(self._sockets)
+        if problem is not None:
+            text = f"cannot make sockets in {self._sockets}: {problem}; training goes on, new servers listen at ports"
+            self._logs.complain_once("sockets", text)
+            if not is_heir:  # everybody knows its address, and looks nowhere else
+                return ANY_PORT
+        return f"unix:{self._sockets / socket_name(who)}"
 
     def start(self, assignment: Assignment) -> Child:
         who = assignment.identity
@@ -232,6 +244,7 @@ class LocalProcesses:
                 self._listen(child, news)
         for child in ended:
             self._forget(child)
+            child.close()  # or a long run with many deaths would run out of file numbers
             assert child.exit is not None
             news.append(Ended(handle=child, exit=child.exit))
         return news

@@ -16,24 +16,19 @@ import fcntl
 import json
 import math
 import os
-import shutil
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from regrow.checkpoint.private import check_private
 from regrow.config import TrainConfig
 from regrow.errors import UserError
+from regrow.runtime.streams import write_text
 
 CONFIG, METRICS, SUMMARY, LOGS = "config.toml", "metrics.jsonl", "summary.json", "logs"
 SAME_SECOND_MAX = 1000
-SOCKET_PARENT_BYTES_MAX = 60  # a Unix socket's whole path has about 100 bytes
-SOCKET_PREFIX = "regrow-s-"
-SOCKET_AGE_SECONDS = 600.0
 
 
 def print_warning(text: str) -> None:
@@ -45,7 +40,14 @@ class Logs:
 
     def __init__(self, path: Path, complain: Callable[[str], None]) -> None:
         self.path = path
-        self._complain: Callable[[str], None] | None = complain
+        self._complain = complain
+        self._told: set[str] = set()
+
+    def complain_once(self, about: str, text: str) -> None:
+        """Tells the user, unless something was told about this before."""
+        if about not in self._told:
+            self._told.add(about)
+            self._complain(text)
 
     def log(self, role: str, id: int, incarnation: int = 0) -> Path:
         return self.path / log_name(role, id, incarnation)
@@ -68,10 +70,9 @@ class Logs:
             self._note_failure(path, error)
 
     def _note_failure(self, path: Path, error: OSError) -> None:
-        complain, self._complain = self._complain, None
-        if complain is not None:
-            what = error.strerror or str(error)
-            complain(f"cannot write to {path}: {what}; training goes on, and what cannot be written is lost")
+        what = error.strerror or str(error)
+        text = f"cannot write to {path}: {what}; training goes on, and what cannot be written is lost"
+        self.complain_once("files", text)
 
 
 class RunDir:
@@ -128,15 +129,15 @@ class RunDir:
                 raise
 
     def write_summary(self, summary: dict[str, Any]) -> bool:
-        """Where the file cannot be written, standard output has the summary instead; False says so."""
+        """Where the file cannot be written, standard output has the summary instead, or, where that is a file on the
+        same disk, standard error; False says so."""
         text = json.dumps(_make_plain(summary), indent=2, allow_nan=False) + "\n"
         path, written = self.path / SUMMARY, False
         with self.logs.guard(path):
             write_whole(path, text.encode())
             written = True
-        if not written:
-            sys.stdout.write(text)
-            sys.stdout.flush()
+        if not written and not write_text(sys.stdout, text):
+            write_text(sys.stderr, text)
         return written
 
     def close(self) -> None:
@@ -158,50 +159,6 @@ class RunDir:
 def log_name(role: str, id: int, incarnation: int) -> str:
     """Every incarnation has a log of its own; the first one's name is the plain one."""
     return f"{role}-{id}.log" if incarnation == 0 else f"{role}-{id}.{incarnation}.log"
-
-
-class SocketDir:
-    """A private directory for the sockets of one run, gone afterwards.
-
-    A launcher that was killed leaves its directory behind, but no longer holds the lock on it: the next one
-    sweeps it up.
-    """
-
-    def __init__(self) -> None:
-        parent = Path(tempfile.gettempdir())
-        if len(os.fsencode(parent)) > SOCKET_PARENT_BYTES_MAX:
-            parent = Path("/tmp")
-        self.sweep(parent, age_seconds=SOCKET_AGE_SECONDS)
-        # mkdtemp makes it 0700: the token keeps strangers out of the talk, this keeps them from the door.
-        try:
-            self.path = Path(tempfile.mkdtemp(prefix=SOCKET_PREFIX, dir=parent))
-        except OSError as error:
-            hint = "TMPDIR=DIRECTORY chooses another place"
-            raise UserError(f"cannot make a directory for sockets in {parent}: {error.strerror}", hint=hint) from None
-        check_private(self.path)  # where a file system or an access list has made it something else
-        self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
-
-    def __enter__(self) -> SocketDir:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        shutil.rmtree(self.path, ignore_errors=True)
-        os.close(self._lock)
-
-    @staticmethod
-    def sweep(parent: Path, *, age_seconds: float) -> None:
-        """Removes what killed launchers left. Young ones stay: their owner may not have locked them yet."""
-        for path in parent.glob(f"{SOCKET_PREFIX}*"):
-            with contextlib.suppress(OSError):  # somebody else's, in use, or swept by another launcher
-                lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    found = os.fstat(lock)
-                    if found.st_uid == os.getuid() and found.st_mtime <= time.time() - age_seconds:
-                        shutil.rmtree(path)
-                finally:
-                    os.close(lock)
 
 
 def write_whole(path: Path, data: bytes) -> None:

@@ -27,6 +27,7 @@ come with the events, and the launcher carries the orders out (`launch/crew.py`)
 from __future__ import annotations
 
 import enum
+import math
 import signal
 from collections import deque
 from dataclasses import dataclass
@@ -147,7 +148,8 @@ class ProcessFenced:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Harm:
-    """On purpose: the process in this place is killed, or paused for so long."""
+    """On purpose: the process in this place is killed, or paused for so long. For ever (`math.inf`): it hangs, and is
+    ended like any other that does."""
 
     role: str
     id: int
@@ -415,10 +417,11 @@ class Supervisor:
 
     def _leave(self, who: Identity, reason: str) -> list[Order]:
         """It is out of office. One that was paused on purpose comes back as a zombie, to show that it is fenced off;
-        but a coordinator must go, or those that are connected to it would not look for the next one."""
+        but a coordinator must go, or those that are connected to it would not look for the next one, and so must a
+        spare, which would not find out."""
         self._watch.end(who)
         self._zombies.append(who)
-        spared = who in self._paused_until and who.role != "coordinator"
+        spared = self._paused_until.get(who, math.inf) < math.inf and who.role in ("server", "worker")
         return [] if spared else [Kill(who=who, reason=reason)]
 
     def _lose_spare(self, who: Identity, now: float) -> None:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import time
 from collections.abc import Coroutine
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -37,12 +39,13 @@ from regrow.core.job import JobSpec
 from regrow.core.messages import CutMarks, Message, Ready
 from regrow.core.server import Server
 from regrow.core.wayback import Load
-from regrow.errors import ConnectionLost, Refusal, RegrowError
+from regrow.errors import ConnectionLost, Refusal, RegrowError, UserError
 from regrow.launch import orders
 from regrow.runtime.checkpoint import Loader, Saver, discard, write_manifest
 from regrow.runtime.client import new_event_loop
 from regrow.runtime.parent import Parent
-from regrow.runtime.transport import Endpoint
+from regrow.runtime.sockets import prepare_sockets
+from regrow.runtime.transport import Endpoint, parse_address
 from regrow.store.memory import MemoryStore
 
 log = logging.getLogger("regrow.serve")
@@ -118,7 +121,7 @@ class Node:
             authenticate=assignment.authenticate,
         )
         self.parent.on_command(lambda command: loop.call_soon_threadsafe(self._on_command, command))
-        address = await self.endpoint.listen(assignment.listen)
+        self._address = address = await self.endpoint.listen(assignment.listen)
         if isinstance(self.machine, ServerDoor):
             self.machine.address = address
             assert assignment.coordinator is not None
@@ -298,6 +301,16 @@ class Node:
         while True:
             await asyncio.sleep(REPORT_SECONDS)
             self._report()
+            await self._mend_door()
+
+    async def _mend_door(self) -> None:
+        """A socket file that is gone (whoever clears away temporary files) is made again: links that stand do not need
+        it, but a successor of any process does. Where that fails, the next try is a second away."""
+        scheme, path, _ = parse_address(self._address)
+        if scheme == "unix" and not os.path.exists(path) and prepare_sockets(Path(path).parent) is None:
+            with contextlib.suppress(UserError):
+                await self.endpoint.listen(self._address)
+                log.warning("%s was gone, and is back", path)
 
     def _report(self) -> None:
         if isinstance(self.machine, ServerDoor):

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import errno
 import logging
 import os
 from collections.abc import Callable
@@ -164,10 +165,8 @@ class Endpoint:
                 port = server.sockets[0].getsockname()[1]
                 address = f"tcp:{host}:{port}"
         except OSError as error:
-            raise UserError(
-                f"cannot listen at {address}: {error.strerror or error}",
-                hint="Another process may use that address; port 0 takes a free one.",
-            ) from None
+            hint = "Another process may use it; port 0 takes a free one." if error.errno == errno.EADDRINUSE else None
+            raise UserError(f"cannot listen at {address}: {error.strerror or error}", hint=hint) from None
         self._servers.append(server)
         return address
 
@@ -266,8 +265,9 @@ class Endpoint:
         self.failures.close()
         for path, inode in self._unix_paths.items():
             # Not if a successor listens there by now: whoever was stopped for a while may end long after that.
-            if os.path.exists(path) and os.stat(path).st_ino == inode:
-                os.unlink(path)
+            with contextlib.suppress(OSError):  # it is gone, or its disk is read-only
+                if os.stat(path).st_ino == inode:
+                    os.unlink(path)
 
     # --- Dialing ---
 

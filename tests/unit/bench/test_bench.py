@@ -418,6 +418,10 @@ def test_figures_of_a_failure_by_hand() -> None:
     assert found["recovery_seconds"] == pytest.approx(4.4)
     assert found["ratio_during"] == pytest.approx(0.8)
     assert found["ratio_with_stall"] == pytest.approx(320 / 4.5 / 100, abs=1e-4)
+    # 450 samples would have been trained in 4.5 s, and 320 were: 1.3 s are lost, of 44 kB.
+    assert (found["unprotected_s"], found["lost_s"]) == (4.5, 1.3)
+    assert found["unprotected_s_per_gb"] == pytest.approx(4.5 / 44e-6)
+    assert found["lost_s_per_gb"] == pytest.approx(1.3 / 44e-6, rel=1e-3)
     assert found["throughput_after"] == pytest.approx(100.0)
     assert found["bytes_per_second"] == pytest.approx(10_000.0)
     assert found["server_row_bytes"] == 100
@@ -441,6 +445,35 @@ def test_codes_are_compared_within_a_round() -> None:
     assert recovery.slower_to_faster(runs) == [1.25, 1.5]
 
 
+def test_the_default_is_compared_with_the_old_one_per_byte() -> None:
+    report = common.Report.start("recovery")
+    report.rows += [{"kind": "socket", "bytes_per_second": 1e9}]
+    for k, limit, seconds in ((4, 0, 2.0), (2, 0, 1.0), (4, recovery.OLD_LIMIT, 20.0), (2, recovery.OLD_LIMIT, 0.5)):
+        times = {"detected_s": 0.1, "silence_s": 0.1, "resumed_after_detection_s": 0.1, "stall_after_detection_s": 0.3}
+        figures = {"unprotected_s": seconds, "lost_s": seconds, "recovery_seconds": seconds, "ratio_during": 0.9}
+        per_gb = {f"{name}_s_per_gb": seconds for name in ("unprotected", "lost", "lost_at_equal_speed")}
+        counts = {"rows": 1, "bytes": 10**9, "faults": 0, "bytes_per_second": 1e9}
+        row = {"kind": "run", "k": k, "limit": limit, "round": 0, **times, **figures, **per_gb, **counts}
+        report.rows.append(row)
+    recovery.compare(report)
+    recovery.print_rows(report)
+    found = {name: (ratio.value, ratio.met) for name, ratio in report.ratios.items()}
+    for row in report.rows[-2:]:  # the old default, as if it cost nothing
+        row["lost_s_per_gb"] = -0.1
+    report.ratios.clear()
+    recovery.compare(report)
+    assert {name for name in found if name not in report.ratios} == {"lost_to_old_default_k4", "lost_to_old_default_k2"}
+    assert found == {
+        "stall_seconds_k4": (0.3, True),
+        "unprotected_to_old_default_k4": (0.1, True),
+        "lost_to_old_default_k4": (0.1, True),
+        "stall_seconds_k2": (0.3, True),
+        "unprotected_to_old_default_k2": (2.0, False),
+        "lost_to_old_default_k2": (2.0, False),
+        "recovery_time_codes": (2.0, False),
+    }
+
+
 # -- balance -------------------------------------------------------------------------------------------------
 
 
@@ -455,54 +488,7 @@ def test_load_is_own_rows_and_parities_of_others() -> None:
     assert met == {"balance_a_1.5_none": (2.0, 2.28, True), "balance_a_1.5_k4": (1.6, 1.58, False)}
 
 
-# -- soak ----------------------------------------------------------------------------------------------------
-
-
-def test_growth_compares_the_last_third_with_the_first() -> None:
-    assert soak.growth([(float(at), 100) for at in range(10)]) == 1.0
-    assert soak.growth([(float(at), 100 + at) for at in range(10)]) == pytest.approx(107.5 / 101.5)
-    assert soak.growth([(0.0, 1)] * 3) is None
-
-
-def _failure(role: str, recovered_s: float | None) -> dict[str, Any]:
-    return {"role": role, "id": 0, "detected_s": 0.1, "resumed_s": 0.2, "recovered_s": recovered_s}
-
-
-@pytest.mark.parametrize(
-    ("stripes", "wrong", "missed", "words"),
-    [
-        (7, 0, set(), "all 7 stripes agree"),
-        (7, 2, {"wrong_stripes"}, "2 of 7 stripes have a wrong parity"),
-        (None, None, {"stripes_checked"}, "its parities were not checked"),
-    ],
-)
-def test_soak_verdict(
-    stripes: int | None, wrong: int | None, missed: set[str], words: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    config = soak.make_config(Path("/nowhere"), mtbf=20.0, rows_max=100)
-    assert set(config.mtbf_roles.split(",")) == {"server", "worker", "coordinator"}
-    watch = soak.Watch()
-    watch.resident = {"server": [(float(at), 100) for at in range(9)]}
-    summary = {
-        "status": "ok",
-        "seconds": 60.0,
-        "steps_done": 5,
-        "samples_per_s": 1.0,
-        "redo_bytes_peak": config.redo_bytes_max // 2,
-        "failures": [_failure("server", 1.0), _failure("server", 3.0), _failure("worker", None)],
-        "parity_stripes": stripes,
-        "parity_wrong": wrong,
-    }
-    report = common.Report.start("soak")
-    soak.judge(report, config, summary, watch)
-    assert {name for name, ratio in report.ratios.items() if not ratio.met} == missed
-    assert report.ratios["redo_of_its_bound"].value == 0.5
-    roles = {row["role"]: row for row in report.rows if row["kind"] == "role"}
-    assert roles["server"]["recovered_s"] == [2.0, 3.0]
-    assert (roles["worker"]["open_at_the_end"], roles["coordinator"]["failures"]) == (1, 0)
-    shown = capsys.readouterr().out
-    assert "the run ended ok after 3 failures in 60 s" in shown
-    assert words in shown
+# -- parities ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,8 @@ Method: figures with known answers go through the bookkeeping; runs are replaced
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +16,7 @@ import pytest
 from bench_runs import overhead_runs, plant_wrong_parity, trace_of
 from helpers import job, table
 
-from regrow.bench import balance, common, overhead, plots, recovery, soak
+from regrow.bench import balance, common, overhead, plots, recovery, train
 from regrow.config import TrainConfig
 from regrow.errors import RegrowError, UserError
 from regrow.launch.failures import Failure
@@ -62,6 +64,26 @@ def test_steady_state_leaves_the_warm_up_out() -> None:
     assert trace.steady()["samples_per_second"] == pytest.approx(100.0)
     trace.warmup_seconds = 30.0
     assert trace.steady()["seconds"] == pytest.approx(2.0)
+
+
+def test_a_run_that_was_over_too_soon_is_made_again_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that is much faster than thought: 100 steps a second, and a report every tenth of one."""
+    asked: list[int] = []
+
+    def run(config: TrainConfig, *, display: train.Recorder) -> dict[str, Any]:
+        assert config.steps is not None
+        asked.append(config.steps)
+        display.reports = {0: [(step / 100, step) for step in range(10, config.steps + 1, 10)]}
+        known = dict.fromkeys(("samples_per_s", "cpu_seconds", "wait_seconds", "staleness_mean", "rows", "loss"), 0)
+        return {**known, "peak_rss_bytes": {"total": 0}}
+
+    monkeypatch.setattr(train.local, "train", run)
+    config = train.make_config("kaggle", train.QUICK)
+    assert train.run_ours(config, size=train.QUICK, rate=1.0)["samples_per_second"] == pytest.approx(100.0)
+    assert asked == [8, 32]
+    monkeypatch.setattr(train, "TRIES_MAX", 1)
+    with pytest.raises(RegrowError, match="too short to have a steady state"):
+        train.run_ours(config, size=train.QUICK, rate=1.0)
 
 
 def test_recovery_tables_hold_what_is_asked(tmp_path: Path) -> None:
@@ -117,35 +139,15 @@ def test_load_needs_counters_and_files() -> None:
         balance.run(quick=True, json_path=None, data="/nowhere/clicks.tsv")
 
 
-def test_resident_bytes_by_role(tmp_path: Path) -> None:
-    def process(pid: int, parent: int, pages: int, log: str | None) -> None:
-        (tmp_path / str(pid) / "fd").mkdir(parents=True)
-        (tmp_path / str(pid) / "stat").write_text(f"{pid} (a) b) S {parent} 1 1")
-        (tmp_path / str(pid) / "statm").write_text(f"999 {pages} 3")
-        if log is not None:
-            (tmp_path / str(pid) / "fd" / "2").symlink_to(f"/runs/x/logs/{log}")
-
-    process(1, 0, 5, None)
-    process(7, 1, 50, None)  # the launcher
-    process(8, 7, 10, "server-0.log")
-    process(9, 7, 12, "server-1-2.log")
-    process(10, 7, 30, "standby-3.log")
-    process(11, 7, 4, "coordinator-0.log")
-    process(12, 7, 9, "something.log")
-    process(13, 1, 99, "server-0.log")  # of somebody else
-    (tmp_path / "meminfo").write_text("")
-    page = soak.os.sysconf("SC_PAGE_SIZE")
-    assert soak.resident_bytes(tmp_path, own=7) == {
-        "launcher": 50 * page,
-        "server": 30 * page,
-        "coordinator": 4 * page,
-    }
-    assert soak.resident_bytes(tmp_path / "nothing") == {}
-
-
-def test_soak_says_what_minutes_may_be() -> None:
-    with pytest.raises(UserError, match="must be between"):
-        soak.run(quick=True, json_path=None, minutes=0.01)
+def test_the_dead_of_a_run_are_not_other_processes() -> None:
+    """Processor time that a child used is this run's own, also after its end."""
+    before = train.children_cpu_seconds()
+    burn = "import time; begin = time.process_time()\nwhile time.process_time() < begin + 0.5: pass"
+    subprocess.run([sys.executable, "-c", burn], check=True)
+    after = train.children_cpu_seconds()
+    if before is None or after is None:
+        pytest.skip("/proc does not tell")
+    assert 0.5 <= after - before < 5.0
 
 
 def test_a_check_tries_again_where_something_may_be_under_way(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -369,6 +370,26 @@ def test_a_crash_at_the_start(tmp_path: Path) -> None:
     crash(tmp_path, "stage.mkdir:1:exit")
     world(tmp_path)[0].close()
     assert list_staged(tmp_path) == []
+
+
+def test_a_directory_that_is_cleared_away(tmp_path: Path) -> None:
+    """What waited there is lost with its piece; the next piece finds a new directory, with a lock of its own."""
+    stager, storage, remote = world(tmp_path)
+    remote.open.clear()
+    submit(stager, PIECES[0], range(2))
+    wait_until(lambda: stager.progress.chunks_on_disk == 2)
+    shutil.rmtree(tmp_path / "staging")
+    remote.open.set()
+    with pytest.raises(StorageError, match=r"cannot stage chunks in .*: No such file or directory"):
+        stager.finish(PIECES[0])
+    submit(stager, PIECES[1], range(3))
+    check(storage, PIECES[1], stager.finish(PIECES[1]), range(3))
+    other = Stager(storage, directory=tmp_path / "staging")  # does not take the new one for an old one
+    submit(stager, PIECES[2], range(1))
+    check(storage, PIECES[2], stager.finish(PIECES[2]), range(1))
+    other.close()
+    stager.close()
+    assert list((tmp_path / "staging").iterdir()) == []
 
 
 def test_staging_directories_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

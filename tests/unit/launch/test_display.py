@@ -11,7 +11,7 @@ from run_reports import progress, started
 
 from regrow.config import TrainConfig
 from regrow.launch import display
-from regrow.launch.orders import Damaged
+from regrow.launch.orders import CheckpointFailed, CheckpointSaved, Damaged
 from regrow.launch.status import RunStatus
 
 
@@ -66,6 +66,23 @@ def test_plain_lines_are_said_once() -> None:
     assert shown.getvalue().splitlines() == [
         "damaged, and gone around: m/f: missing",
         "training: step 0/100 (0 %), 2/2 servers",
+    ]
+
+
+def test_a_full_storage_is_told_once_until_a_checkpoint_is_stored() -> None:
+    """Every checkpoint fails, for another file; one line, and another when it happens again later."""
+    shown = io.StringIO()
+    plain, run = display.PlainDisplay(progress=shown), started(protection="delta", ckpt="c")
+    fail = [
+        CheckpointFailed(reason=f"cannot write {cut}: no space left there", failed=1, still=False) for cut in "abcd"
+    ]
+    stored = CheckpointSaved(cut="x", count=1, kind="delta", seconds=0.1, cut_seconds=0.1, still=False)
+    for now, report in enumerate([fail[0], fail[1], fail[2], stored, fail[3]]):
+        run.receive("coordinator", 0, report, 11.0 + now / 10)
+        plain.update(run, 11.0 + now / 10)
+    assert [line for line in shown.getvalue().splitlines() if "failed" in line] == [
+        "1 checkpoint failed: cannot write a: no space left there",
+        "4 checkpoints failed: cannot write d: no space left there",
     ]
 
 

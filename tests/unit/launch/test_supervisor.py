@@ -7,6 +7,7 @@ every way to end; and all short sequences of deaths, after which the places must
 from __future__ import annotations
 
 import itertools
+import math
 import signal
 from collections.abc import Iterable
 
@@ -258,6 +259,14 @@ def test_one_that_is_paused_comes_back_as_a_zombie() -> None:
     assert not subject.counts(S1)
     assert subject.receive(ProcessFenced(who=S1)) == []
     assert subject.receive(ended(S1, OK)) == []
+
+
+def test_one_that_hangs_for_ever_is_ended_like_any_other() -> None:
+    """A long run with many of them would have no memory left if they stayed."""
+    subject = staffed(Stance.REPLACING)
+    assert subject.receive(Harm(role="server", id=1, now=4.0, pause_seconds=math.inf)) == [Pause(who=S1)]
+    orders = subject.receive(ProcessMissed(who=S1, reason="silent", now=5.5))
+    assert orders[0] == Kill(who=S1, reason="silent")
 
 
 def test_one_that_was_paused_in_vain_is_as_before() -> None:
