@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from regrow.core.coordinator import PATIENCE_SECONDS
 from regrow.core.effects import Died
 from regrow.core.identity import Identity
 from regrow.sim import machines
@@ -16,14 +17,27 @@ if TYPE_CHECKING:
 
 
 class Launcher:
+    patience_seconds = PATIENCE_SECONDS  # of its coordinators
+
     def __init__(self, world: World) -> None:
         self.world = world
 
     def start(self, role: str, index: int) -> None:
         """The launcher starts the next incarnation."""
         incarnation = self.world.newest.get((role, index), -1) + 1
-        identity = Identity(role=role, id=index, incarnation=incarnation)
         self.world.newest[role, index] = incarnation
+        self.start_as(Identity(role=role, id=index, incarnation=incarnation))
+
+    def tick(self) -> None:
+        """Time has passed. This launcher sees deaths by themselves."""
+
+    def may_tick(self) -> bool:
+        """Whether nobody is waited for who could have answered."""
+        return True
+
+    def start_as(self, identity: Identity) -> None:
+        """A process, in the place that it has from now on."""
+        role, index = identity.role, identity.id
         cuts = self.world.scenario.cuts
         if role == "worker":
             start = self.world.start.marks[0] if self.world.start is not None else 0
@@ -36,7 +50,10 @@ class Launcher:
             node = Node(identity, server)
         else:
             plan = cuts.plan if cuts is not None else None
-            node = Node(identity, machines.make_coordinator(identity, self.world.job, plan))
+            node = Node(
+                identity,
+                machines.make_coordinator(identity, self.world.job, plan, patience_seconds=self.patience_seconds),
+            )
         node.number = self.world.numbers[identity] = len(self.world.numbers)
         node.is_server = role == "server"
         self.world.agenda.void()
@@ -45,7 +62,7 @@ class Launcher:
         self.world.log(f"{short(identity)} starts")
         if role != COORDINATOR:
             self.world.network.dial(identity, COORDINATOR)
-        elif incarnation:
+        elif identity.incarnation:
             self.world.sabotage.hangs.divide(identity)
 
     def crash(self, node: Node) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from regrow.core import cuts, decode, flusher
-from regrow.core.coordinator import Coordinator
+from regrow.core.coordinator import PATIENCE_SECONDS, Coordinator
 from regrow.core.cuts import CutPlan
 from regrow.core.door import ServerDoor
 from regrow.core.effects import Send
@@ -76,10 +76,14 @@ def make_server(
     )
 
 
-def make_coordinator(identity: Identity, job: JobSpec, plan: CutPlan | None = None) -> Coordinator:
-    if plan is None:
-        return Coordinator(servers=job.servers, term=identity.incarnation)
-    return Coordinator(servers=job.servers, term=identity.incarnation, cut_plan=plan, cut_salt="sim")
+def make_coordinator(
+    identity: Identity, job: JobSpec, plan: CutPlan | None = None, *, patience_seconds: float = PATIENCE_SECONDS
+) -> Coordinator:
+    """One without a plan makes no cuts."""
+    salt = "" if plan is None else "sim"
+    return Coordinator(
+        servers=job.servers, term=identity.incarnation, cut_plan=plan, cut_salt=salt, patience_seconds=patience_seconds
+    )
 
 
 @contextlib.contextmanager

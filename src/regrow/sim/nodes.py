@@ -30,6 +30,7 @@ class Node:
     crash_after: int | None = None  # dies after so many effects of an event that has more
     number: int = 0  # counts the nodes of a world up
     is_server: bool = False
+    hung: bool = False  # paused for good: nobody lets it go on
     hidden: bool = False  # the launcher cannot reach it: replaced, it goes on as a zombie
     starved: bool = False  # it gets no ticks
 

@@ -90,6 +90,20 @@ PROBES = {
 
 # Faults of which nobody dies (hangs.py): each happened, and lasted long enough to matter.
 PROBES |= {
+    "spare": "a spare was started",
+    "spare promoted": "... and took a place",
+    "spare dies": "a spare dies before it has a place",
+    "spare hangs": "a spare hangs before it has a place",
+    "hung spare promoted": "... and was given one, because nobody knew yet",
+    "server hangs for good": "a server is stopped and nobody lets it go on",
+    "worker hangs for good": "a worker is",
+    "coordinator hangs for good": "the coordinator is",
+    "hung server killed": "the launcher ends a server that hangs",
+    "hung worker killed": "... a worker",
+    "hung coordinator killed": "... the coordinator",
+    "condemned": "a server was waited for as long as the user says, and rows are lost with it",
+}
+PROBES |= {
     "coordinator hangs": "the coordinator was stopped for seconds, and went on in office",
     "coordinator zombie": "the coordinator went on after its successor had started",
     "coordinator slow": "all ticks of the coordinator come late",

@@ -40,6 +40,7 @@ class Profile:
     clocks: bool = False  # every machine has its own
     loads: bool = False  # records are written before anybody trains, and read at the end
     faults: int = 6  # at most so many in a run
+    supervised: bool = False  # the launcher has the real supervisor, with spares (supervised.py)
     weights: tuple[tuple[str, int], ...] = (
         ("server", 6),
         ("replacement", 4),
@@ -133,6 +134,27 @@ PROFILES |= {
         Profile(name="loads-sync", mode="sync", r=(1, 1, 2), weights=LOADING, loads=True, faults=10),
         Profile(name="loads-2pc", commit="2pc", r=(1, 1, 2), weights=LOADING, loads=True, faults=10),
         Profile(name="clocks-sync", mode="sync", weights=MISTIMING, faults=14, clocks=True),
+    )
+}
+
+# Nobody lets these go on again: the supervisor must end them (forever.py).
+FOREVER = (
+    *(("coordinator for good", 3), ("worker for good", 3), ("server for good", 4), ("spare for good", 4)),
+    *(("spare death", 2), ("server", 5), ("replacement", 3), ("worker", 1), ("coordinator", 2), ("pause", 2)),
+)
+PROFILES |= {
+    profile.name: profile
+    for profile in (
+        Profile(name="forever", r=(1, 1, 2), weights=FOREVER, faults=12, supervised=True),
+        Profile(name="forever-sync", mode="sync", r=(1, 1, 2), weights=FOREVER, faults=12, supervised=True),
+        Profile(name="forever-cuts", r=(1, 1, 2), weights=FOREVER, faults=12, cuts=True, supervised=True),
+        Profile(
+            name="patience",
+            r=(1, 1, 2),
+            beyond=True,
+            weights=(("server for good", 4), ("server", 2), ("replacement", 1), ("spare for good", 1)),
+            supervised=True,
+        ),
     )
 }
 

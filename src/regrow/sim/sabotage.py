@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from regrow.sim import machines
+from regrow.sim.forever import Forever
 from regrow.sim.hangs import Hangs
 from regrow.sim.net import COORDINATOR, short
 from regrow.sim.nodes import Violation
@@ -35,6 +36,7 @@ class Saboteur:
         self.certain = False  # and it is, unless something on its way is enough
         self.serious = 0  # faults so far that may keep the coordinator from noticing another
         self.hangs = Hangs(self)
+        self.forever = Forever(self)
 
     @property
     def rate_max(self) -> float:
@@ -65,7 +67,7 @@ class Saboteur:
     def stop(self) -> None:
         """The second phase: whoever was paused goes on."""
         for node in self.world.nodes.values():
-            node.paused = False
+            node.paused = node.hung
             node.crash_after = None
         self.hangs.stop()
         self.left = 0
@@ -112,7 +114,8 @@ class Saboteur:
         for name, weight in weights:
             if place < weight:
                 method = name.replace(" ", "_")
-                if (getattr(self, "_" + method, None) or getattr(self.hangs, method))():
+                own = getattr(self, "_" + method, None) or getattr(self.hangs, method, None)
+                if (own or getattr(self.forever, method))():
                     self.left -= 1
                     self.serious += name not in MINOR
                 return
@@ -144,9 +147,7 @@ class Saboteur:
         if role == "server":
             if node.identity.id in self.down():
                 world.probes.hit("crash replacement")
-            if not self._survivable(node.identity.id):
-                self.beyond = True
-                self.certain = not self._tolerates(self._find_gone() | {node.identity.id})
+            self.note_loss(node)
             if world.node(COORDINATOR) is None:
                 world.probes.hit("server and coordinator down")
             workers = [world.node("worker", w) for w in range(world.job.workers)]
@@ -163,6 +164,13 @@ class Saboteur:
                 world.probes.hit("coordinator dies with two servers down")
         if len(self.down()) > 2:
             world.probes.hit("three servers down")
+
+    def note_loss(self, node: Node) -> bool:
+        """A server is lost: perhaps more than can come back."""
+        if not self._survivable(node.identity.id):
+            self.beyond = True
+            self.certain = not self._tolerates(self._find_gone() | {node.identity.id})
+        return True
 
     def _server(self) -> bool:
         nodes = self.find_servers(recovered=True)

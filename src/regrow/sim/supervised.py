@@ -65,6 +65,8 @@ class Spare:
 class SupervisedLauncher(Launcher):
     """Carries out what a `Supervisor` orders."""
 
+    patience_seconds = PATIENCE_SECONDS
+
     def __init__(self, world: World) -> None:
         super().__init__(world)
         watch = Watch(

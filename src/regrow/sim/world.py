@@ -37,9 +37,11 @@ from regrow.sim.probes import Probes
 from regrow.sim.profiles import CutScenario, Scenario
 from regrow.sim.reference import make_reference
 from regrow.sim.sabotage import Saboteur
+from regrow.sim.supervised import SupervisedLauncher
 
 CHAOS_EVENTS_MAX = 3000
 CALM_EVENTS_MAX = 9_000  # A run that needs more does not come to its end.
+HANG_SECONDS_MAX = 20.0  # more, where somebody may hang for good, and in a row
 CALM_SECONDS_MAX = 10.0  # for workers, whatever is still coming back in the background
 CLOCK_EVENTS = 25  # between two ticks, if the queue is never empty
 
@@ -82,7 +84,9 @@ class World:
         self.lost = ""  # what the coordinator says is gone for good
         self._trail: list[int] = []  # who got what in which event: `digest`
         self.driver = Driver(self)
-        self.launcher = Launcher(self)
+        supervised = scenario.profile.supervised
+        self.launcher = SupervisedLauncher(self) if supervised else Launcher(self)
+        self._calm_seconds_max = CALM_SECONDS_MAX + (supervised and HANG_SECONDS_MAX)
         self.sabotage = Saboteur(self)
         self.checker = Checker(self)
         self.storage = Storage(self)
@@ -113,7 +117,7 @@ class World:
         while self.network.order % 8 or not self.is_finished():
             if self.network.order > limit:
                 raise Violation("I8", f"no end after {CALM_EVENTS_MAX} quiet events: {self.find_unfinished()}")
-            if self.now > self._calm_since + CALM_SECONDS_MAX and not self.workers_done():
+            if self.now > self._calm_since + self._calm_seconds_max and not self.workers_done():
                 raise Violation("I8", f"workers wait for the background: {self.find_unfinished()}")
             self._step()
         self._drain()
@@ -201,6 +205,7 @@ class World:
         for node in list(self.nodes.values()):
             if node.alive and not node.paused and node.program is None and self.sabotage.hangs.gets_tick(node):
                 self.driver.hand(node, Tick(now=self.sabotage.hangs.read_clock(node)))
+        self.launcher.tick()
         self.checker.often()
         self.sabotage.hangs.check_holds()
 
