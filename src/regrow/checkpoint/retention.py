@@ -1,7 +1,8 @@
 """Which pieces stay. Pure: a graph, rules and a time in; names to delete and a reason for every piece out.
 
-Two wishes: to go on training (the newest `keep_last` cuts, each by its cheapest path) and to go back behind bad data
-(fulls at wide intervals, thinner with age). A piece stays if one of the kept cuts needs it, so only cuts that are not
+Two wishes: to go on training (the newest `keep_last` cuts by their lines, never by a clock, each by its cheapest path;
+of every run that goes on beside the newest one too) and to go back behind bad data (fulls at wide intervals, thinner
+with age). A piece stays if one of the kept cuts needs it, so only cuts that are not
 kept can become unreachable. When to delete what is not needed is not decided here: the merger in policy.py
 waits until readers that began before are done.
 
@@ -18,7 +19,7 @@ from collections.abc import Collection, Iterable
 from regrow.checkpoint.lineage import Graph
 from regrow.checkpoint.manifest import Manifest
 from regrow.checkpoint.storage import Unfinished
-from regrow.core.names import parse_piece_name
+from regrow.core.names import parse_piece_name, piece_name
 from regrow.errors import ConfigError
 from regrow.units import age_text, seconds_text, span_text
 
@@ -113,11 +114,17 @@ def plan_unfinished(
 
 
 def _choose_cuts(graph: Graph, rules: Rules) -> list[tuple[str, str]]:
-    newest_first = list(reversed(graph.restorable()))
+    """The newest of all, and of every run that goes on beside the newest one: it may be somebody's, and alive."""
+    restorable = {cut.id for cut in graph.restorable()}
+    newest_first = [cut.id for cut in reversed(graph.cuts.values()) if cut.id in restorable]
     kept = [
-        (cut.id, f"{cut.id}, {'the newest cut,' if not index else f'number {index + 1} of the newest cuts,'}")
+        (cut, f"{cut}, {'the newest cut,' if not index else f'number {index + 1} of the newest cuts,'}")
         for index, cut in enumerate(newest_first[: rules.keep_last])
     ]
+    for run in reversed(graph.runs):
+        newest = [cut.id for cut in reversed(run.cuts) if cut.id in restorable][: rules.keep_last]
+        if run.is_open:
+            kept += [(cut, f"{cut}, of a run that goes on beside the newest,") for cut in newest]
     return kept + [(cut, f"{cut}, which is pinned,") for cut in sorted(rules.pinned)]
 
 
@@ -127,23 +134,43 @@ def choose_fulls(graph: Graph, rules: Rules, *, now: float) -> list[tuple[Manife
     if not rules.keep_full_every_seconds:
         return []
     oldest: dict[tuple[int, int], Manifest] = {}
-    for piece in _oldest_first(piece for piece in graph.pieces.values() if piece.source is None):
-        age = max(0.0, now - piece.target.created) / rules.keep_full_every_seconds
+    for cut, at in _tell_times(graph, now).items():
+        piece = graph.pieces.get(piece_name(None, cut))
+        if piece is None:
+            continue
+        age = max(0.0, now - at) / rules.keep_full_every_seconds
         thinning = max(0, math.floor(math.log2(max(1.0, age / FULLS_BEFORE_THINNING)) + (age >= FULLS_BEFORE_THINNING)))
         seconds = rules.keep_full_every_seconds * 2**thinning
-        oldest.setdefault((thinning, math.floor(piece.target.created / seconds)), piece)
+        oldest.setdefault((thinning, math.floor(at / seconds)), piece)
     return [
         (piece, f"the full to go back to for {span_text(rules.keep_full_every_seconds * 2**thinning)}")
         for (thinning, _), piece in oldest.items()
     ]
 
 
+def _tell_times(graph: Graph, now: float) -> dict[str, float]:
+    """When each cut was made, oldest first, as far as clocks can be believed: none later than one that came after it
+    or than now, and none earlier than one before it. Nothing else is decided by a clock, and the newest cuts are not."""
+    times: dict[str, float] = {}
+    latest = now
+    for cut in reversed(graph.cuts.values()):
+        latest = cut.created if cut.created <= now else latest
+        times[cut.id] = latest
+    earliest = -math.inf
+    for name in graph.cuts:
+        earliest = times[name] = max(earliest, times[name])
+    return times
+
+
 def _may_be_completed(graph: Graph, doomed: set[str]) -> set[str]:
-    """Unreachable pieces newer than the newest restorable cut: uploads may finish out of order."""
+    """Unreachable pieces newer than the newest restorable cut, or than that of their run if it is open: uploads may
+    finish out of order."""
+    restorable = {cut.id for cut in graph.restorable()}
     newest, order = graph.newest(), list(graph.cuts)
     newer = set(order[order.index(newest.id) + 1 :]) if newest is not None else set(order)
+    for run in graph.runs:
+        for cut in reversed(run.cuts if run.is_open else ()):
+            if cut.id in restorable:
+                break
+            newer.add(cut.id)
     return {name for name in doomed if graph.pieces[name].target.id in newer}
-
-
-def _oldest_first(pieces: Iterable[Manifest]) -> list[Manifest]:
-    return sorted(pieces, key=lambda piece: (piece.target.created, piece.target.id))

@@ -69,7 +69,7 @@ def find_newest(url: str, *, run: str, progress: Progress | None = None) -> tupl
     damage: dict[str, str] = {}
     while True:
         cuts = [cut for cut in graph.restorable() if cut.extra.get("run") == run]
-        cut = max(cuts, key=lambda cut: (cut.created, cut.step), default=None)
+        cut = cuts[-1] if cuts else None
         unread = [piece for piece in graph.path(cut.id) or () if piece.name not in sound] if cut is not None else []
         if progress is None or not unread:
             break
