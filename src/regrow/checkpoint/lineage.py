@@ -3,7 +3,8 @@
 Cuts are nodes, pieces are edges, "nothing" (None) is where every full begins. To restore a cut is to follow a path from
 nothing to it. Two rules for choosing one: an exact path is always taken before one that holds quantised pieces, and
 among equals the one of the fewest bytes, then of the fewest pieces. A piece that is missing is an edge that is not
-there: the answers change, nothing else does. Answers carry their reason. Which cut is the newest is for order.py to say.
+there: the answers change, nothing else does. Answers carry their reason. Which cut is the newest,
+order.py says.
 """
 
 from __future__ import annotations

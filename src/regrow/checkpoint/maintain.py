@@ -15,7 +15,7 @@ from regrow.checkpoint.guard import Guard, Stop
 from regrow.checkpoint.lineage import Graph, Plan
 from regrow.checkpoint.listing import Listing
 from regrow.checkpoint.load import verify_pieces
-from regrow.checkpoint.manifest import MANIFEST, ChunkInfo, Cut, Manifest
+from regrow.checkpoint.manifest import ChunkInfo, Cut, Manifest
 from regrow.checkpoint.merge import PieceBroken, fold
 from regrow.checkpoint.retention import UNFINISHED_SECONDS, Rules, plan_unfinished, prune_plan
 from regrow.checkpoint.storage import Storage, Unfinished
@@ -177,7 +177,7 @@ def delete_pieces(listing: Listing, names: Sequence[str], *, stop: Stop) -> Iter
     """Deletes pieces one by one. Stops between two, never within one."""
     for name in names:
         stop.check("interrupted; what was not listed as deleted is still there")
-        if name not in listing.graph.pieces and MANIFEST in listing.storage.names(name):
+        if name not in listing.graph.pieces and listing.storage.has_manifest(name):
             continue  # it was unfinished, and somebody has finished it since
         listing.storage.delete_piece(name)
         yield name

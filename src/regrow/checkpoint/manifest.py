@@ -80,7 +80,7 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
 
 class Cut(msgspec.Struct, frozen=True, kw_only=True):
     """A state of training at one consistent instant. `marks` are the last pushes applied, per worker. `created` is what
-    a clock said, for people. `line` says which cut is older; those that were made before it was thought of have none."""
+    a clock said, for people. `line` says which cut is older; cuts from before there were lines have none."""
 
     id: str
     step: int

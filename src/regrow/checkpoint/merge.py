@@ -250,9 +250,8 @@ class Fold:
             folded=tuple(_list_folded(self.path)),
             made_by=MADE_BY,
         )
-        there = self.storage.names(self.name)
-        if lost := [info.name for info in chunks if there.get(info.name) != info.bytes]:
-            raise CheckpointError(f"{self.name}/{lost[0]} was deleted while the piece was made", hint="fold it again")
+        if lost := self.storage.find_lost(manifest):
+            raise CheckpointError(f"{lost} was deleted while the piece was made", hint="fold it again")
         self.storage.write_manifest(manifest)
         return manifest
 

@@ -130,10 +130,7 @@ def _sort_names(
     order: list[str] = []
     done: set[str] = set()
     while waiting:
-        if ready:
-            run = heapq.heappop(ready)[-1]
-        else:
-            run = min(waiting, key=weight.__getitem__)
+        run = heapq.heappop(ready)[-1] if ready else min(waiting, key=weight.__getitem__)
         if run in done:
             continue
         done.add(run)

@@ -13,6 +13,7 @@ on another machine from a slow one, but by its silence; so the rule is an age.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Collection, Iterable
 
@@ -150,16 +151,14 @@ def choose_fulls(graph: Graph, rules: Rules, *, now: float) -> list[tuple[Manife
 
 def _tell_times(graph: Graph, now: float) -> dict[str, float]:
     """When each cut was made, oldest first, as far as clocks can be believed: none later than one that came after it
-    or than now, and none earlier than one before it. Nothing else is decided by a clock, and the newest cuts are not."""
+    or than now, and none earlier than one before it. A clock decides nothing else: not which cuts are the newest."""
     times: dict[str, float] = {}
     latest = now
     for cut in reversed(graph.cuts.values()):
         latest = cut.created if cut.created <= now else latest
         times[cut.id] = latest
-    earliest = -math.inf
-    for name in graph.cuts:
-        earliest = times[name] = max(earliest, times[name])
-    return times
+    rising = itertools.accumulate((times[cut] for cut in graph.cuts), max)
+    return dict(zip(graph.cuts, rising, strict=True))
 
 
 def _may_be_completed(graph: Graph, doomed: set[str]) -> set[str]:

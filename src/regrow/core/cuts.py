@@ -24,6 +24,7 @@ from regrow.core.states import ATTEMPT, AttemptState, Life
 STEPS_AHEAD = 4  # Synchronous: how far ahead a cut is named. Too few: it comes too late and is named again.
 STEPS_AHEAD_MAX = 256
 WHOLE_SECONDS = 1.0  # After a server was found to be on its way back: when to ask again.
+TERM = 1 << 32  # Cuts are numbered from term times this: a coordinator's successor counts above it.
 GIVEN_UP_MAX = 100  # Pieces to be removed, remembered; a storage that is gone must not make this grow.
 
 
@@ -104,7 +105,7 @@ class Cuts:
         self.count = 0
         self.failed = 0
         self._is_sync = is_sync
-        self._number = term << 32
+        self._number = term * TERM
         self._salt = salt
         self._peers: dict[int, Identity] = {}
         self._attempt: Attempt | None = None

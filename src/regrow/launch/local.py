@@ -315,7 +315,13 @@ class _Run:
             frame_bytes_max=config.frame_bytes_max,
             authenticate=config.authenticate,
             config=config.to_dict(),
-            saving=checkpoints.plan_saving(config, run=self.run_id, start=start, dead=self.status.cuts_dead),
+            saving=checkpoints.plan_saving(
+                config,
+                run=self.run_id,
+                start=start,
+                starts=len(self.status.restores),
+                dead=self.status.cuts_dead,
+            ),
             start=None if start is None else StoredCut(url=start.url, cut=start.cut),
             hanging=Hanging(silent_seconds=config.silent_limits["server"], patience_seconds=config.patience_seconds),
         )

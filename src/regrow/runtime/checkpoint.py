@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import mmap
 import time
@@ -23,12 +24,24 @@ import numpy as np
 from regrow.checkpoint.chunks import CHUNK_BYTES, Chunk, Rows, split
 from regrow.checkpoint.lineage import Graph
 from regrow.checkpoint.load import LoadReport, restore
-from regrow.checkpoint.manifest import ChunkInfo, Cut, Manifest, TableInfo, are_apart, chunk_name, shard_name
-from regrow.checkpoint.policy import clear_wanted, read_wanted_full
+from regrow.checkpoint.manifest import (
+    MANIFEST,
+    ChunkInfo,
+    Cut,
+    Line,
+    Manifest,
+    TableInfo,
+    Turn,
+    are_apart,
+    chunk_name,
+    shard_name,
+)
+from regrow.checkpoint.merger import clear_wanted, read_wanted_full
+from regrow.checkpoint.order import make_line
 from regrow.checkpoint.staging import CHUNKS_IN_MEMORY_MAX, Stager
 from regrow.checkpoint.storage import Storage
 from regrow.core.cut import Save, Saved
-from regrow.core.cuts import ManifestWritten, WriteManifest
+from regrow.core.cuts import TERM, ManifestWritten, WriteManifest
 from regrow.core.job import JobSpec
 from regrow.core.wayback import LoadedAll, LoadedRows
 from regrow.errors import CheckpointError, RegrowError
@@ -183,42 +196,78 @@ class Saver:
             self._stager.close()
 
 
-def write_manifest(
-    url: str, job: JobSpec, cut: WriteManifest, *, extra: dict[str, Any], encoding: str, bits: int, made_by: str
-) -> ManifestWritten:
-    """Writes the manifest: from here on the checkpoint exists."""
-    try:
-        storage = Storage.open(url)
-        chunks = [info for part in cut.chunks for info in msgspec.json.decode(part, type=list[ChunkInfo])]
+@dataclasses.dataclass(slots=True, kw_only=True)
+class ManifestWriter:
+    """Writes the manifests of a coordinator. In a thread: it waits for storage."""
+
+    url: str
+    run: str
+    starts: int  # how often the run began again before this
+    extra: dict[str, Any]
+    encoding: str
+    bits: int
+    made_by: str
+    clock: Callable[[], float] = time.time
+    _storage: Storage | None = None
+    _seen: dict[str, Turn] | None = None  # other runs, when this one made its first checkpoint
+
+    def open(self) -> Storage:
+        self._storage = self._storage or Storage.open(self.url)
+        return self._storage
+
+    def write(self, job: JobSpec, cut: WriteManifest) -> ManifestWritten:
+        """Writes the manifest: from here on the checkpoint exists."""
+        try:
+            storage = self.open()
+            manifest = self._make(job, cut, self._make_line(storage, cut.number))
+            # Whoever was stopped for long enough may find that they were taken for left over.
+            if lost := storage.find_lost(manifest):
+                raise CheckpointError(f"{lost} is gone")
+            storage.write_manifest(manifest)
+            if lost := storage.find_lost(manifest):  # or was stopped just then
+                storage.delete(f"{manifest.name}/{MANIFEST}")
+                raise CheckpointError(f"{lost} is gone")
+            return ManifestWritten(number=cut.number, full_wanted=_full_wanted(storage, full=cut.source is None))
+        except RegrowError as error:
+            return ManifestWritten(number=cut.number, error=error.message)
+        except Exception as error:
+            log.exception("cut %d", cut.number)
+            return ManifestWritten(number=cut.number, error=repr(error))
+
+    def discard(self, pieces: tuple[str, ...]) -> None:
+        """Removes what is left of cuts that were given up. It only takes space, so errors do not matter."""
+        for piece in pieces:
+            with contextlib.suppress(CheckpointError):
+                self.open().delete_piece(piece)
+
+    def _make_line(self, storage: Storage, number: int) -> Line:
+        """By what was there when the run began; a successor finds that in the checkpoints of its predecessors."""
+        turn = (self.starts, *divmod(number, TERM))
+        if self._seen is None:
+            manifests, _ = storage.manifests()
+            self._seen = make_line([each.target for each in manifests], run=self.run, turn=turn).seen
+        return Line(run=self.run, turn=turn, seen=self._seen)
+
+    def _make(self, job: JobSpec, cut: WriteManifest, line: Line) -> Manifest:
         target = Cut(
             id=cut.target,
             step=min(cut.marks),
             marks=cut.marks,
-            created=time.time(),
+            created=self.clock(),
             job=msgspec.to_builtins(job),
-            extra=extra,
+            extra={**self.extra, "run": self.run},
+            line=line,
         )
-        manifest = Manifest(
+        return Manifest(
             source=cut.source,
             target=target,
             tables=table_infos(job),
             seed=job.seed,
-            chunks=tuple(chunks),
-            encoding=encoding,  # type: ignore[arg-type]
-            bits=bits,  # type: ignore[arg-type]
-            made_by=made_by,
+            chunks=tuple(info for part in cut.chunks for info in msgspec.json.decode(part, type=list[ChunkInfo])),
+            encoding=self.encoding,  # type: ignore[arg-type]
+            bits=self.bits,  # type: ignore[arg-type]
+            made_by=self.made_by,
         )
-        # Whoever was stopped for long enough may find that they were taken for left over.
-        there = storage.names(manifest.name)
-        if lost := [info.name for info in chunks if there.get(info.name) != info.bytes]:
-            raise CheckpointError(f"{manifest.name}/{lost[0]} is gone")
-        storage.write_manifest(manifest)
-        return ManifestWritten(number=cut.number, full_wanted=_full_wanted(storage, full=cut.source is None))
-    except RegrowError as error:
-        return ManifestWritten(number=cut.number, error=error.message)
-    except Exception as error:
-        log.exception("cut %d", cut.number)
-        return ManifestWritten(number=cut.number, error=repr(error))
 
 
 def _full_wanted(storage: Storage, *, full: bool) -> bool:
@@ -231,13 +280,6 @@ def _full_wanted(storage: Storage, *, full: bool) -> bool:
     except CheckpointError as error:  # the checkpoint exists all the same
         log.warning("%s", error.message)
         return False
-
-
-def discard(url: str, pieces: tuple[str, ...]) -> None:
-    """Removes what is left of cuts that were given up. It only takes space, so errors do not matter."""
-    for piece in pieces:
-        with contextlib.suppress(CheckpointError):
-            Storage.open(url).delete_piece(piece)
 
 
 class Loader:

@@ -21,9 +21,10 @@ from helpers import wait_until
 
 from regrow.checkpoint import failpoints, staging
 from regrow.checkpoint.chunks import Chunk, Rows, decode_chunk, describe, encode_chunk
+from regrow.checkpoint.files import RemoteFiles
 from regrow.checkpoint.manifest import ChunkInfo, TableInfo, chunk_name
 from regrow.checkpoint.staging import Pace, Progress, Stager
-from regrow.checkpoint.storage import RemoteFiles, Storage
+from regrow.checkpoint.storage import Storage
 from regrow.core.names import cut_id, piece_name
 from regrow.errors import CheckpointError, StorageError, UserError
 
