@@ -24,6 +24,7 @@ from regrow.bench import common, recovery
 from regrow.checkpoint import merger, policy
 from regrow.checkpoint.lineage import Graph
 from regrow.checkpoint.load import LoadReport
+from regrow.checkpoint.manifests import ManifestWriter
 from regrow.checkpoint.storage import Storage
 from regrow.core.cut import TENANT, Save, Saved
 from regrow.core.cuts import WriteManifest
@@ -33,7 +34,7 @@ from regrow.core.wayback import LoadedAll, LoadedRows
 from regrow.data.synthetic import CARDINALITIES, SyntheticDataset
 from regrow.errors import RegrowError
 from regrow.nn.presets import MODELS
-from regrow.runtime.checkpoint import Loader, ManifestWriter, Saver
+from regrow.runtime.checkpoint import Loader, Saver
 from regrow.store.memory import MemoryStore
 
 SHAPE, SEED = "kaggle", 1

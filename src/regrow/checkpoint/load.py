@@ -16,7 +16,7 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future
 
 from regrow.checkpoint import direct
 from regrow.checkpoint.chunks import CHUNK_BYTES, Chunk, read_chunk
@@ -98,7 +98,7 @@ def restore(
     from jobs of different layouts have the shard "all" and are always read.
     """
     load = _Load(storage, plan, apply, shard_filter, progress, ahead_bytes_max)
-    with ThreadPoolExecutor(max_workers=threads, thread_name_prefix="restore") as pool:
+    with storage.open_threads(threads, "restore") as pool:
         return load.run(pool)
 
 
@@ -124,7 +124,7 @@ class _Load:
         self.broken: list[_Broken] = []
         self.bytes = self.rows = 0
 
-    def run(self, pool: ThreadPoolExecutor) -> LoadReport:
+    def run(self, pool: Executor) -> LoadReport:
         began = time.monotonic()
         while self.way:
             try:
@@ -146,7 +146,7 @@ class _Load:
             return list(piece.chunks)
         return [info for info in piece.chunks if info.shard == ALL_SHARDS or self.shard_filter(info.shard)]
 
-    def _look(self, pool: ThreadPoolExecutor) -> None:
+    def _look(self, pool: Executor) -> None:
         """Files that are missing or too short are found before anything is applied: one listing per piece."""
         for piece, found in zip(self.way, pool.map(self._list_files, self.way), strict=True):
             if isinstance(found, _Broken):
@@ -161,7 +161,7 @@ class _Load:
         except CheckpointError as error:
             return _Broken(piece, "", error)
 
-    def _follow(self, pool: ThreadPoolExecutor) -> None:
+    def _follow(self, pool: Executor) -> None:
         total = self.bytes + sum(info.bytes for piece in self.way for info in self._choose_chunks(piece))
         with contextlib.closing(self._chunks_ahead(pool)) as chunks:
             for piece, info, chunk in chunks:
@@ -180,7 +180,7 @@ class _Load:
         memory = self.memory.take(info.bytes)
         return read_chunk(self.storage, piece, info, into=memory), memory
 
-    def _chunks_ahead(self, pool: ThreadPoolExecutor) -> _Ahead:
+    def _chunks_ahead(self, pool: Executor) -> _Ahead:
         """Decoded chunks in order; after the last one of a piece, (piece, None, {})."""
         jobs: Iterator[tuple[Manifest, ChunkInfo | None]] = (
             (piece, info) for piece in self.way for info in (*self._choose_chunks(piece), None)
@@ -291,7 +291,7 @@ def _problems(
 ) -> list[Problem]:
     problems: list[Problem] = []
     total, done = sum(piece.bytes for piece in manifests), 0
-    with ThreadPoolExecutor(max_workers=threads, thread_name_prefix="verify") as pool:
+    with storage.open_threads(threads, "verify") as pool:
         suspects: list[tuple[Manifest, ChunkInfo]] = []
         for piece, found in zip(manifests, pool.map(lambda piece: _names(storage, piece), manifests), strict=True):
             wrong, readable = _listing_problems(piece, found)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from regrow.checkpoint.chunks import decode_chunk
@@ -86,7 +85,7 @@ def _copy_as_it_is(storage: Storage, piece: Manifest, progress: Progress) -> Man
         return info.bytes
 
     done = 0
-    with ThreadPoolExecutor(COPY_THREADS, thread_name_prefix="copy") as pool:
+    with storage.open_threads(COPY_THREADS, "copy") as pool:
         for count in pool.map(copy, piece.chunks):
             done += count
             progress(done, piece.bytes)

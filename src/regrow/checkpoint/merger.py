@@ -258,7 +258,7 @@ class Merger:
             nonlocal done
             done = read
 
-        began = time.monotonic()
+        began = self._ticks()
         made = fold(
             self._storage,
             graph,
@@ -268,7 +268,7 @@ class Merger:
             replace=replace,
             progress=progress,
         )
-        seconds = max(time.monotonic() - began, 1e-6)
+        seconds = max(self._ticks() - began, 1e-6)
         self._state.broken.pop(name, None)
         if done:  # otherwise another merger was faster, and there is nothing to measure
             self._measure(graph, due, made, done / seconds)

@@ -83,6 +83,11 @@ class Storage:
         assert attempts >= 1
         return cls(url, open_files(url), timeout_seconds=timeout_seconds, attempts=attempts)
 
+    def open_threads(self, count: int, name: str) -> concurrent.futures.Executor:
+        """For many calls side by side. All threads of this package that call storage come from here, or from whoever
+        makes chunks (staging.py): in a simulated storage there are none."""
+        return concurrent.futures.ThreadPoolExecutor(count, thread_name_prefix=name)
+
     def pieces(self) -> list[str]:
         """Names of the pieces that have a manifest, in order."""
         return [name for name, stamp in self._stamps() if stamp is not None]
@@ -235,7 +240,7 @@ class Storage:
     def _each(self, names: list[str], job: Callable[[str], T]) -> list[tuple[str, T]]:
         if not names:
             return []
-        with concurrent.futures.ThreadPoolExecutor(LISTING_THREADS) as pool:
+        with self.open_threads(LISTING_THREADS, "list") as pool:
             return list(zip(names, pool.map(job, names), strict=True))
 
     def _call(self, verb: str, path: str, job: Callable[[threading.Event], T]) -> T:
@@ -258,7 +263,7 @@ class Storage:
                     )
         if call.failed:
             assert call.error is not None
-            raise _storage_error(verb, where, call.error) from call.error
+            raise make_error(verb, where, call.error) from call.error
         return call.result  # type: ignore[no-any-return]
 
     def _count_return(self) -> None:
@@ -287,7 +292,7 @@ class _Call:
                 self.result = self._job(self.given_up)
             except BaseException as error:
                 self.error = error
-                last = attempt == self._attempts - 1 or not _may_pass(error)
+                last = attempt == self._attempts - 1 or not may_pass(error)
                 if not last and not self.given_up.wait(WAIT_SECONDS * 2**attempt):
                     continue
                 self.failed = True
@@ -298,7 +303,7 @@ class _Call:
             self.at_end()
 
 
-def _may_pass(error: BaseException) -> bool:
+def may_pass(error: BaseException) -> bool:
     """Whether to try again: not what is our bug, the user's mistake, or a full disk."""
     if isinstance(error, OSError):
         return not isinstance(error, _FINAL) and error.errno not in _FINAL_NUMBERS
@@ -306,7 +311,7 @@ def _may_pass(error: BaseException) -> bool:
     return type(error).__module__ != "builtins" and type(error).__name__ not in _FINAL_NAMES
 
 
-def _storage_error(verb: str, where: str, error: BaseException) -> StorageError:
+def make_error(verb: str, where: str, error: BaseException) -> StorageError:
     if isinstance(error, FileNotFoundError):
         hint = "is the bucket or directory there?" if verb == "write" else None
         return StorageError(f"cannot {verb} {where}: it is not there", hint=hint, missing=True)

@@ -1,4 +1,4 @@
-"""A server's rows on their way to storage and back, and the manifest that makes a checkpoint of them.
+"""A server's rows on their way to storage and back. (The manifest of them is the coordinator's: checkpoint/manifests.py.)
 
 `regrow.core.cut` says when; here are the threads. Captured rows are taken a chunk at a time: the capture is read on
 the server's own loop, for a few milliseconds, straight into the form of a file; everything else happens in threads. At
@@ -9,8 +9,6 @@ costs the checkpoint, never the training.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import dataclasses
 import logging
 import mmap
 import time
@@ -24,24 +22,11 @@ import numpy as np
 from regrow.checkpoint.chunks import CHUNK_BYTES, Chunk, Rows, split
 from regrow.checkpoint.lineage import Graph
 from regrow.checkpoint.load import LoadReport, restore
-from regrow.checkpoint.manifest import (
-    MANIFEST,
-    ChunkInfo,
-    Cut,
-    Line,
-    Manifest,
-    TableInfo,
-    Turn,
-    are_apart,
-    chunk_name,
-    shard_name,
-)
-from regrow.checkpoint.merger import clear_wanted, read_wanted_full
-from regrow.checkpoint.order import make_line
+from regrow.checkpoint.manifest import Manifest, are_apart, chunk_name, shard_name
+from regrow.checkpoint.manifests import table_infos
 from regrow.checkpoint.staging import CHUNKS_IN_MEMORY_MAX, Stager
 from regrow.checkpoint.storage import Storage
 from regrow.core.cut import Save, Saved
-from regrow.core.cuts import TERM, ManifestWritten, WriteManifest
 from regrow.core.job import JobSpec
 from regrow.core.wayback import LoadedAll, LoadedRows
 from regrow.errors import CheckpointError, RegrowError
@@ -62,20 +47,6 @@ LOAD_PART_BYTES = 4 << 20
 def shard_of(job: JobSpec, server: int) -> str:
     """The name under which a server writes chunks."""
     return shard_name(server, job.servers, (job.rings, [(table.k, table.r) for table in job.tables]))
-
-
-def table_infos(job: JobSpec) -> tuple[TableInfo, ...]:
-    return tuple(
-        TableInfo(
-            name=table.name,
-            rows=table.rows,
-            dim=table.dim,
-            states=table.optimizer.state_parts(table.dim),
-            init_bound=table.init_bound,
-            index=index,
-        )
-        for index, table in enumerate(job.tables)
-    )
 
 
 def chunk_of(job: JobSpec, captured: list[TableRows]) -> Chunk:
@@ -194,92 +165,6 @@ class Saver:
         self._number = 0
         if self._stager is not None:
             self._stager.close()
-
-
-@dataclasses.dataclass(slots=True, kw_only=True)
-class ManifestWriter:
-    """Writes the manifests of a coordinator. In a thread: it waits for storage."""
-
-    url: str
-    run: str
-    starts: int  # how often the run began again before this
-    extra: dict[str, Any]
-    encoding: str
-    bits: int
-    made_by: str
-    clock: Callable[[], float] = time.time
-    _storage: Storage | None = None
-    _seen: dict[str, Turn] | None = None  # other runs, when this one made its first checkpoint
-
-    def open(self) -> Storage:
-        self._storage = self._storage or Storage.open(self.url)
-        return self._storage
-
-    def write(self, job: JobSpec, cut: WriteManifest) -> ManifestWritten:
-        """Writes the manifest: from here on the checkpoint exists."""
-        try:
-            storage = self.open()
-            manifest = self._make(job, cut, self._make_line(storage, cut.number))
-            # Whoever was stopped for long enough may find that they were taken for left over.
-            if lost := storage.find_lost(manifest):
-                raise CheckpointError(f"{lost} is gone")
-            storage.write_manifest(manifest)
-            if lost := storage.find_lost(manifest):  # or was stopped just then
-                storage.delete(f"{manifest.name}/{MANIFEST}")
-                raise CheckpointError(f"{lost} is gone")
-            return ManifestWritten(number=cut.number, full_wanted=_full_wanted(storage, full=cut.source is None))
-        except RegrowError as error:
-            return ManifestWritten(number=cut.number, error=error.message)
-        except Exception as error:
-            log.exception("cut %d", cut.number)
-            return ManifestWritten(number=cut.number, error=repr(error))
-
-    def discard(self, pieces: tuple[str, ...]) -> None:
-        """Removes what is left of cuts that were given up. It only takes space, so errors do not matter."""
-        for piece in pieces:
-            with contextlib.suppress(CheckpointError):
-                self.open().delete_piece(piece)
-
-    def _make_line(self, storage: Storage, number: int) -> Line:
-        """By what was there when the run began; a successor finds that in the checkpoints of its predecessors."""
-        turn = (self.starts, *divmod(number, TERM))
-        if self._seen is None:
-            manifests, _ = storage.manifests()
-            self._seen = make_line([each.target for each in manifests], run=self.run, turn=turn).seen
-        return Line(run=self.run, turn=turn, seen=self._seen)
-
-    def _make(self, job: JobSpec, cut: WriteManifest, line: Line) -> Manifest:
-        target = Cut(
-            id=cut.target,
-            step=min(cut.marks),
-            marks=cut.marks,
-            created=self.clock(),
-            job=msgspec.to_builtins(job),
-            extra={**self.extra, "run": self.run},
-            line=line,
-        )
-        return Manifest(
-            source=cut.source,
-            target=target,
-            tables=table_infos(job),
-            seed=job.seed,
-            chunks=tuple(info for part in cut.chunks for info in msgspec.json.decode(part, type=list[ChunkInfo])),
-            encoding=self.encoding,  # type: ignore[arg-type]
-            bits=self.bits,  # type: ignore[arg-type]
-            made_by=self.made_by,
-        )
-
-
-def _full_wanted(storage: Storage, *, full: bool) -> bool:
-    """Whether a merger misses a delta, and asks for a full. This one counts, if it is one."""
-    try:
-        wanted = read_wanted_full(storage) is not None
-        if wanted and full:
-            clear_wanted(storage)
-        return wanted and not full
-    except CheckpointError as error:  # the checkpoint exists all the same
-        log.warning("%s", error.message)
-        return False
 
 
 class Loader:

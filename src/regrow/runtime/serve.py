@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from regrow import _kernels
+from regrow.checkpoint.manifests import ManifestWriter
 from regrow.core.coordinator import PATIENCE_SECONDS, SILENT_SECONDS, Coordinator
 from regrow.core.cut import Save, Unsave
 from regrow.core.cuts import CutNow, CutPlan, WriteManifest
@@ -39,7 +40,7 @@ from regrow.core.server import Server
 from regrow.core.wayback import Load
 from regrow.errors import ConnectionLost, Refusal, RegrowError
 from regrow.launch import orders
-from regrow.runtime.checkpoint import Loader, ManifestWriter, Saver
+from regrow.runtime.checkpoint import Loader, Saver
 from regrow.runtime.client import new_event_loop
 from regrow.runtime.parent import Parent
 from regrow.runtime.transport import Endpoint

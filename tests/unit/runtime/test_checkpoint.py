@@ -21,6 +21,7 @@ from helpers import job, table
 from regrow.checkpoint.chunks import Chunk
 from regrow.checkpoint.lineage import Graph
 from regrow.checkpoint.manifest import Cut, Manifest
+from regrow.checkpoint.manifests import ManifestWriter, table_infos
 from regrow.checkpoint.storage import Storage
 from regrow.core.cut import Save, Saved
 from regrow.core.cuts import TERM, WriteManifest
@@ -31,13 +32,11 @@ from regrow.launch import checkpoints
 from regrow.runtime import checkpoint
 from regrow.runtime.checkpoint import (
     Loader,
-    ManifestWriter,
     Saver,
     check_fits,
     chunk_of,
     loaded_rows,
     shard_of,
-    table_infos,
 )
 from regrow.store.memory import MemoryStore
 
