@@ -148,9 +148,10 @@ class Storage:
 
     def has_manifest(self, name: str) -> bool:
         """Whether a piece exists, of the file itself: a listing may be a little behind."""
-        return self._exists(f"{name}/{MANIFEST}")
+        return self.has(f"{name}/{MANIFEST}")
 
-    def _exists(self, path: str) -> bool:
+    def has(self, path: str) -> bool:
+        """Whether a file is there, of the file itself."""
         return self._call("look for", path, lambda given_up: self._files.stamp(path)) is not None
 
     def find_lost(self, manifest: Manifest) -> str | None:
@@ -158,7 +159,7 @@ class Storage:
         there = self.names(manifest.name)
         for info in manifest.chunks:
             path = f"{manifest.name}/{info.name}"
-            if there.get(info.name) != info.bytes and (info.name in there or not self._exists(path)):
+            if there.get(info.name) != info.bytes and (info.name in there or not self.has(path)):
                 return path
         return None
 
