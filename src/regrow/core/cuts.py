@@ -25,9 +25,9 @@ STEPS_AHEAD = 4  # Synchronous: how far ahead a cut is named. Too few: it comes 
 STEPS_AHEAD_MAX = 256
 WHOLE_SECONDS = 1.0  # After a server was found to be on its way back: when to ask again.
 # An attempt that takes longer is given up: a server that does not say how storing went, a manifest that is not written.
-# Half as long as what is unfinished may lie about unfinished (`retention.UNFINISHED_SECONDS`), so that nobody can have
-# deleted any of it when the manifest is written. Too small: a full that takes long is never made. Too large: a run whose
-# storage hangs in a way that nobody noticed makes no checkpoints for so long.
+# Half as long as what is unfinished may lie about (`retention.UNFINISHED_SECONDS`), so that nobody can have deleted any
+# of it when the manifest is written. Too small: a full that takes long is never made. Too large: a run whose storage
+# hangs in a way that nobody noticed makes no checkpoints for so long.
 ATTEMPT_SECONDS_MAX = 43200.0
 TERM = 1 << 32  # Cuts are numbered from term times this: a coordinator's successor counts above it.
 GIVEN_UP_MAX = 100  # Pieces to be removed, remembered; a storage that is gone must not make this grow.

@@ -1,4 +1,4 @@
-"""A server's rows on their way to storage and back. (The manifest of them is the coordinator's: checkpoint/manifests.py.)
+"""A server's rows on their way to storage and back. The manifest of them is written in checkpoint/manifests.py.
 
 `regrow.core.cut` says when; here are the threads. Captured rows are taken a chunk at a time: the capture is read on
 the server's own loop, for a few milliseconds, straight into the form of a file; everything else happens in threads. At

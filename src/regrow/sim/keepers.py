@@ -19,7 +19,7 @@ from regrow.checkpoint.load import restore
 from regrow.checkpoint.manifest import Cut, Manifest, chunk_name, shard_name
 from regrow.checkpoint.manifests import ManifestWriter
 from regrow.checkpoint.merger import Event, Merger
-from regrow.core.cuts import CutPlan, Cuts, WriteManifest
+from regrow.core.cuts import Cuts, WriteManifest
 from regrow.core.effects import Send
 from regrow.core.identity import Identity
 from regrow.core.messages import CutAsk, CutAt, CutBegun, CutEnd, CutMarks, CutSaved
@@ -53,6 +53,7 @@ class Run:
     salt: str = ""
     skew: float = 0.0  # of its clock
     coordinator: Coordinator | None = None
+    leader: Actor | None = None  # which is it
     actors: list[Actor] = dataclasses.field(default_factory=list)  # all of its processes
     merger: Actor | None = None
     dead: list[str] = dataclasses.field(default_factory=list)  # cuts that it was storing when all of it died
@@ -70,6 +71,7 @@ class Coordinator:
         self.shelf, self.run, self.term = shelf, run, term
         self.inbox: list[tuple[int, CutSaved] | None] = []  # None: a server died
         self.storing: dict[int, str] = {}  # number -> cut
+        self.writing = False  # a manifest
         self._servers = {index: Identity(role="server", id=index) for index in range(shelf.servers)}
         self._cuts = Cuts(shelf.plan, is_sync=False, term=term, salt=run.salt)
         self._writer = ManifestWriter(
@@ -124,7 +126,9 @@ class Coordinator:
             self.run.actors.append(self.shelf.stage.spawn(f"{self.run.name} saver {server}", saver.work))
 
     def _write_manifest(self, write: WriteManifest) -> None:
+        self.writing = True
         done = self._writer.write(self.shelf.job, write)
+        self.writing = False
         if not done.error:
             self.run.told.append(write.target)
             self.shelf.probes.hit("checkpoint")
@@ -175,7 +179,7 @@ class Keeper:
         self.shelf = shelf
         self.skew = 0.0
         self.errors = 0  # since the last round that went well
-        self.rounds = 0
+        self.working = False
         began = shelf.stage.now  # what does not jump begins anywhere
         self._merger = Merger(
             shelf.storage,
@@ -191,8 +195,9 @@ class Keeper:
 
     def work(self) -> None:
         while True:
+            self.working = True
             self.errors = 0 if self._merger.round() else self.errors + 1
-            self.rounds += 1
+            self.working = False
             self.shelf.stage.rest(MERGE_SECONDS)
 
     def _hear(self, event: Event) -> None:
@@ -289,6 +294,3 @@ def load(shelf: Shelf, graph: Graph, cut: Cut) -> Model:
         shelf.probes.hit("gone around")
     shelf.check_rows(cut.id, found)
     return found
-
-
-__all__ = ["Coordinator", "CutPlan", "Keeper", "Reader", "Run", "Starter"]

@@ -1,8 +1,9 @@
 """An object storage for simulated processes: it answers late, twice or not at all, and its listings are behind.
 
 What is promised, and no more: an object that was put is read as a whole, by whoever asks for it by name; what was asked
-for and not answered happens within `LATE_SECONDS_MAX` or never; a listing shows what was there up to
-`BEHIND_SECONDS_MAX` ago. `SimStorage` is the real `Storage` on top, without threads: calls of the actor whose turn it is.
+for and not answered happens within `LATE_SECONDS_MAX` or never; a listing may show what was there up to
+`BEHIND_SECONDS_MAX` ago. `SimStorage` is the real `Storage` on top, without threads: its calls are those of the actor
+whose turn it is.
 """
 
 from __future__ import annotations

@@ -23,7 +23,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections.abc import Callable, Iterator
-
 from unittest import mock
 
 from regrow.checkpoint.lineage import Graph
@@ -31,11 +30,12 @@ from regrow.checkpoint.manifest import MANIFEST, Manifest, decode
 from regrow.checkpoint.policy import Choice
 from regrow.checkpoint.retention import Rules, prune_plan
 from regrow.core import cuts
+from regrow.core.cuts import CutPlan
 from regrow.core.job import JobSpec, OptimizerSpec, TableSpec
 from regrow.core.names import cut_step, is_piece_name
 from regrow.errors import CheckpointError
 from regrow.sim.choices import Choices
-from regrow.sim.keepers import ROWS, START_SECONDS, Coordinator, CutPlan, Keeper, Model, Reader, Run, Starter, load
+from regrow.sim.keepers import ROWS, START_SECONDS, Coordinator, Keeper, Model, Reader, Run, Starter, load
 from regrow.sim.nodes import Violation
 from regrow.sim.objects import BEHIND_SECONDS_MAX, Object, Objects, SimStorage
 from regrow.sim.probes import Probes
@@ -48,9 +48,9 @@ HANG_SECONDS_MAX = 240.0
 TURNS_MAX = 40_000
 RUNS_MAX = 5
 FAULTS = (
-    *("kill coordinator", "kill coordinator", "hang coordinator", "hang coordinator", "kill saver", "kill saver"),
-    *("hang saver", "kill run", "kill run", "fork", "go back", "kill merger", "hang merger", "second merger"),
-    *("reader", "reader", "reader", "clock", "clock"),
+    *("kill coordinator", "hang coordinator", "kill writer", "hang writer", "hang writer", "hang writer"),
+    *("kill saver", "hang saver", "kill merger", "hang merger", "kill idler", "hang idler", "second merger"),
+    *("kill run", "kill run", "fork", "go back", "reader", "reader", "reader", "clock", "clock"),
 )
 
 PROBES = {
@@ -61,20 +61,25 @@ PROBES = {
     "merger: deleted": "pieces, leftovers or unfinished ones go",
     "merger: broken": "a merger finds damage",
     "merger: wanted": "a merger asks for a full",
+    "merged piece torn": "a merger that was stopped writes a manifest whose chunks others took for left over",
     "read": "somebody loads the newest checkpoint",
     "read fails": "and somebody cannot",
     "several pieces read": "a restore follows a chain",
     "gone around": "a restore takes another way than it had planned",
     "started from a checkpoint": "a run goes on from one",
-    "kill coordinator": "",
+    "kill coordinator": "it has a successor, which knows nothing of its cuts",
     "hang coordinator": "another takes its place, and it comes back",
+    "kill writer": "a coordinator dies while it writes a manifest",
+    "hang writer": "a coordinator hangs while it writes a manifest, and goes on with that when another took its place",
     "kill saver": "a server dies while it stores",
-    "hang saver": "",
+    "hang saver": "a server is slow to store",
     "kill run": "all processes die, and begin again",
     "fork": "another run goes on from the newest cut while this one trains",
     "go back": "another run goes on from an older cut",
-    "kill merger": "",
+    "kill merger": "a merger dies in the middle of a round",
     "hang merger": "another takes its place, and it comes back",
+    "kill idler": "a merger dies between two rounds",
+    "hang idler": "a merger hangs between two rounds",
     "second merger": "two at once",
     "clock": "a clock jumps",
     "object storage fails": "a question is not answered",
@@ -82,7 +87,6 @@ PROBES = {
     "done twice": "a change happens once more, later",
     "done late": "a change happens after its caller gave up",
     "listing behind": "a listing does not show what happened last",
-    "manifest taken back": "its writer was stopped for too long",
     "old manifest late": "one of a coordinator that was replaced",
 }
 
@@ -128,7 +132,7 @@ class Shelf:
         self._manifests: dict[str, Manifest] = {}  # as they are
         self._newest: str | None = None
         self._values = 0
-        self._gone: set[str] = set()  # manifests that their writer took back
+        self._armed = ""  # a fault that waits for its victim
 
     def log(self, text: str) -> None:
         self.digest.update(f"{self.stage.now:.2f} {text}\n".encode())
@@ -177,7 +181,8 @@ class Shelf:
         run.term += 1
         run.coordinator = Coordinator(self, run, run.term)
         name = f"{run.name} coordinator {run.term}"
-        run.actors.append(self.stage.spawn(name, run.coordinator.work, after=after))
+        run.leader = self.stage.spawn(name, run.coordinator.work, after=after)
+        run.actors.append(run.leader)
 
     def add_merger(self, run: Run | None, *, after: float = 0.0) -> None:
         keeper = Keeper(self, run)
@@ -190,19 +195,27 @@ class Shelf:
     # -- what goes wrong -------------------------------------------------------------------------------------
 
     def sabotage(self) -> None:
-        if self.faults_left and self.choices.flag(self.fault_rate):
+        """What there is nobody for waits for somebody."""
+        if not self._armed and self.faults_left and self.choices.flag(self.fault_rate):
             self.faults_left -= 1
-            fault = FAULTS[self.choices.pick(len(FAULTS))]
-            if self._do(fault):
-                self.probes.hit(fault)
-                self.log(fault)
+            self._armed = FAULTS[self.choices.pick(len(FAULTS))]
+        if self._armed and self._do(self._armed):
+            self._armed = ""
 
     def _do(self, fault: str) -> bool:
+        done = self._try(fault)
+        if done and fault in PROBES:
+            self.probes.hit(fault)
+        if done:
+            self.log(fault)
+        return done
+
+    def _try(self, fault: str) -> bool:
         """Whether there was anything to do it to."""
         verb, _, what = fault.partition(" ")
         if fault == "reader":
             self.stage.spawn("reader", Reader(self).work)
-            return False  # what it does counts
+            return True
         if fault in ("fork", "go back"):
             return self._fork(older=fault == "go back")
         if fault == "clock":
@@ -212,22 +225,31 @@ class Shelf:
             return True
         if fault == "kill run":
             return self._kill_run()
-        found = [(run, actor) for run in self.runs for actor in run.actors if actor.alive and what in actor.name]
+        found = [(run, actor) for run in self.runs for actor in self._list_victims(run, what) if actor.alive]
         found = [(run, actor) for run, actor in found if verb == "kill" or not actor.hung]
-        if not found:
+        if not found or (what in ("saver", "writer", "merger") and not self.choices.flag(0.2)):  # not always at once
             return False
         run, actor = found[self.choices.pick(len(found))]
         self._fail_one(run, actor, verb, what)
         return True
+
+    def _list_victims(self, run: Run, what: str) -> list[Actor]:
+        if what == "coordinator":
+            return [run.leader] if run.leader is not None else []
+        if what == "writer":
+            return [run.leader] if run.leader and run.coordinator and run.coordinator.writing else []
+        if what == "saver":
+            return [actor for actor in run.actors if "saver" in actor.name]
+        return [actor for actor, keeper in self.mergers if actor in run.actors and keeper.working == (what == "merger")]
 
     def _fail_one(self, run: Run, actor: Actor, verb: str, what: str) -> None:
         if verb == "kill":
             self.stage.kill(actor)
         else:
             self.stage.hang(actor, HANG_SECONDS_MAX * (1 + self.choices.pick(8)) / 8)
-        if what == "coordinator" and actor.name.endswith(f" {run.term}"):
+        if what in ("coordinator", "writer"):
             self.add_coordinator(run, after=START_SECONDS)
-        elif what == "merger":
+        elif what in ("merger", "idler"):
             self.add_merger(run, after=START_SECONDS)
         elif what == "saver" and run.coordinator is not None:
             run.coordinator.inbox.append(None)
@@ -241,7 +263,7 @@ class Shelf:
         for actor in list(run.actors):
             self.stage.kill(actor)
         run.dead = [*run.dead, *run.coordinator.storing.values()]
-        run.coordinator = None
+        run.coordinator = run.leader = None
         if self.graph().restorable() and self.choices.flag(0.3):  # a user does it
             self.add_run(wish="")
         else:
@@ -258,7 +280,7 @@ class Shelf:
             for run in self.runs:
                 for actor in list(run.actors):
                     self.stage.kill(actor)
-                run.coordinator = None
+                run.coordinator = run.leader = None
         self.add_run(wish=wish)
         return True
 
@@ -294,6 +316,7 @@ class Shelf:
         else:
             self._manifests[piece] = decode(after.data, piece)
             self._check_whole(piece)
+            self._note_late(self._manifests[piece])
         found = self.graph().newest()
         self._newest = None if found is None else found.id
         if self._newest != newest:
@@ -306,6 +329,12 @@ class Shelf:
                 raise Violation("kept", f"{piece} is deleted, and {gone} were the newest of open runs")
         if newest is not None and self._newest is not None and self._newest != newest:
             self._check_forward(newest, self._newest)
+
+    def _note_late(self, manifest: Manifest) -> None:
+        line = manifest.target.line
+        run = next((run for run in self.runs if line is not None and run.name == line.run), None)
+        if run is not None and line is not None and not manifest.folded and line.turn[:2] < (run.starts, run.term):
+            self.probes.hit("old manifest late")
 
     def _open_newest(self) -> dict[str, str]:
         graph = self.graph()
@@ -328,6 +357,7 @@ class Shelf:
         if not lost:
             self.torn.pop(piece, None)
         elif manifest.folded:
+            self.probes.hit("merged piece torn")
             self.torn.setdefault(piece, self.stage.now)
         else:
             raise Violation("whole", f"{piece} has a manifest and lacks {lost}")
@@ -356,7 +386,7 @@ class Shelf:
 
     def _calm_down(self) -> None:
         self.objects.error_rate = self.objects.behind_rate = 0.0
-        self.faults_left = 0
+        self.faults_left, self._armed = 0, ""
 
     def _until(self, done: Callable[[], bool], what: str) -> None:
         most = self.stage.turns + TURNS_MAX
@@ -430,7 +460,9 @@ class Shelf:
 
 
 def _make_job(servers: int) -> JobSpec:
-    table = TableSpec(name="t", rows=ROWS, dim=1, init_bound=0.0, optimizer=OptimizerSpec(kind="sgd", learning_rate=1.0))
+    table = TableSpec(
+        name="t", rows=ROWS, dim=1, init_bound=0.0, optimizer=OptimizerSpec(kind="sgd", learning_rate=1.0)
+    )
     return JobSpec(tables=(table,), servers=servers, workers=1)
 
 
@@ -453,5 +485,3 @@ def play(choices: Choices, probes: Probes, note: Callable[[str], None] | None = 
         finally:
             shelf.stage.close()
     return shelf, found
-
-

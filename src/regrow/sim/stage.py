@@ -17,7 +17,6 @@ import threading
 import traceback
 from collections.abc import Callable
 
-
 from regrow.sim.choices import Choices
 from regrow.sim.nodes import Violation
 
@@ -26,6 +25,13 @@ TURN_SECONDS = 0.05
 
 class Killed(BaseException):
     """Raised where a killed actor rests."""
+
+
+def _closed_gate() -> threading.Lock:
+    """Opened by `release`, passed by `acquire`, which closes it again."""
+    gate = threading.Lock()
+    gate.acquire()
+    return gate
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -39,9 +45,7 @@ class Actor:
     alive: bool = True
     killed: bool = False
     hung: bool = False
-    failure: Violation | None = None
-    go: threading.Semaphore = dataclasses.field(default_factory=lambda: threading.Semaphore(0))
-    thread: threading.Thread | None = None
+    gate: threading.Lock = dataclasses.field(default_factory=_closed_gate)
 
 
 class Stage:
@@ -53,10 +57,15 @@ class Stage:
         self.actors: list[Actor] = []  # those that live, in the order of their coming
         self._choices = choices
         self._eager = eager
-        self._back = threading.Semaphore(0)
-        self._current: Actor | None = None
+        self._current: Actor | None = None  # whose turn it is
         self._numbers = itertools.count()
         self._later: list[tuple[float, int, Callable[[], None]]] = []
+        self._until: Callable[[], bool] = lambda: True
+        self._between: Callable[[], None] = lambda: None
+        self._failure: Violation | None = None
+        self._gate = _closed_gate()  # of whoever called `play`
+        self._grave = _closed_gate()  # of whoever kills somebody, until they are dead
+        self._dying = False
 
     @property
     def current(self) -> Actor:
@@ -66,9 +75,8 @@ class Stage:
     def spawn(self, name: str, body: Callable[[], None], *, after: float = 0.0) -> Actor:
         """An actor that begins so much later."""
         actor = Actor(name, body, next(self._numbers), self.now + after)
-        actor.thread = threading.Thread(target=self._perform, args=(actor,), name=f"sim-{name}", daemon=True)
         self.actors.append(actor)
-        actor.thread.start()
+        threading.Thread(target=self._perform, args=(actor,), name=f"sim-{name}", daemon=True).start()
         return actor
 
     def later(self, seconds: float, what: Callable[[], None]) -> None:
@@ -81,18 +89,30 @@ class Stage:
         if actor.killed:
             raise Killed
         actor.wake = self.now + seconds
-        self._back.release()
-        actor.go.acquire()
-        if actor.killed:
+        following = self._choose()
+        if self._is_killed(actor):  # just now: its thread ends, and only then the other one goes on
+            self._current = following
             raise Killed
+        if following is not actor:
+            self._let(following)
+            actor.gate.acquire()
+            if self._is_killed(actor):
+                raise Killed
+
+    def _is_killed(self, actor: Actor) -> bool:
+        return actor.killed
 
     def kill(self, actor: Actor) -> None:
-        """Takes effect at once if it rests, as all but the current one do."""
-        if not actor.alive:
+        """Takes effect at once, or, if it is its turn, when it rests."""
+        if not actor.alive or actor.killed:
             return
         actor.killed = True
-        if actor is not self._current:
-            self._give_turn(actor)
+        if actor is self._current:
+            return
+        before, self._current, self._dying = self._current, actor, True
+        actor.gate.release()
+        self._grave.acquire()
+        self._current, self._dying = before, False
 
     def hang(self, actor: Actor, seconds: float) -> None:
         actor.wake = max(actor.wake, self.now) + seconds
@@ -100,18 +120,38 @@ class Stage:
 
     def play(self, *, until: Callable[[], bool], between: Callable[[], None] = lambda: None) -> None:
         """Turns until it is enough; `between` them anything may go wrong."""
-        while not until():
-            self._pass_time()
-            between()
-            ready = sorted((actor for actor in self.actors if actor.wake <= self.now), key=lambda a: (a.wake, a.number))
-            if ready:
-                self._give_turn(ready[self._choices.pick(len(ready), dull=self._eager)])
+        self._until, self._between = until, between
+        following = self._choose()
+        if following is not None:
+            self._let(following)
+            self._gate.acquire()
+        if self._failure is not None:
+            raise self._failure
 
     def close(self) -> None:
         """Ends all threads, whatever has happened."""
+        self._current = None
         for actor in list(self.actors):
-            actor.killed = True
-            self._give_turn(actor, quiet=True)
+            self.kill(actor)
+
+    def _let(self, actor: Actor | None) -> None:
+        """Whoever this is goes on; None: who called `play`."""
+        self._current = actor
+        (self._gate if actor is None else actor.gate).release()
+
+    def _choose(self) -> Actor | None:
+        """Whose turn is next; None: it is enough, or something does not hold."""
+        try:
+            while self._failure is None and not self._until():
+                self._pass_time()
+                self._between()
+                ready = [actor for actor in self.actors if actor.wake <= self.now and not actor.killed]
+                if ready:
+                    ready.sort(key=lambda actor: (actor.wake, actor.number))
+                    return ready[self._choices.pick(len(ready), dull=self._eager)]
+        except Violation as violation:
+            self._failure = violation
+        return None
 
     def _pass_time(self) -> None:
         self.turns += 1
@@ -121,31 +161,25 @@ class Stage:
         while self._later and self._later[0][0] <= self.now:
             heapq.heappop(self._later)[2]()
 
-    def _give_turn(self, actor: Actor, *, quiet: bool = False) -> None:
-        before, self._current = self._current, actor
-        actor.go.release()
-        self._back.acquire()
-        self._current = before
-        if not actor.alive:
-            self.actors.remove(actor)
-            assert actor.thread is not None
-            actor.thread.join()
-        if actor.failure is not None and not quiet:
-            raise actor.failure
-
     def _perform(self, actor: Actor) -> None:
-        actor.go.acquire()
+        """The life of an actor, in its thread."""
+        actor.gate.acquire()
         try:
             if not actor.killed:
                 actor.body()
         except Killed:
             pass
         except Violation as violation:
-            actor.failure = violation
+            self._failure = self._failure or violation
         except BaseException as error:
             where = "".join(traceback.format_exception(error)[-4:])
-            actor.failure = Violation("code", f"{actor.name} raised: {where}")
+            self._failure = self._failure or Violation("code", f"{actor.name} raised: {where}")
         actor.alive = False
-        self._back.release()
-
-
+        self.actors.remove(actor)
+        if self._dying:
+            self._grave.release()
+        elif self._current is not actor:  # it was killed when it had chosen who is next
+            self._let(self._current)
+        else:
+            self._current = None
+            self._let(self._choose())
