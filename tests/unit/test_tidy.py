@@ -83,7 +83,7 @@ MAY_IMPORT = {
     "core": set(),
     "store": {"core"},
     "checkpoint": {"core", "store", "units"},
-    "sim": {"core", "store"},
+    "sim": {"core", "store", "checkpoint"},
     "data": {"config", "presets"},
     "orders": {"core"},
     "runtime": {"core", "store", "checkpoint", "orders"},

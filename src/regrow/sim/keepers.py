@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 LOOP_SECONDS = 2.0  # of a coordinator
 START_SECONDS = 5.0  # until a process that died has a successor, or is tried again
 MERGE_SECONDS = 20.0
+READING_SECONDS_MAX = 60.0  # until a reader that knows what it wants begins to read it
 ROWS = 10
 
 Model = dict[int, float]
@@ -219,6 +220,7 @@ class Reader:
             newest = graph.newest()
             if newest is None:
                 return
+            self.shelf.stage.rest(READING_SECONDS_MAX * self.shelf.choices.pick(5) / 4)
             load(self.shelf, graph, newest)
             self.shelf.probes.hit("read")
         except StorageError:

@@ -21,6 +21,7 @@ from regrow.checkpoint.direct import Bytes
 from regrow.checkpoint.files import Data, Whole
 from regrow.errors import StorageError
 from regrow.sim.choices import Choices
+from regrow.sim.nodes import Violation
 from regrow.sim.probes import Probes
 from regrow.sim.stage import Stage
 
@@ -104,7 +105,10 @@ class Objects:
             self._stage.later(due - self._stage.now, lambda: self._show(path, after))
         else:
             self._show(path, after)
-        self._watch(path, before, after)
+        try:
+            self._watch(path, before, after)
+        except Violation as violation:  # not through the code of the actor, which has an answer to every error
+            self._stage.fail(violation)
 
     def _show(self, path: str, after: Object | None) -> None:
         self.listed.pop(path, None)

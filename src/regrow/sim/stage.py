@@ -66,11 +66,16 @@ class Stage:
         self._gate = _closed_gate()  # of whoever called `play`
         self._grave = _closed_gate()  # of whoever kills somebody, until they are dead
         self._dying = False
+        self._alone = False  # what happens now is nobody's turn
 
     @property
     def current(self) -> Actor:
         assert self._current is not None
         return self._current
+
+    def was_hung(self) -> bool:
+        """Whether what happens now is done by somebody who hung, or by nobody: long after it was asked for."""
+        return self._current is None or self._current.hung or self._alone
 
     def spawn(self, name: str, body: Callable[[], None], *, after: float = 0.0) -> Actor:
         """An actor that begins so much later."""
@@ -114,6 +119,10 @@ class Stage:
         self._grave.acquire()
         self._current, self._dying = before, False
 
+    def fail(self, violation: Violation) -> None:
+        """Something does not hold; nobody has another turn."""
+        self._failure = self._failure or violation
+
     def hang(self, actor: Actor, seconds: float) -> None:
         actor.wake = max(actor.wake, self.now) + seconds
         actor.hung = True
@@ -150,7 +159,7 @@ class Stage:
                     ready.sort(key=lambda actor: (actor.wake, actor.number))
                     return ready[self._choices.pick(len(ready), dull=self._eager)]
         except Violation as violation:
-            self._failure = violation
+            self.fail(violation)
         return None
 
     def _pass_time(self) -> None:
@@ -159,7 +168,9 @@ class Stage:
         soonest = min([actor.wake for actor in self.actors] + [at for at, _, _ in self._later[:1]], default=self.now)
         self.now = max(self.now, soonest)
         while self._later and self._later[0][0] <= self.now:
+            self._alone = True
             heapq.heappop(self._later)[2]()
+        self._alone = False
 
     def _perform(self, actor: Actor) -> None:
         """The life of an actor, in its thread."""
@@ -170,10 +181,10 @@ class Stage:
         except Killed:
             pass
         except Violation as violation:
-            self._failure = self._failure or violation
+            self.fail(violation)
         except BaseException as error:
             where = "".join(traceback.format_exception(error)[-4:])
-            self._failure = self._failure or Violation("code", f"{actor.name} raised: {where}")
+            self.fail(Violation("code", f"{actor.name} raised: {where}"))
         actor.alive = False
         self.actors.remove(actor)
         if self._dying:
