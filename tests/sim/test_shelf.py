@@ -131,7 +131,7 @@ def test_one_actor_at_a_time_moves_and_who_is_killed_does_nothing_more() -> None
 
     first = stage.spawn("a", lambda: count("a"))
     stage.spawn("b", lambda: count("b"), after=0.5)
-    stage.play(until=lambda: stage.now > 1.9)
+    stage.play(until=lambda: len(said) == 4)
     stage.kill(first)
     assert not first.alive
     stage.play(until=lambda: not stage.actors)

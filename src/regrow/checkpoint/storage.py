@@ -25,6 +25,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from regrow.checkpoint import direct
+from regrow.checkpoint.bounded import ask
 from regrow.checkpoint.files import TEMPORARY, Data, Files, LocalFiles, Whole, open_files
 from regrow.checkpoint.manifest import MANIFEST, Manifest, decode, encode
 from regrow.core.names import is_piece_name, parse_piece_name
@@ -81,7 +82,8 @@ class Storage:
         """For a path, file://, memory://, s3:// or whatever fsspec knows. Reads and creates nothing yet."""
         assert timeout_seconds > 0
         assert attempts >= 1
-        return cls(url, open_files(url), timeout_seconds=timeout_seconds, attempts=attempts)
+        files = ask(f"open {url}", lambda: open_files(url))  # libraries may look for keys in places that do not answer
+        return cls(url, files, timeout_seconds=timeout_seconds, attempts=attempts)
 
     def open_threads(self, count: int, name: str) -> concurrent.futures.Executor:
         """For many calls side by side. All threads of this package that call storage come from here, or from whoever

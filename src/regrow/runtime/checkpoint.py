@@ -42,6 +42,12 @@ LOAD_BYTES_MAX = 64 << 20
 # Of rows that the server takes at once. Too small: taking turns costs more than the rows. Too large: the loop is kept
 # from its work, and the flush of them is larger than a frame may be.
 LOAD_PART_BYTES = 4 << 20
+# Rows that were loaded are taken by the loop of the same process, and sent to parity holders. If the loop takes none,
+# or holders none of what waits for them, for so long, the load fails and the process ends: its successor loads again.
+# Too small: a busy machine is taken for a stuck one. Too large: the run waits.
+HAND_OVER_SECONDS_MAX = 300.0
+BACKLOG_SECONDS_MAX = 300.0
+BACKLOG_LOOK_SECONDS = 0.005
 
 
 def shard_of(job: JobSpec, server: int) -> str:
@@ -201,8 +207,7 @@ class Loader:
                 except BaseException as error:
                     done.set_exception(error)
 
-            while self._backlog_bytes() > LOAD_BYTES_MAX:  # parity holders are slower than storage
-                time.sleep(0.005)
+            self._wait_for_holders()
             loop.call_soon_threadsafe(tell)
             return done
 
@@ -216,7 +221,7 @@ class Loader:
             def apply(_: Manifest, chunk: Chunk) -> None:
                 taken = [hand_over(loaded_rows(job, part)) for part in split([chunk], LOAD_PART_BYTES)]
                 for each in taken:
-                    each.result()  # meanwhile the next chunks are read
+                    take(each)  # meanwhile the next chunks are read
 
             report = restore(
                 storage,
@@ -225,10 +230,28 @@ class Loader:
                 shard_filter=lambda shard: shard == mine or not are_apart([shard, mine]),
                 progress=self._progress,
             )
-            hand_over(LoadedAll(marks=marks)).result()
+            take(hand_over(LoadedAll(marks=marks)))
             return report
 
         return await asyncio.to_thread(run)
+
+    def _wait_for_holders(self) -> None:
+        """Parity holders may be slower than storage. As long as they take anything, they are waited for."""
+        least, since = self._backlog_bytes(), time.monotonic()
+        while (backlog := self._backlog_bytes()) > LOAD_BYTES_MAX:
+            if backlog < least:
+                least, since = backlog, time.monotonic()
+            elif time.monotonic() - since > BACKLOG_SECONDS_MAX:
+                raise CheckpointError(f"parity holders took no loaded rows for {BACKLOG_SECONDS_MAX:g} s")
+            time.sleep(BACKLOG_LOOK_SECONDS)
+
+
+def take(done: Future[None]) -> None:
+    """Waits until the loop has what it was handed."""
+    try:
+        done.result(HAND_OVER_SECONDS_MAX)
+    except TimeoutError:
+        raise CheckpointError(f"the server took no loaded rows for {HAND_OVER_SECONDS_MAX:g} s") from None
 
 
 def check_fits(piece: Manifest, job: JobSpec) -> None:

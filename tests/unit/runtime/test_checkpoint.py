@@ -8,6 +8,7 @@ another layout; in the end each row must be where that layout has it. Savers and
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import functools
 import itertools
 from pathlib import Path
@@ -354,6 +355,34 @@ def test_no_rows_at_all(tmp_path: Path) -> None:
     (saved,) = save(str(tmp_path), of, [store_of(of, 0, None)], piece=NAME)
     assert (saved.chunks, saved.error) == ("[]", "")
     assert publish_piece(str(tmp_path), of, [saved]).error == ""
+
+
+# -- waits -------------------------------------------------------------------------------------------------
+
+
+def load_from(url: str, of: JobSpec, **options: Any) -> None:
+    loader = Loader(
+        url=url, cut="0000000007-abcdef", server=0, progress=lambda done, total: None, **{"tell": print, **options}
+    )
+    asyncio.run(loader.load(of))
+
+
+def test_holders_that_take_nothing_are_not_waited_for_without_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint, "BACKLOG_SECONDS_MAX", 0.05)
+    of = made(servers=1)
+    assert publish_piece(str(tmp_path), of, save(str(tmp_path), of, [store_of(of, 0, records_of(of))], piece=NAME))
+    with pytest.raises(CheckpointError, match=r"parity holders took no loaded rows for 0.05 s"):
+        load_from(str(tmp_path), of, backlog_bytes=lambda: 1 << 40)
+    backlogs = itertools.chain(range(1 << 40, 0, -(1 << 36)), itertools.repeat(0))
+    load_from(str(tmp_path), of, tell=lambda event: None, backlog_bytes=lambda: next(backlogs))
+
+
+def test_a_loop_that_takes_nothing_is_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint, "HAND_OVER_SECONDS_MAX", 0.05)
+    with pytest.raises(CheckpointError, match=r"the server took no loaded rows for 0.05 s"):
+        checkpoint.take(concurrent.futures.Future())
 
 
 # -- which is the newest -----------------------------------------------------------------------------------
