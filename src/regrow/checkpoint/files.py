@@ -239,6 +239,8 @@ class RemoteFiles:
     def write(self, path: str, data: Data, given_up: threading.Event) -> None:
         torn = failpoints.hit(f"{_kind(path)}.put")
         whole = bytes(data) if isinstance(data, Whole) else b"".join(data)
+        if given_up.is_set():  # this process was stopped meanwhile: what it wanted to write may have been deleted since
+            raise TimeoutError(errno.ETIMEDOUT, "too late")
         self._system.pipe_file(f"{self._root}/{path}", whole[: len(whole) // 2] if torn else whole)
         if torn:
             failpoints.die()

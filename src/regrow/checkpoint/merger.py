@@ -326,42 +326,38 @@ class Merger:
 
     def _delete_unfinished(self, graph: Graph, now: float) -> list[str]:
         """What nobody can be writing any more. Returns what is left."""
-        found = {piece.name: self._watch(piece, now) for piece in self._storage.look_at_unfinished()}
-        self._state.watched = {name: watched for name, (_, watched) in found.items()}
+        found = {piece.name: piece for piece in self._storage.look_at_unfinished()}
+        self._state.watched = {name: self._watch(piece) for name, piece in found.items()}
         doomed, why = plan_unfinished(
             graph,
-            [piece for piece, _ in found.values()],
+            found.values(),
             now=now,
             seconds=self._unfinished_seconds,
             dead=self._dead,
+            silent={name: watched.seconds for name, watched in self._state.watched.items()},
         )
         left = [name for name in found if name not in doomed]
         for name in doomed:
-            if not self._was_silent(found[name][1], dead=parse_piece_name(name)[1] in self._dead):
+            if self._may_come(name):
                 left.append(name)
             elif not self._storage.has_manifest(name):  # else it was finished since
                 self._drop(self._storage.delete_piece, name)
                 reason = why[name].removeprefix("deleted: ")
-                self._tell("deleted", f"{name}: {reason} ({size_text(found[name][0].bytes)})", piece=name)
+                self._tell("deleted", f"{name}: {reason} ({size_text(found[name].bytes)})", piece=name)
         return left
 
-    def _watch(self, piece: Unfinished, now: float) -> tuple[Unfinished, Watched]:
-        """Whether somebody wrote to it since the last round. By what was looked at it may be older than by its times,
-        if the clock went back or the storage does not tell any."""
+    def _watch(self, piece: Unfinished) -> Watched:
+        """For how long nobody wrote to it, as far as mergers have looked. The times of its files are compared with each
+        other only: clocks, and that of a storage is one more, may say anything."""
         before = self._state.watched.get(piece.name)
         if before is None or (before.bytes, before.changed) != (piece.bytes, piece.changed):
-            return piece, Watched(bytes=piece.bytes, changed=piece.changed)
-        seconds = before.seconds + self._count_seconds(self._unfinished_seconds)
-        watched = msgspec.structs.replace(before, seconds=seconds)
-        if seconds >= self._unfinished_seconds:
-            changed = now if piece.changed is None else piece.changed
-            piece = dataclasses.replace(piece, changed=min(now - seconds, changed))
-        return piece, watched
+            return Watched(bytes=piece.bytes, changed=piece.changed)
+        return msgspec.structs.replace(before, seconds=before.seconds + self._count_seconds(self._unfinished_seconds))
 
-    def _was_silent(self, watched: Watched, *, dead: bool) -> bool:
-        """While it was looked at: the clock by which it is old may be wrong. Of a process that has ended nothing comes
-        any more, but for what a storage elsewhere was asked before."""
-        return (dead and self._storage.local) or watched.seconds >= min(self._grace_seconds, self._unfinished_seconds)
+    def _may_come(self, name: str) -> bool:
+        """Of a process that has ended nothing comes any more, but for what a storage elsewhere was asked before."""
+        least = 0.0 if self._storage.local else min(self._grace_seconds, self._unfinished_seconds)
+        return self._state.watched[name].seconds < least
 
     def _drop(self, delete: Callable[[str], None], name: str) -> None:
         try:

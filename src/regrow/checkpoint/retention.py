@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 from regrow.checkpoint.lineage import Graph
 from regrow.checkpoint.manifest import Manifest
@@ -89,26 +89,29 @@ def plan_unfinished(
     now: float,
     seconds: float = UNFINISHED_SECONDS,
     dead: Collection[str] = (),
+    silent: Mapping[str, float] | None = None,
 ) -> tuple[list[str], dict[str, str]]:
     """(unfinished pieces to delete; why each stays or goes). `dead`: cuts whose writers are known to have ended, all of
-    them. Of such a cut nobody else knows, unless there is a whole piece of it: then a merger may be at work."""
+    them. Of such a cut nobody else knows, unless there is a whole piece of it: then a merger may be at work. `silent`:
+    for how long nobody wrote to each, by somebody who looked; None: by the times of their files."""
     doomed: list[str] = []
     why: dict[str, str] = {}
     reachable = bool(graph.restorable())
     for piece in found:
-        target, silent = parse_piece_name(piece.name)[1], piece.seconds(now)
+        target = parse_piece_name(piece.name)[1]
+        unwritten = piece.seconds(now) if silent is None else silent[piece.name]
         if piece.name in graph.pieces:
             why[piece.name] = "kept: its manifest was there a moment ago; somebody deletes it"
         elif target in dead and target not in graph.cuts:
             why[piece.name] = "deleted: unfinished, and whoever wrote it has ended"
-        elif piece.changed is None:
+        elif piece.changed is None and silent is None:
             why[piece.name] = "kept: unfinished; the storage does not tell when it was written, so it may be just now"
-        elif silent < seconds:
-            why[piece.name] = f"kept: unfinished, written to {age_text(silent)}: somebody may be at work"
+        elif unwritten < seconds:
+            why[piece.name] = f"kept: unfinished, written to {age_text(unwritten)}: somebody may be at work"
         elif not reachable:
             why[piece.name] = "kept: no cut can be restored just now, so nothing is deleted"
         else:
-            why[piece.name] = f"deleted: unfinished, nobody wrote to it for {seconds_text(silent)}"
+            why[piece.name] = f"deleted: unfinished, nobody wrote to it for {seconds_text(unwritten)}"
         if why[piece.name].startswith("deleted"):
             doomed.append(piece.name)
     return doomed, why

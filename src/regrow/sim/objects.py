@@ -11,6 +11,7 @@ from __future__ import annotations
 import concurrent.futures
 import dataclasses
 import errno
+import math
 import threading
 import zlib
 from collections.abc import Callable
@@ -28,6 +29,7 @@ from regrow.sim.stage import Stage
 LATE_SECONDS_MAX = 40.0
 BEHIND_SECONDS_MAX = 15.0
 RETRY_SECONDS = 1.0
+TIMEOUT_SECONDS = 30.0
 ATTEMPTS = 2
 
 T = TypeVar("T")
@@ -72,9 +74,11 @@ class Objects:
         self._stage.rest()
         return found
 
-    def change(self, path: str, data: bytes | None) -> None:
-        """A put, or a delete."""
+    def change(self, path: str, data: bytes | None, *, until: float = math.inf) -> None:
+        """A put, or a delete; not after so long, for the caller has given up."""
         self._stage.rest()
+        if self._stage.now > until:
+            raise NoAnswer
         fate = 1 + self._choices.pick(5) if self._choices.flag(self.error_rate) else 0
         if fate in (0, 1, 2):
             self._apply(path, data)
@@ -121,6 +125,7 @@ class ObjectFiles:
 
     def __init__(self, objects: Objects) -> None:
         self._objects = objects
+        self.until = math.inf  # of the call that is made now
 
     def directories(self) -> list[str]:
         return self._objects.ask(lambda: sorted({path.partition("/")[0] for path in self._objects.listed}))
@@ -153,7 +158,8 @@ class ObjectFiles:
         return self.read(path)
 
     def write(self, path: str, data: Data, given_up: threading.Event) -> None:
-        self._objects.change(path, bytes(data) if isinstance(data, Whole) else b"".join(data))
+        whole = bytes(data) if isinstance(data, Whole) else b"".join(data)
+        self._objects.change(path, whole, until=self.until)
 
     def delete(self, path: str) -> None:
         self._objects.change(path, None)
@@ -181,7 +187,8 @@ class SimStorage(storage.Storage):
     """The real one, whose calls are made by the actor itself."""
 
     def __init__(self, stage: Stage, objects: Objects) -> None:
-        super().__init__("sim://", ObjectFiles(objects), timeout_seconds=1.0, attempts=ATTEMPTS)
+        self._object_files = ObjectFiles(objects)
+        super().__init__("sim://", self._object_files, timeout_seconds=TIMEOUT_SECONDS, attempts=ATTEMPTS)
         self._stage = stage
 
     def open_threads(self, count: int, name: str) -> concurrent.futures.Executor:
@@ -189,13 +196,15 @@ class SimStorage(storage.Storage):
 
     def _call(self, verb: str, path: str, job: Callable[[threading.Event], T]) -> T:
         where = f"sim://{path}"
+        until = self._stage.now + TIMEOUT_SECONDS
         for attempt in range(ATTEMPTS):
             try:
+                self._object_files.until = until  # what follows is read before anybody else has a turn
                 return job(_NOT_GIVEN_UP)
             except NoAnswer:
                 raise StorageError(f"cannot {verb} {where}: no answer") from None
             except Exception as error:
-                if attempt == ATTEMPTS - 1 or not storage.may_pass(error):
+                if attempt == ATTEMPTS - 1 or self._stage.now > until or not storage.may_pass(error):
                     raise storage.make_error(verb, where, error) from error
             self._stage.rest(RETRY_SECONDS)
         raise AssertionError("the last attempt returns or raises")

@@ -19,7 +19,7 @@ from ckpt_run import NOW, Run
 from worlds import World
 
 from regrow.checkpoint.files import TEMPORARY, read_change_time
-from regrow.checkpoint.merger import GRACE_SECONDS, Event, Merger
+from regrow.checkpoint.merger import Event, Merger
 from regrow.checkpoint.retention import UNFINISHED_SECONDS, plan_unfinished
 from regrow.checkpoint.storage import Storage, Unfinished
 from regrow.core.names import cut_id, piece_name
@@ -132,11 +132,12 @@ def test_the_merger_deletes_it(tmp_path: Path) -> None:
     assert merger.round()
     ended = f"{NAMES[2]}: unfinished, and whoever wrote it has ended (30 B)"
     assert [event.text for event in events if event.kind == "deleted"] == [ended], "the clock may be wrong"
-    now += GRACE_SECONDS - 1.0
+    now += UNFINISHED_SECONDS - 1.0
     assert merger.round()
+    (tmp_path / NAMES[1] / "s1of2-00000.safetensors").write_text("somebody is at work")
     now += 1.0
     assert merger.round()
-    silent = f"{NAMES[0]}: unfinished, nobody wrote to it for 2 d (23 B)"
+    silent = f"{NAMES[0]}: unfinished, nobody wrote to it for 1 d (23 B)"
     assert [event.text for event in events if event.kind == "deleted"] == [ended, silent]
     assert world.storage.list_unfinished() == [NAMES[1]]
     world.check()
@@ -159,7 +160,7 @@ def test_what_was_finished_meanwhile_stays(tmp_path: Path, monkeypatch: pytest.M
         return found
 
     monkeypatch.setattr(Storage, "look_at_unfinished", finish_first)
-    merger = Merger(world.storage, clock=lambda: time.time() + 2 * DAY, grace_seconds=0.0)
+    merger = Merger(world.storage, unfinished_seconds=0.0)
     assert merger.round()
     assert late.name in world.storage.pieces()
     world.check()
@@ -207,5 +208,5 @@ def test_merging_by_hand_deletes_nothing(run: Run) -> None:
     assert run.world.storage.list_unfinished() == [NAMES[0]]
     run("merge --once URL")  # by the real clock it is older still, but that may have jumped
     assert run.world.storage.list_unfinished() == [NAMES[0]]
-    run("merge --once URL --grace 0s")
+    run("merge --once URL --unfinished 0s")
     assert run.world.storage.list_unfinished() == []
