@@ -31,6 +31,7 @@ BEHIND_SECONDS_MAX = 15.0
 RETRY_SECONDS = 1.0
 TIMEOUT_SECONDS = 30.0
 ATTEMPTS = 2
+PROBLEM = "the storage has a problem"
 
 T = TypeVar("T")
 
@@ -69,7 +70,7 @@ class Objects:
         self._stage.rest()
         if self._choices.flag(self.error_rate):
             self._probes.hit("object storage fails")
-            raise OSError(errno.EIO, "the storage has a problem")
+            raise OSError(errno.EIO, PROBLEM)
         found = look()
         self._stage.rest()
         return found
@@ -90,7 +91,7 @@ class Objects:
             self._stage.later(seconds, lambda: self._apply(path, data))
         self._stage.rest()
         if fate in (2, 3):
-            raise OSError(errno.EIO, "the storage has a problem")
+            raise OSError(errno.EIO, PROBLEM)
         if fate in (4, 5):
             raise NoAnswer
 

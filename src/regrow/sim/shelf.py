@@ -50,7 +50,7 @@ RUNS_MAX = 5
 FAULTS = (
     *("kill coordinator", "hang coordinator", "kill writer", "hang writer", "hang writer", "hang writer"),
     *("kill saver", "hang saver", "kill merger", "hang merger", "kill idler", "hang idler", "second merger"),
-    *("kill run", "kill run", "fork", "go back", "reader", "reader", "reader", "clock", "clock"),
+    *("kill run", "kill run", "fork", "go back", *("reader",) * 5, *("clock",) * 3),
 )
 
 PROBES = {
@@ -302,7 +302,7 @@ class Shelf:
 
     def _turn_clock(self) -> bool:
         jump = (-1e6, 1e6, -50.0, 300.0)[self.choices.pick(4)]
-        if self.mergers and self.choices.flag(0.4):
+        if self.mergers and self.choices.flag(0.5):
             self.mergers[self.choices.pick(len(self.mergers))][1].skew += jump
         else:
             self.runs[self.choices.pick(len(self.runs))].skew += jump
