@@ -39,7 +39,6 @@ SEEDS: dict[str, tuple[int, int]] = {
     "discards-what-may-exist": (1, 60),
     "listing-believed": (16, 100),
     "unfinished-for-ever": (0, 60),
-    "unfinished-by-clock": (1523, 400),
 }
 
 

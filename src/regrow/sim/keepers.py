@@ -24,9 +24,9 @@ from regrow.core.effects import Send
 from regrow.core.identity import Identity
 from regrow.core.messages import CutAsk, CutAt, CutBegun, CutEnd, CutMarks, CutSaved
 from regrow.core.names import parse_piece_name
-from regrow.errors import CheckpointError, StorageError
+from regrow.errors import CheckpointError, StorageError, UserError
 from regrow.sim.nodes import Violation
-from regrow.sim.objects import PROBLEM
+from regrow.sim.objects import BEHIND_SECONDS_MAX, PROBLEM
 from regrow.sim.stage import Actor
 
 if TYPE_CHECKING:
@@ -249,6 +249,9 @@ class Starter:
                 break
             except CheckpointError:
                 self.shelf.stage.rest(START_SECONDS)
+            except UserError:  # a listing does not show it yet, or somebody has deleted it: then the newest will do
+                self.wish = ""
+                self.shelf.stage.rest(BEHIND_SECONDS_MAX)
         if cut is not None:
             run.step = cut.step
         run.parent = run.parent if cut is None else cut.id

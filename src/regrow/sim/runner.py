@@ -103,6 +103,8 @@ def _run_storage(choices: Choices, note: Callable[[str, Identity | None, Any], N
     result.crashes = {name.removeprefix("kill "): n for name, n in probes.counts.items() if name.startswith("kill ")}
     result.probes = probes.counts
     return result
+
+
 @contextlib.contextmanager
 def rare_collections() -> Iterator[None]:
     """Looks for cycles less often: a world lives for a few milliseconds, and nearly all of it until its end."""

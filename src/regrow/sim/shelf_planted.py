@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from regrow.checkpoint import lineage, load, merger, retention
+from regrow.checkpoint import lineage, load, retention
 from regrow.checkpoint.manifest import MANIFEST
 from regrow.checkpoint.manifests import ManifestWriter
 from regrow.checkpoint.merge import Fold
@@ -142,13 +142,6 @@ def unfinished_for_ever(original: Any) -> Any:
     return lambda self, name: True
 
 
-def unfinished_by_clock(original: Any) -> Any:
-    def plan_unfinished(graph: Any, found: Any, **options: Any) -> Any:
-        return original(graph, found, **{**options, "silent": None})
-
-    return plan_unfinished
-
-
 BUGS: dict[str, Bug] = {
     "manifest-before-chunks": Bug(
         "a merged piece has its manifest before its chunks", Fold, "run", manifest_before_chunks, STORAGE, ("whole",)
@@ -228,13 +221,5 @@ BUGS: dict[str, Bug] = {
     ),
     "unfinished-for-ever": Bug(
         "what a dead writer left behind stays", Merger, "_may_come", unfinished_for_ever, STORAGE, ("end",)
-    ),
-    "unfinished-by-clock": Bug(
-        "a merger whose clock jumped takes what is being written for left over",
-        merger,
-        "plan_unfinished",
-        unfinished_by_clock,
-        STORAGE,
-        ("whole", "end"),
     ),
 }
