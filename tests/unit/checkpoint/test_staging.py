@@ -279,7 +279,7 @@ def test_a_pace_that_was_asked_for_is_no_stall(tmp_path: Path, monkeypatch: pyte
 
 def test_a_staging_directory_that_another_process_keeps_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(staging, "LOCK_SECONDS_MAX", 0.1)
-    (tmp_path / "staging").mkdir()
+    (tmp_path / "staging").mkdir(mode=0o700)
     with staging._Locked(tmp_path / "staging"), pytest.raises(StorageError, match="another process has locked it"):
         world(tmp_path)
     world(tmp_path)[0].close()
