@@ -28,7 +28,8 @@ from regrow.checkpoint import failpoints
 from regrow.checkpoint.lineage import Graph
 from regrow.checkpoint.load import restore, verify
 from regrow.checkpoint.merge import fold
-from regrow.checkpoint.policy import Choice, Event, Merger
+from regrow.checkpoint.merger import Event, Merger
+from regrow.checkpoint.policy import Choice
 from regrow.checkpoint.retention import Rules
 from regrow.checkpoint.storage import Storage
 

@@ -87,7 +87,7 @@ MAY_IMPORT = {
     "store": {"core"},
     "checkpoint": {"core", "store", "units"},
     "supervision": {"core", "orders", "hanging"},
-    "sim": {"core", "store", "supervision", "orders"},
+    "sim": {"core", "store", "supervision", "orders", "checkpoint"},
     "data": {"config", "presets"},
     "orders": {"core"},
     "runtime": {"core", "store", "checkpoint", "orders"},

@@ -21,9 +21,10 @@ import numpy as np
 
 from regrow import _kernels
 from regrow.bench import common, recovery
-from regrow.checkpoint import policy
+from regrow.checkpoint import merger, policy
 from regrow.checkpoint.lineage import Graph
 from regrow.checkpoint.load import LoadReport
+from regrow.checkpoint.manifests import ManifestWriter
 from regrow.checkpoint.storage import Storage
 from regrow.core.cut import TENANT, Save, Saved
 from regrow.core.cuts import WriteManifest
@@ -33,7 +34,7 @@ from regrow.core.wayback import LoadedAll, LoadedRows
 from regrow.data.synthetic import CARDINALITIES, SyntheticDataset
 from regrow.errors import RegrowError
 from regrow.nn.presets import MODELS
-from regrow.runtime.checkpoint import Loader, Saver, write_manifest
+from regrow.runtime.checkpoint import Loader, Saver
 from regrow.store.memory import MemoryStore
 
 SHAPE, SEED = "kaggle", 1
@@ -109,9 +110,12 @@ async def _save(url: str, job: JobSpec, store: MemoryStore, *, step: int, source
         saved = await done
         if saved.error:
             raise RegrowError(f"the checkpoint was not stored: {saved.error}")
-        cut = WriteManifest(number=1, source=source, target=target, marks=(step,), chunks=(saved.chunks,), discard=())
+        cut = WriteManifest(
+            number=step, source=source, target=target, marks=(step,), chunks=(saved.chunks,), discard=()
+        )
         options: dict[str, Any] = {"extra": {}, "encoding": "raw", "bits": 32, "made_by": "regrow bench"}
-        written = await asyncio.to_thread(write_manifest, url, job, cut, **options)
+        manifests = ManifestWriter(url=url, run="bench", starts=0, **options)
+        written = await asyncio.to_thread(manifests.write, job, cut)
         if written.error:
             raise RegrowError(f"the checkpoint was not stored: {written.error}")
         seconds = time.perf_counter() - began
@@ -324,10 +328,10 @@ def merge(folder: Path) -> dict[str, Any]:
     choice = policy.choose(policy.Measured())
     before = {piece.name for piece in storage.manifests()[0]}
 
-    def note_problem(event: policy.Event) -> None:
+    def note_problem(event: merger.Event) -> None:
         problems.extend([event.text] if event.kind in ("error", "broken") else [])
 
-    seconds = common.seconds_of(policy.Merger(storage, choice=choice, on_event=note_problem).round)
+    seconds = common.seconds_of(merger.Merger(storage, choice=choice, on_event=note_problem).round)
     manifests, _ = storage.manifests()
     if problems or policy.next_fold(Graph(manifests), choice) is not None:
         raise RegrowError(f"merging failed: {'; '.join(problems) or 'something is still due'}")

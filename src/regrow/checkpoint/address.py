@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from regrow.checkpoint.bounded import ask
 from regrow.errors import UserError
 
 LATEST = "latest"
@@ -51,4 +52,5 @@ def _is_host(url: str, cut: str) -> bool:
 
 
 def _is_directory(text: str) -> bool:
-    return (_SCHEME.match(text) is None or _LOCAL.match(text) is not None) and local_path(text).is_dir()
+    is_local = _SCHEME.match(text) is None or _LOCAL.match(text) is not None
+    return is_local and ask(f"look at {text}", local_path(text).is_dir)

@@ -13,8 +13,9 @@ import time
 from typing import Any, cast
 
 from regrow.checkpoint.direct import Bytes
+from regrow.checkpoint.files import Data
 from regrow.checkpoint.manifest import MANIFEST, Manifest
-from regrow.checkpoint.storage import Data, Storage
+from regrow.checkpoint.storage import Storage
 from regrow.core.names import is_piece_name
 from regrow.errors import Interrupted, StorageError
 
@@ -96,6 +97,9 @@ class Guard:
             self._begun.add(piece)
         self._target.write(path, data)
         self._written.add(path)
+
+    def find_lost(self, manifest: Manifest) -> str | None:
+        return self._target.find_lost(manifest)
 
     def read_manifest(self, name: str) -> Manifest:
         return self._target.read_manifest(name)

@@ -3,7 +3,8 @@
 Cuts are nodes, pieces are edges, "nothing" (None) is where every full begins. To restore a cut is to follow a path from
 nothing to it. Two rules for choosing one: an exact path is always taken before one that holds quantised pieces, and
 among equals the one of the fewest bytes, then of the fewest pieces. A piece that is missing is an edge that is not
-there: the answers change, nothing else does. Answers carry their reason.
+there: the answers change, nothing else does. Answers carry their reason. Which cut is the newest,
+order.py says.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Literal
 
 from regrow.checkpoint.address import LATEST
 from regrow.checkpoint.manifest import Cut, Manifest
+from regrow.checkpoint.order import Run, sort_runs
 from regrow.core.names import cut_step
 from regrow.errors import CheckpointError, UserError
 from regrow.units import age_text, size_text
@@ -63,21 +65,18 @@ class Graph:
         for piece in self.pieces.values():
             self._into.setdefault(piece.target.id, []).append(piece)
             self._from.setdefault(piece.source, []).append(piece)
-        self.cuts: dict[str, Cut] = self._oldest_first()
+        self.runs: list[Run] = self._sort()  # oldest first, and so are all cuts
+        self.cuts: dict[str, Cut] = {cut.id: cut for run in self.runs for cut in run.cuts}
         self._order = {cut: index for index, cut in enumerate(self.cuts)}
         self._trees: dict[tuple[tuple[str | None, ...], By, bool], _Tree] = {}
 
     def __repr__(self) -> str:
         return f"Graph({len(self.cuts)} cuts, {len(self.pieces)} pieces)"
 
-    def _oldest_first(self) -> dict[str, Cut]:
-        """A cut is never older than its source, whatever the clocks of two machines say."""
-        cuts = sorted({p.target.id: p.target for p in self.pieces.values()}.values(), key=_age_key)
-        since: dict[str, float] = {}
-        for cut in sorted(cuts, key=lambda cut: (cut.step, cut.created, cut.id)):
-            sources = [piece.source for piece in self._into[cut.id] if piece.source in since]
-            since[cut.id] = max([cut.created, *(since[source] for source in sources if source)])
-        return {cut.id: cut for cut in sorted(cuts, key=lambda cut: (since[cut.id], cut.step, cut.created, cut.id))}
+    def _sort(self) -> list[Run]:
+        cuts = {piece.target.id: piece.target for piece in self.pieces.values()}
+        sources = {cut: [each.source for each in into if each.source] for cut, into in self._into.items()}
+        return sort_runs(cuts, sources)
 
     # -- questions -----------------------------------------------------------------------------------------
 
@@ -292,7 +291,3 @@ def _columns(rows: list[tuple[str, list[str]]]) -> list[str]:
     cells = [[left + row[0], *row[1:]] for left, row in rows]
     widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
-
-
-def _age_key(cut: Cut) -> tuple[float, int, str]:
-    return cut.created, cut.step, cut.id

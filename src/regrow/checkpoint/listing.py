@@ -12,6 +12,7 @@ import re
 from collections.abc import Sequence
 
 from regrow.checkpoint.address import LATEST, local_path
+from regrow.checkpoint.bounded import ask
 from regrow.checkpoint.lineage import Graph
 from regrow.checkpoint.load import Problem
 from regrow.checkpoint.manifest import MANIFEST, Cut
@@ -56,8 +57,8 @@ def read_listing(url: str, *, may_be_empty: bool = False) -> Listing:
     storage = Storage.open(url)
     if storage.local:
         path = local_path(url)
-        if not path.is_dir():
-            what = "is not a directory" if path.exists() else "is not there"
+        if not ask(f"look at {url}", path.is_dir):
+            what = "is not a directory" if ask(f"look at {url}", path.exists) else "is not there"
             raise UserError(f"{url} {what}", hint="give the directory or URL that holds the checkpoints")
     manifests, found = storage.manifests()
     broken = tuple((name, what.removeprefix(f"{name}/{MANIFEST}: ")) for name, what in found)

@@ -16,7 +16,7 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future
 
 from regrow.checkpoint import direct
 from regrow.checkpoint.chunks import CHUNK_BYTES, Chunk, read_chunk
@@ -98,7 +98,7 @@ def restore(
     from jobs of different layouts have the shard "all" and are always read.
     """
     load = _Load(storage, plan, apply, shard_filter, progress, ahead_bytes_max)
-    with ThreadPoolExecutor(max_workers=threads, thread_name_prefix="restore") as pool:
+    with storage.open_threads(threads, "restore") as pool:
         return load.run(pool)
 
 
@@ -124,7 +124,7 @@ class _Load:
         self.broken: list[_Broken] = []
         self.bytes = self.rows = 0
 
-    def run(self, pool: ThreadPoolExecutor) -> LoadReport:
+    def run(self, pool: Executor) -> LoadReport:
         began = time.monotonic()
         while self.way:
             try:
@@ -146,13 +146,17 @@ class _Load:
             return list(piece.chunks)
         return [info for info in piece.chunks if info.shard == ALL_SHARDS or self.shard_filter(info.shard)]
 
-    def _look(self, pool: ThreadPoolExecutor) -> None:
+    def _look(self, pool: Executor) -> None:
         """Files that are missing or too short are found before anything is applied: one listing per piece."""
         for piece, found in zip(self.way, pool.map(self._list_files, self.way), strict=True):
             if isinstance(found, _Broken):
                 raise found
             for info in self._choose_chunks(piece):
-                if what := _check_size(info, found):
+                try:
+                    what = _check_size(self.storage, piece, info, found)
+                except CheckpointError as error:
+                    raise _Broken(piece, info.name, error) from error
+                if what:
                     raise _Broken(piece, info.name, CheckpointError(what))
 
     def _list_files(self, piece: Manifest) -> dict[str, int] | _Broken:
@@ -161,7 +165,7 @@ class _Load:
         except CheckpointError as error:
             return _Broken(piece, "", error)
 
-    def _follow(self, pool: ThreadPoolExecutor) -> None:
+    def _follow(self, pool: Executor) -> None:
         total = self.bytes + sum(info.bytes for piece in self.way for info in self._choose_chunks(piece))
         with contextlib.closing(self._chunks_ahead(pool)) as chunks:
             for piece, info, chunk in chunks:
@@ -180,7 +184,7 @@ class _Load:
         memory = self.memory.take(info.bytes)
         return read_chunk(self.storage, piece, info, into=memory), memory
 
-    def _chunks_ahead(self, pool: ThreadPoolExecutor) -> _Ahead:
+    def _chunks_ahead(self, pool: Executor) -> _Ahead:
         """Decoded chunks in order; after the last one of a piece, (piece, None, {})."""
         jobs: Iterator[tuple[Manifest, ChunkInfo | None]] = (
             (piece, info) for piece in self.way for info in (*self._choose_chunks(piece), None)
@@ -291,10 +295,10 @@ def _problems(
 ) -> list[Problem]:
     problems: list[Problem] = []
     total, done = sum(piece.bytes for piece in manifests), 0
-    with ThreadPoolExecutor(max_workers=threads, thread_name_prefix="verify") as pool:
+    with storage.open_threads(threads, "verify") as pool:
         suspects: list[tuple[Manifest, ChunkInfo]] = []
         for piece, found in zip(manifests, pool.map(lambda piece: _names(storage, piece), manifests), strict=True):
-            wrong, readable = _listing_problems(piece, found)
+            wrong, readable = _listing_problems(storage, piece, found)
             problems += wrong
             suspects += [(piece, info) for info in readable]
         # Decoded rows end in the thread that read them: what waits here is an answer each, and memory is bounded.
@@ -314,13 +318,15 @@ def _names(storage: Storage, piece: Manifest) -> dict[str, int] | Problem:
         return Problem(piece.name, "", error.message, unanswered=_is_unanswered(error))
 
 
-def _listing_problems(piece: Manifest, found: dict[str, int] | Problem) -> tuple[list[Problem], list[ChunkInfo]]:
+def _listing_problems(
+    storage: Storage, piece: Manifest, found: dict[str, int] | Problem
+) -> tuple[list[Problem], list[ChunkInfo]]:
     """(what a listing shows to be wrong, the chunks that are worth reading)"""
     if isinstance(found, Problem):
         return [found], []
     problems, readable = [], []
     for info in piece.chunks:
-        if what := _check_size(info, found):
+        if what := _check_size(storage, piece, info, found):
             problems.append(Problem(piece.name, info.name, what))
         else:
             readable.append(info)
@@ -342,9 +348,10 @@ def _is_unanswered(error: CheckpointError) -> bool:
     return isinstance(error, StorageError) and not error.missing
 
 
-def _check_size(info: ChunkInfo, found: dict[str, int]) -> str | None:
+def _check_size(storage: Storage, piece: Manifest, info: ChunkInfo, found: dict[str, int]) -> str | None:
+    """By a listing. What that does not show is looked for itself: some are a little behind."""
     if info.name not in found:
-        return "missing"
+        return None if storage.has(f"{piece.name}/{info.name}") else "missing"
     if found[info.name] != info.bytes:
         return f"{found[info.name]} bytes, the manifest says {info.bytes}"
     return None

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 from regrow.checkpoint.chunks import decode_chunk
@@ -15,7 +14,7 @@ from regrow.checkpoint.guard import Guard, Stop
 from regrow.checkpoint.lineage import Graph, Plan
 from regrow.checkpoint.listing import Listing
 from regrow.checkpoint.load import verify_pieces
-from regrow.checkpoint.manifest import MANIFEST, ChunkInfo, Cut, Manifest
+from regrow.checkpoint.manifest import ChunkInfo, Cut, Manifest
 from regrow.checkpoint.merge import PieceBroken, fold
 from regrow.checkpoint.retention import UNFINISHED_SECONDS, Rules, plan_unfinished, prune_plan
 from regrow.checkpoint.storage import Storage, Unfinished
@@ -86,7 +85,7 @@ def _copy_as_it_is(storage: Storage, piece: Manifest, progress: Progress) -> Man
         return info.bytes
 
     done = 0
-    with ThreadPoolExecutor(COPY_THREADS, thread_name_prefix="copy") as pool:
+    with storage.open_threads(COPY_THREADS, "copy") as pool:
         for count in pool.map(copy, piece.chunks):
             done += count
             progress(done, piece.bytes)
@@ -177,7 +176,7 @@ def delete_pieces(listing: Listing, names: Sequence[str], *, stop: Stop) -> Iter
     """Deletes pieces one by one. Stops between two, never within one."""
     for name in names:
         stop.check("interrupted; what was not listed as deleted is still there")
-        if name not in listing.graph.pieces and MANIFEST in listing.storage.names(name):
+        if name not in listing.graph.pieces and listing.storage.has_manifest(name):
             continue  # it was unfinished, and somebody has finished it since
         listing.storage.delete_piece(name)
         yield name

@@ -67,8 +67,20 @@ class ChunkInfo(msgspec.Struct, frozen=True, kw_only=True):
     shard: str
 
 
+Turn = tuple[int, int, int]  # start of the run, term of the coordinator, number of the cut
+
+
+class Line(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a cut stands among all others: see order.py. `seen`: older runs, and their newest turns."""
+
+    run: str
+    turn: Turn
+    seen: dict[str, Turn] = {}
+
+
 class Cut(msgspec.Struct, frozen=True, kw_only=True):
-    """A state of training at one consistent instant. `marks` are the last pushes applied, per worker."""
+    """A state of training at one consistent instant. `marks` are the last pushes applied, per worker. `created` is what
+    a clock said, for people. `line` says which cut is older; cuts from before there were lines have none."""
 
     id: str
     step: int
@@ -76,6 +88,7 @@ class Cut(msgspec.Struct, frozen=True, kw_only=True):
     created: float
     job: dict[str, Any]
     extra: dict[str, Any]
+    line: Line | None = None
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
@@ -222,6 +235,8 @@ def _cut_invalid_reason(cut: Cut) -> str | None:
         return f"cut {cut.id} was created at {cut.created}"
     if any(mark < 0 for mark in cut.marks):
         return f"cut {cut.id} has a negative mark"
+    if cut.line is not None and not all((cut.line.run, *cut.line.seen)):
+        return f"cut {cut.id} is of a run without a name"
     return None
 
 

@@ -21,7 +21,7 @@ import itertools
 import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future
 from typing import Any, NamedTuple
 
 import msgspec
@@ -226,7 +226,7 @@ class Fold:
     def run(self, progress: Progress | None) -> Manifest:
         total = sum(piece.bytes for piece in self.path)
         tables = sorted(self.path[-1].tables, key=lambda table: table.index)
-        with ThreadPoolExecutor(max_workers=WRITES_AHEAD_MAX, thread_name_prefix="merge") as pool:
+        with self.storage.open_threads(WRITES_AHEAD_MAX, "merge") as pool:
             writer = _Writer(self, pool)
             for number, (shard, runs) in enumerate(self.shards.items()):
                 writer.begin(shard, number)
@@ -250,9 +250,8 @@ class Fold:
             folded=tuple(_list_folded(self.path)),
             made_by=MADE_BY,
         )
-        there = self.storage.names(self.name)
-        if lost := [info.name for info in chunks if there.get(info.name) != info.bytes]:
-            raise CheckpointError(f"{self.name}/{lost[0]} was deleted while the piece was made", hint="fold it again")
+        if lost := self.storage.find_lost(manifest):
+            raise CheckpointError(f"{lost} was deleted while the piece was made", hint="fold it again")
         self.storage.write_manifest(manifest)
         return manifest
 
@@ -472,7 +471,7 @@ def rising_runs(storage: Storage, piece: Manifest) -> list[list[ChunkInfo]]:
 class _Writer:
     """Fills chunks with the newest rows and writes full ones behind the merger's back, a few at most."""
 
-    def __init__(self, fold: Fold, pool: ThreadPoolExecutor) -> None:
+    def __init__(self, fold: Fold, pool: Executor) -> None:
         self._fold, self._pool, self._token = fold, pool, fold.token()
         self._shard, self._prefix, self._count = "", "", 0
         self._filling: Parts = {}

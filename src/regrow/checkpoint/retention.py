@@ -1,7 +1,8 @@
 """Which pieces stay. Pure: a graph, rules and a time in; names to delete and a reason for every piece out.
 
-Two wishes: to go on training (the newest `keep_last` cuts, each by its cheapest path) and to go back behind bad data
-(fulls at wide intervals, thinner with age). A piece stays if one of the kept cuts needs it, so only cuts that are not
+Two wishes: to go on training (the newest `keep_last` cuts by their lines, never by a clock, each by its cheapest path;
+of every run that goes on beside the newest one too) and to go back behind bad data (fulls at wide intervals, thinner
+with age). A piece stays if one of the kept cuts needs it, so only cuts that are not
 kept can become unreachable. When to delete what is not needed is not decided here: the merger in policy.py
 waits until readers that began before are done.
 
@@ -12,13 +13,14 @@ on another machine from a slow one, but by its silence; so the rule is an age.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 from regrow.checkpoint.lineage import Graph
 from regrow.checkpoint.manifest import Manifest
 from regrow.checkpoint.storage import Unfinished
-from regrow.core.names import parse_piece_name
+from regrow.core.names import parse_piece_name, piece_name
 from regrow.errors import ConfigError
 from regrow.units import age_text, seconds_text, span_text
 
@@ -87,37 +89,46 @@ def plan_unfinished(
     now: float,
     seconds: float = UNFINISHED_SECONDS,
     dead: Collection[str] = (),
+    silent: Mapping[str, float] | None = None,
 ) -> tuple[list[str], dict[str, str]]:
     """(unfinished pieces to delete; why each stays or goes). `dead`: cuts whose writers are known to have ended, all of
-    them. Of such a cut nobody else knows, unless there is a whole piece of it: then a merger may be at work."""
+    them. Of such a cut nobody else knows, unless there is a whole piece of it: then a merger may be at work. `silent`:
+    for how long nobody wrote to each, by somebody who looked; None: by the times of their files."""
     doomed: list[str] = []
     why: dict[str, str] = {}
     reachable = bool(graph.restorable())
     for piece in found:
-        target, silent = parse_piece_name(piece.name)[1], piece.seconds(now)
+        target = parse_piece_name(piece.name)[1]
+        unwritten = piece.seconds(now) if silent is None else silent[piece.name]
         if piece.name in graph.pieces:
             why[piece.name] = "kept: its manifest was there a moment ago; somebody deletes it"
         elif target in dead and target not in graph.cuts:
             why[piece.name] = "deleted: unfinished, and whoever wrote it has ended"
-        elif piece.changed is None:
+        elif piece.changed is None and silent is None:
             why[piece.name] = "kept: unfinished; the storage does not tell when it was written, so it may be just now"
-        elif silent < seconds:
-            why[piece.name] = f"kept: unfinished, written to {age_text(silent)}: somebody may be at work"
+        elif unwritten < seconds:
+            why[piece.name] = f"kept: unfinished, written to {age_text(unwritten)}: somebody may be at work"
         elif not reachable:
             why[piece.name] = "kept: no cut can be restored just now, so nothing is deleted"
         else:
-            why[piece.name] = f"deleted: unfinished, nobody wrote to it for {seconds_text(silent)}"
+            why[piece.name] = f"deleted: unfinished, nobody wrote to it for {seconds_text(unwritten)}"
         if why[piece.name].startswith("deleted"):
             doomed.append(piece.name)
     return doomed, why
 
 
 def _choose_cuts(graph: Graph, rules: Rules) -> list[tuple[str, str]]:
-    newest_first = list(reversed(graph.restorable()))
+    """The newest of all, and of every run that goes on beside the newest one: it may be somebody's, and alive."""
+    restorable = {cut.id for cut in graph.restorable()}
+    newest_first = [cut.id for cut in reversed(graph.cuts.values()) if cut.id in restorable]
     kept = [
-        (cut.id, f"{cut.id}, {'the newest cut,' if not index else f'number {index + 1} of the newest cuts,'}")
+        (cut, f"{cut}, {'the newest cut,' if not index else f'number {index + 1} of the newest cuts,'}")
         for index, cut in enumerate(newest_first[: rules.keep_last])
     ]
+    for run in reversed(graph.runs):
+        newest = [cut.id for cut in reversed(run.cuts) if cut.id in restorable][: rules.keep_last]
+        if run.is_open:
+            kept += [(cut, f"{cut}, of a run that goes on beside the newest,") for cut in newest]
     return kept + [(cut, f"{cut}, which is pinned,") for cut in sorted(rules.pinned)]
 
 
@@ -127,23 +138,41 @@ def choose_fulls(graph: Graph, rules: Rules, *, now: float) -> list[tuple[Manife
     if not rules.keep_full_every_seconds:
         return []
     oldest: dict[tuple[int, int], Manifest] = {}
-    for piece in _oldest_first(piece for piece in graph.pieces.values() if piece.source is None):
-        age = max(0.0, now - piece.target.created) / rules.keep_full_every_seconds
+    for cut, at in _tell_times(graph, now).items():
+        piece = graph.pieces.get(piece_name(None, cut))
+        if piece is None:
+            continue
+        age = max(0.0, now - at) / rules.keep_full_every_seconds
         thinning = max(0, math.floor(math.log2(max(1.0, age / FULLS_BEFORE_THINNING)) + (age >= FULLS_BEFORE_THINNING)))
         seconds = rules.keep_full_every_seconds * 2**thinning
-        oldest.setdefault((thinning, math.floor(piece.target.created / seconds)), piece)
+        oldest.setdefault((thinning, math.floor(at / seconds)), piece)
     return [
         (piece, f"the full to go back to for {span_text(rules.keep_full_every_seconds * 2**thinning)}")
         for (thinning, _), piece in oldest.items()
     ]
 
 
+def _tell_times(graph: Graph, now: float) -> dict[str, float]:
+    """When each cut was made, oldest first, as far as clocks can be believed: none later than one that came after it
+    or than now, and none earlier than one before it. A clock decides nothing else: not which cuts are the newest."""
+    times: dict[str, float] = {}
+    latest = now
+    for cut in reversed(graph.cuts.values()):
+        latest = cut.created if cut.created <= now else latest
+        times[cut.id] = latest
+    rising = itertools.accumulate((times[cut] for cut in graph.cuts), max)
+    return dict(zip(graph.cuts, rising, strict=True))
+
+
 def _may_be_completed(graph: Graph, doomed: set[str]) -> set[str]:
-    """Unreachable pieces newer than the newest restorable cut: uploads may finish out of order."""
+    """Unreachable pieces newer than the newest restorable cut, or than that of their run if it is open: uploads may
+    finish out of order."""
+    restorable = {cut.id for cut in graph.restorable()}
     newest, order = graph.newest(), list(graph.cuts)
     newer = set(order[order.index(newest.id) + 1 :]) if newest is not None else set(order)
+    for run in graph.runs:
+        for cut in reversed(run.cuts if run.is_open else ()):
+            if cut.id in restorable:
+                break
+            newer.add(cut.id)
     return {name for name in doomed if graph.pieces[name].target.id in newer}
-
-
-def _oldest_first(pieces: Iterable[Manifest]) -> list[Manifest]:
-    return sorted(pieces, key=lambda piece: (piece.target.created, piece.target.id))

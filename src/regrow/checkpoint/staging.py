@@ -25,7 +25,7 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from regrow.checkpoint import failpoints
@@ -40,6 +40,12 @@ from regrow.errors import CheckpointError, RegrowError, StorageError
 LOCAL_WRITERS = 3
 CHUNKS_IN_MEMORY_MAX = 4  # Too small: the disk has to wait for rows. Too large: memory.
 DISK_BYTES_MAX = 8 << 30  # Too small: a slow network is felt in training. Too large: the disk fills up.
+# Nothing moved for so long: the disk hangs where chunks are staged; calls of storage come to an end by themselves. The
+# piece is given up. Too small: a slow disk counts as hung. Too large: a checkpoint that will not be is waited for.
+STALL_SECONDS_MAX = 300.0
+LOCK_SECONDS_MAX = 30.0  # For another process that begins in the same staging directory; it has to do with few files.
+CLOSE_SECONDS_MAX = 90.0  # Longer than a call of storage may take; a thread that hangs is left behind, it is a daemon.
+LOOK_SECONDS = 0.05
 PREFIX = "staged-"  # of the directory that one process has inside the staging directory
 
 
@@ -129,6 +135,7 @@ class Stager:
         self._pieces: dict[str, _Piece] = {}
         self._changed = threading.Condition()  # guards all below, and the pieces
         self._closed = False
+        self._moved_at = time.monotonic()  # when anything last went on, or will, at the pace that was asked for
         self._chunks_in_memory = 0
         self._chunks_on_disk = 0
         self._disk_bytes = 0
@@ -155,6 +162,7 @@ class Stager:
         with self._changed:
             state = self._pieces.setdefault(piece, _Piece())
             self._wait_for_room(piece, state)
+            self._moved_at = max(self._moved_at, time.monotonic())
             self._chunks_in_memory += 1
             state.open_chunks += 1
             state.infos.append(None)
@@ -176,7 +184,7 @@ class Stager:
         """
         with self._changed:
             state = self._pieces.setdefault(piece, _Piece())
-            self._changed.wait_for(lambda: state.open_chunks == 0 or self._closed)
+            self._wait(piece, state, lambda: state.open_chunks == 0 or self._closed)
             self._pieces.pop(piece, None)
             self._raise_if_lost(piece, state)
             infos = [info for info in state.infos if info is not None]
@@ -192,7 +200,7 @@ class Stager:
                 return
             state.aborted = True
             self._changed.notify_all()
-            self._changed.wait_for(lambda: state.open_chunks == 0 or self._closed)
+            self._wait(piece, state, lambda: state.open_chunks == 0 or self._closed)
 
     @property
     def progress(self) -> Progress:
@@ -213,8 +221,9 @@ class Stager:
             self._changed.notify_all()
         for _ in self._threads:
             self._encoding.put(None)
+        end = time.monotonic() + CLOSE_SECONDS_MAX
         for thread in self._threads:
-            thread.join()
+            thread.join(max(0.0, end - time.monotonic()))
         if self._own is not None:
             self._own.close()
 
@@ -225,10 +234,27 @@ class Stager:
         self.close()
 
     def _wait_for_room(self, piece: str, state: _Piece) -> None:
-        self._changed.wait_for(
-            lambda: self._chunks_in_memory < self._chunks_in_memory_max or state.lost or self._closed
+        self._wait(
+            piece, state, lambda: self._chunks_in_memory < self._chunks_in_memory_max or state.lost or self._closed
         )
         self._raise_if_lost(piece, state)
+
+    def _wait(self, piece: str, state: _Piece, done: Callable[[], bool]) -> None:
+        """As long as anything moves. If nothing does, the piece is lost, and nobody waits for it any more."""
+        while not self._changed.wait_for(done, timeout=STALL_SECONDS_MAX / 10):
+            if time.monotonic() - self._moved_at > STALL_SECONDS_MAX:
+                error = StorageError(
+                    f"{piece} cannot be written: nothing moved for {STALL_SECONDS_MAX:g} s",
+                    hint="does the disk answer where chunks are staged?",
+                )
+                state.error = state.error or error
+                self._changed.notify_all()
+                return
+
+    def _note_move(self) -> None:
+        """The lock is held."""
+        self._moved_at = max(self._moved_at, time.monotonic())
+        self._changed.notify_all()
 
     def _raise_if_lost(self, piece: str, state: _Piece) -> None:
         if isinstance(state.error, RegrowError):
@@ -262,7 +288,7 @@ class Stager:
             error = caught
         with self._changed:
             self._chunks_in_memory -= 1
-            self._changed.notify_all()
+            self._note_move()
         if staged is not None:
             self._uploading.put(staged)
         else:
@@ -317,13 +343,14 @@ class Stager:
         """False if the piece was lost meanwhile."""
         with self._changed:
             seconds = self._pace.wait_seconds(time.monotonic(), size)
+            self._moved_at = max(self._moved_at, time.monotonic() + seconds)
             return not self._changed.wait_for(lambda: piece.lost or self._closed, timeout=seconds)
 
     def _leave_disk(self, info: ChunkInfo) -> None:
         with self._changed:
             self._chunks_on_disk -= 1
             self._disk_bytes -= info.bytes
-            self._changed.notify_all()
+            self._note_move()
 
     def _over(self, piece: _Piece, index: int, stored: ChunkInfo | None, error: BaseException | None) -> None:
         with self._changed:
@@ -333,7 +360,7 @@ class Stager:
                 self._stored_bytes += stored.bytes
             piece.error = piece.error or error
             piece.open_chunks -= 1
-            self._changed.notify_all()
+            self._note_move()
 
 
 class _OwnDirectory:
@@ -403,11 +430,23 @@ class _Locked:
 
     def __init__(self, path: Path, *, wait: bool = True) -> None:
         self._file = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        end = time.monotonic() + (LOCK_SECONDS_MAX if wait else 0.0)
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            while not self._take(last=time.monotonic() >= end):
+                time.sleep(LOOK_SECONDS)
         except BaseException:
             os.close(self._file)
             raise
+
+    def _take(self, *, last: bool) -> bool:
+        """Whether it is ours now; the last time an error says that it is not."""
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if last:
+                raise TimeoutError(errno.ETIMEDOUT, "another process has locked it") from None
+            return False
+        return True
 
     def close(self) -> None:
         os.close(self._file)

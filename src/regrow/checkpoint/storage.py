@@ -3,10 +3,7 @@
     URL/<piece>/<chunk>          written first
     URL/<piece>/manifest.json    written last: with it the piece exists, without it the directory is litter
 
-On a local file system a file is written under a temporary name, fsynced, renamed, and its directory fsynced; large ones
-go past the page cache, both ways, where the file system lets them (`direct`). Object
-stores put whole objects. Where a put can be cut short (sftp and the like) the order still protects: a torn chunk has no
-manifest yet, and a torn manifest is refused by its checksum. Deleting goes the other way, the manifest first.
+Deleting goes the other way, the manifest first. What a file system does for that is in files.py.
 
 Every call runs in a thread of its own, so that one that hangs (NFS, a dead endpoint) can be given up after
 `timeout_seconds`, retries included; the thread is a daemon and does not keep the process. An error that may pass is
@@ -22,22 +19,17 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import dataclasses
-import datetime
 import errno
-import os
-import secrets
-import stat
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable
+from typing import Any, TypeVar
 
-import fsspec
-
-from regrow.checkpoint import direct, failpoints
+from regrow.checkpoint import direct
+from regrow.checkpoint.bounded import ask
+from regrow.checkpoint.files import TEMPORARY, Data, Files, LocalFiles, Whole, open_files
 from regrow.checkpoint.manifest import MANIFEST, Manifest, decode, encode
 from regrow.core.names import is_piece_name, parse_piece_name
-from regrow.errors import CheckpointError, StorageError, UserError
+from regrow.errors import CheckpointError, StorageError
 
 TIMEOUT_SECONDS = 60.0  # Too small: a slow upload counts as hung. Too large: a dead endpoint is noticed late.
 ATTEMPTS = 3
@@ -45,7 +37,6 @@ WAIT_SECONDS = 0.5  # before the second attempt, and twice as long before each f
 ABANDONED_MAX = 16  # Calls that hang keep a thread and a chunk each; with so many, nothing more is tried.
 STAMPS_PER_CALL = 256  # of local files
 LISTING_THREADS = 8  # Manifests are small and far away: they are read side by side.
-TEMPORARY = ".tmp-"  # in a file name: not finished, and not to be counted
 
 # Errors that trying again does not cure.
 _FINAL = (FileNotFoundError, PermissionError, IsADirectoryError, NotADirectoryError, FileExistsError)
@@ -53,13 +44,8 @@ _FINAL_NUMBERS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENAMETOOLONG, e
 _FULL_NUMBERS = {errno.ENOSPC, errno.EDQUOT}
 _FINAL_NAMES = {"NoCredentialsError", "PartialCredentialsError", "ParamValidationError", "ProfileNotFound"}
 
-# What file systems call the time of a file's last change; the time it was made comes last.
-_CHANGED_KEYS = ("LastModified", "last_modified", "mtime", "updated", "created")
-
 T = TypeVar("T")
 Known = dict[str, tuple[str, Manifest]]  # manifests as they were read before, by piece, each with a stamp of its file
-Whole = bytes | memoryview
-Data = Whole | Sequence[memoryview]  # in one piece, or in several that follow each other
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +82,13 @@ class Storage:
         """For a path, file://, memory://, s3:// or whatever fsspec knows. Reads and creates nothing yet."""
         assert timeout_seconds > 0
         assert attempts >= 1
-        return cls(url, _open_files(url), timeout_seconds=timeout_seconds, attempts=attempts)
+        files = ask(f"open {url}", lambda: open_files(url))  # libraries may look for keys in places that do not answer
+        return cls(url, files, timeout_seconds=timeout_seconds, attempts=attempts)
+
+    def open_threads(self, count: int, name: str) -> concurrent.futures.Executor:
+        """For many calls side by side. All threads of this package that call storage come from here, or from whoever
+        makes chunks (staging.py): in a simulated storage there are none."""
+        return concurrent.futures.ThreadPoolExecutor(count, thread_name_prefix=name)
 
     def pieces(self) -> list[str]:
         """Names of the pieces that have a manifest, in order."""
@@ -155,6 +147,23 @@ class Storage:
                 hint="directories of pieces must keep their names; this one cannot be used",
             )
         return manifest
+
+    def has_manifest(self, name: str) -> bool:
+        """Whether a piece exists, of the file itself: a listing may be a little behind."""
+        return self.has(f"{name}/{MANIFEST}")
+
+    def has(self, path: str) -> bool:
+        """Whether a file is there, of the file itself."""
+        return self._call("look for", path, lambda given_up: self._files.stamp(path)) is not None
+
+    def find_lost(self, manifest: Manifest) -> str | None:
+        """A chunk of a piece that is not there, or not whole. What a listing does not show is looked for itself."""
+        there = self.names(manifest.name)
+        for info in manifest.chunks:
+            path = f"{manifest.name}/{info.name}"
+            if there.get(info.name) != info.bytes and (info.name in there or not self.has(path)):
+                return path
+        return None
 
     def write_manifest(self, manifest: Manifest) -> None:
         """Makes the piece exist. All of its chunks must have been written.
@@ -234,7 +243,7 @@ class Storage:
     def _each(self, names: list[str], job: Callable[[str], T]) -> list[tuple[str, T]]:
         if not names:
             return []
-        with concurrent.futures.ThreadPoolExecutor(LISTING_THREADS) as pool:
+        with self.open_threads(LISTING_THREADS, "list") as pool:
             return list(zip(names, pool.map(job, names), strict=True))
 
     def _call(self, verb: str, path: str, job: Callable[[threading.Event], T]) -> T:
@@ -257,7 +266,7 @@ class Storage:
                     )
         if call.failed:
             assert call.error is not None
-            raise _storage_error(verb, where, call.error) from call.error
+            raise make_error(verb, where, call.error) from call.error
         return call.result  # type: ignore[no-any-return]
 
     def _count_return(self) -> None:
@@ -286,7 +295,7 @@ class _Call:
                 self.result = self._job(self.given_up)
             except BaseException as error:
                 self.error = error
-                last = attempt == self._attempts - 1 or not _may_pass(error)
+                last = attempt == self._attempts - 1 or not may_pass(error)
                 if not last and not self.given_up.wait(WAIT_SECONDS * 2**attempt):
                     continue
                 self.failed = True
@@ -297,7 +306,7 @@ class _Call:
             self.at_end()
 
 
-def _may_pass(error: BaseException) -> bool:
+def may_pass(error: BaseException) -> bool:
     """Whether to try again: not what is our bug, the user's mistake, or a full disk."""
     if isinstance(error, OSError):
         return not isinstance(error, _FINAL) and error.errno not in _FINAL_NUMBERS
@@ -305,7 +314,7 @@ def _may_pass(error: BaseException) -> bool:
     return type(error).__module__ != "builtins" and type(error).__name__ not in _FINAL_NAMES
 
 
-def _storage_error(verb: str, where: str, error: BaseException) -> StorageError:
+def make_error(verb: str, where: str, error: BaseException) -> StorageError:
     if isinstance(error, FileNotFoundError):
         hint = "is the bucket or directory there?" if verb == "write" else None
         return StorageError(f"cannot {verb} {where}: it is not there", hint=hint, missing=True)
@@ -321,274 +330,3 @@ def _words(error: BaseException | None) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return str(error) or type(error).__name__
-
-
-class Files(Protocol):
-    """What a file system must do. Errors are whatever it raises; a directory that is not there is empty. A stamp is
-    another one when the file is; None: there is no such file. "": nothing is known that would tell."""
-
-    def directories(self) -> list[str]: ...
-    def names(self, directory: str) -> dict[str, int]: ...
-    def changes(self, directory: str) -> list[tuple[int, float | None]]: ...
-    def stamp(self, path: str) -> str | None: ...
-    def read(self, path: str) -> Whole: ...
-    def read_into(self, path: str, memory: direct.Bytes) -> Whole: ...
-    def write(self, path: str, data: Data, given_up: threading.Event) -> None: ...
-    def delete(self, path: str) -> None: ...
-    def delete_directory(self, directory: str) -> None: ...
-    def tidy(self, directory: str) -> None: ...
-
-
-def _open_files(url: str) -> Files:
-    if not url.strip():
-        raise UserError("where checkpoints are is empty", hint="give a path or a URL, for instance s3://bucket/run")
-    protocol, _, rest = url.partition("://")
-    if not rest and "://" not in url:
-        return LocalFiles(Path(url).expanduser().absolute())
-    if protocol in ("file", "local"):
-        if not rest.startswith("/"):
-            raise UserError(f"{url} is not a URL of a directory", hint=f"with a whole path it is file:///{rest}")
-        return LocalFiles(Path(rest))
-    if "::" in protocol:
-        raise UserError(f"{url}: layers in front of storage cannot hold checkpoints", hint="give the last URL alone")
-    try:
-        # Cached listings would show pieces that another process has deleted, and hide new ones.
-        system, root = fsspec.core.url_to_fs(url, use_listings_cache=False, skip_instance_cache=True)
-    except ImportError as error:
-        extra = "pip install 'regrow[s3]'" if protocol in ("s3", "s3a") else str(error)
-        raise UserError(f"{url} needs a library that is not installed", hint=extra) from None
-    except ValueError as error:
-        raise UserError(f"{url} is not a URL that can hold checkpoints: {error}") from None
-    if not root.strip("/") and protocol != "memory":
-        raise UserError(f"{url} does not say where", hint=f"for instance {protocol}://bucket/run")
-    return RemoteFiles(system, root.rstrip("/"))
-
-
-class LocalFiles:
-    """A directory of this machine, or one that is mounted."""
-
-    def __init__(self, root: Path, *, direct_bytes_min: int = direct.BYTES_MIN) -> None:
-        self._root = root
-        self._direct_bytes_min = direct_bytes_min
-        self._blocks = direct.Memory()
-
-    def directories(self) -> list[str]:
-        try:
-            with os.scandir(self._root) as entries:
-                return [entry.name for entry in entries if entry.is_dir()]
-        except FileNotFoundError:
-            return []
-
-    def names(self, directory: str) -> dict[str, int]:
-        try:
-            names = os.listdir(self._root / directory)
-        except FileNotFoundError:
-            return {}
-        sizes: dict[str, int] = {}
-        for name in names:
-            with contextlib.suppress(FileNotFoundError):  # renamed or deleted since
-                sizes[name] = (self._root / directory / name).stat().st_size
-        return sizes
-
-    def changes(self, directory: str) -> list[tuple[int, float | None]]:
-        """Bytes and time of every file, and the time of the directory: one that is empty has an age too."""
-        found: list[tuple[int, float | None]] = []
-        with contextlib.suppress(FileNotFoundError):  # deleted since
-            found.append((0, (self._root / directory).stat().st_mtime))
-            for name in os.listdir(self._root / directory):
-                with contextlib.suppress(FileNotFoundError):
-                    status = (self._root / directory / name).stat()
-                    found.append((status.st_size, status.st_mtime))
-        return found
-
-    def stamp(self, path: str) -> str | None:
-        try:
-            status = (self._root / path).stat()
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        times = f"{status.st_mtime_ns} {status.st_ctime_ns}"
-        return f"{status.st_ino} {times} {status.st_size}" if stat.S_ISREG(status.st_mode) else None
-
-    def read(self, path: str) -> Whole:
-        return self.read_into(path, direct.allocate_aligned(0))
-
-    def read_into(self, path: str, memory: direct.Bytes) -> Whole:
-        with (self._root / path).open("rb", buffering=0) as file:
-            size = os.fstat(file.fileno()).st_size
-            if size < self._direct_bytes_min:
-                return file.readall()
-            return direct.read(file.fileno(), size, memory if len(memory) >= size else direct.allocate_aligned(size))
-
-    def write(self, path: str, data: Data, given_up: threading.Event) -> None:
-        target = self._root / path
-        kind = _kind(path)
-        self._make_directory(target.parent, kind)
-        # Two processes may write the same name; each has its own temporary file, and the later rename wins.
-        temporary = target.with_name(f"{target.name}{TEMPORARY}{os.getpid()}-{secrets.token_hex(4)}")
-        try:
-            failpoints.hit(f"{kind}.open")
-            with temporary.open("xb", buffering=0) as file:
-                torn = failpoints.hit(f"{kind}.data")
-                if not self._write_direct(file.fileno(), data, torn=torn):
-                    _write_all(file.fileno(), data, torn=torn)
-                failpoints.hit(f"{kind}.fsync")
-                os.fsync(file.fileno())
-            if given_up.is_set():
-                raise TimeoutError(errno.ETIMEDOUT, "too late")
-            failpoints.hit(f"{kind}.rename")
-            temporary.rename(target)
-        except BaseException:
-            with contextlib.suppress(OSError):  # what stays is removed with the piece, or when it is complete
-                temporary.unlink(missing_ok=True)
-            raise
-        failpoints.hit(f"{kind}.rename_fsync")
-        _fsync_directory(target.parent)
-
-    def _write_direct(self, file: int, data: Data, *, torn: bool) -> bool:
-        buffers = _buffers(data)
-        if torn or sum(buffer.nbytes for buffer in buffers) < self._direct_bytes_min:
-            return False
-        return direct.write(file, buffers, self._blocks)
-
-    def delete(self, path: str) -> None:
-        target = self._root / path
-        kind = _kind(path)
-        failpoints.hit(f"{kind}.delete")
-        try:
-            target.unlink()
-        except FileNotFoundError:
-            return
-        failpoints.hit(f"{kind}.delete_fsync")
-        _fsync_directory(target.parent)
-
-    def delete_directory(self, directory: str) -> None:
-        failpoints.hit("piece.delete")
-        try:
-            (self._root / directory).rmdir()
-        except FileNotFoundError:
-            return
-        failpoints.hit("piece.delete_fsync")
-        _fsync_directory(self._root)
-
-    def tidy(self, directory: str) -> None:
-        for name in self.names(directory):
-            if TEMPORARY in name:
-                failpoints.hit("temporary.delete")
-                (self._root / directory / name).unlink(missing_ok=True)
-
-    def _make_directory(self, directory: Path, kind: str) -> None:
-        """With all that is missing above it, each entry durable before what is put into it. For a manifest that is
-        made sure of again: whoever made the directory may have died before its fsync."""
-        if directory.is_dir():
-            if kind != "manifest":
-                return
-        else:
-            self._make_directory(directory.parent, kind)
-            failpoints.hit(f"{kind}.mkdir")
-            directory.mkdir(exist_ok=True)
-        failpoints.hit(f"{kind}.mkdir_fsync")
-        _fsync_directory(directory.parent)
-
-
-class RemoteFiles:
-    """Any other file system that fsspec knows."""
-
-    def __init__(self, system: Any, root: str) -> None:
-        self._system = system
-        self._root = root
-
-    def directories(self) -> list[str]:
-        return [name for name, entry in self._list(self._root) if entry["type"] == "directory"]
-
-    def names(self, directory: str) -> dict[str, int]:
-        found = self._list(f"{self._root}/{directory}")
-        return {name: entry["size"] for name, entry in found if entry["type"] == "file" and name}
-
-    def changes(self, directory: str) -> list[tuple[int, float | None]]:
-        found = self._list(f"{self._root}/{directory}")
-        return [(entry["size"] or 0, _read_change_time(entry)) for _, entry in found if entry["type"] == "file"]
-
-    def stamp(self, path: str) -> str | None:
-        try:
-            entry = self._system.info(f"{self._root}/{path}")
-        except FileNotFoundError:
-            return None
-        if entry["type"] != "file":
-            return None
-        tag = entry.get("ETag") or entry.get("etag")  # time alone may be of whole seconds
-        return f"{tag} {_read_change_time(entry)} {entry['size']}" if tag else ""
-
-    def read_into(self, path: str, memory: direct.Bytes) -> bytes:
-        return self.read(path)
-
-    def read(self, path: str) -> bytes:
-        return bytes(self._system.cat_file(f"{self._root}/{path}"))
-
-    def write(self, path: str, data: Data, given_up: threading.Event) -> None:
-        torn = failpoints.hit(f"{_kind(path)}.put")
-        whole = bytes(data) if isinstance(data, Whole) else b"".join(data)
-        self._system.pipe_file(f"{self._root}/{path}", whole[: len(whole) // 2] if torn else whole)
-        if torn:
-            failpoints.die()
-
-    def delete(self, path: str) -> None:
-        failpoints.hit(f"{_kind(path)}.delete")
-        with contextlib.suppress(FileNotFoundError):
-            self._system.rm_file(f"{self._root}/{path}")
-
-    def delete_directory(self, directory: str) -> None:
-        failpoints.hit("piece.delete")
-        # Object stores have no directories; where there are any, an empty one would look like an unfinished piece.
-        with contextlib.suppress(FileNotFoundError, NotImplementedError):
-            self._system.rmdir(f"{self._root}/{directory}")
-
-    def tidy(self, directory: str) -> None:
-        """Nothing here has a temporary name."""
-
-    def _list(self, path: str) -> Iterator[tuple[str, dict[str, Any]]]:
-        try:
-            entries = self._system.ls(path, detail=True)
-        except FileNotFoundError:
-            return iter(())
-        return ((entry["name"].rstrip("/").rpartition("/")[2], entry) for entry in entries)
-
-
-def _read_change_time(entry: dict[str, Any]) -> float | None:
-    """When a file last changed, if its file system tells in a way that cannot be misread."""
-    value = next((entry[key] for key in _CHANGED_KEYS if entry.get(key) is not None), None)
-    if isinstance(value, str):
-        try:
-            value = datetime.datetime.fromisoformat(value)
-        except ValueError:
-            return None
-    if isinstance(value, datetime.datetime):
-        return value.timestamp() if value.tzinfo is not None else None  # of which zone?
-    return float(value) if isinstance(value, int | float) else None
-
-
-def _kind(path: str) -> str:
-    return "manifest" if path.rpartition("/")[2] == MANIFEST else "chunk"
-
-
-def _buffers(data: Data) -> Sequence[memoryview]:
-    return [memoryview(data)] if isinstance(data, Whole) else data
-
-
-def _write_all(file: int, data: Data, *, torn: bool) -> None:
-    buffers = _buffers(data)
-    left = sum(buffer.nbytes for buffer in buffers) // (2 if torn else 1)
-    for buffer in buffers:
-        rest = buffer[:left]
-        left -= len(rest)
-        while rest:
-            rest = rest[os.write(file, rest) :]
-    if torn:
-        failpoints.die()
-
-
-def _fsync_directory(path: Path) -> None:
-    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)

@@ -20,7 +20,7 @@ from regrow.errors import EXIT_FAILED, EXIT_OK, EXIT_USAGE, UserError
 if TYPE_CHECKING:
     from regrow.checkpoint.diff import Side
     from regrow.checkpoint.merge import PieceBroken
-    from regrow.checkpoint.policy import Event
+    from regrow.checkpoint.merger import Event
     from regrow.checkpoint.retention import Rules
 
 INTERVAL = "10s"
@@ -57,7 +57,7 @@ def list_cuts(url: str, as_json: bool) -> None:
     Only manifests are read: whether files are damaged, `verify` tells.
     """
     from regrow.checkpoint.listing import read_listing
-    from regrow.checkpoint.policy import read_wanted_full
+    from regrow.checkpoint.merger import read_wanted_full
     from regrow.cli import ckpt_views as views
 
     listing = read_listing(address.whole_url(url, "regrow ckpt ls"), may_be_empty=True)
@@ -404,7 +404,7 @@ def _one_round(url: str, **options: Any) -> int:
 
 def _watch(url: str, *, told: list[Event] | None = None, **options: Any) -> bool:
     """Rounds of the merger, one line per event."""
-    from regrow.checkpoint import policy
+    from regrow.checkpoint import merger
     from regrow.checkpoint.guard import Guard, Stop
     from regrow.checkpoint.storage import Storage
 
@@ -422,7 +422,7 @@ def _watch(url: str, *, told: list[Event] | None = None, **options: Any) -> bool
     storage = Storage.open(url)
     with Stop() as stop:
         with Guard(storage, storage, stop) as guarded:
-            well = policy.watch(guarded, on_event=tell, stop=stop, **options)
+            well = merger.watch(guarded, on_event=tell, stop=stop, **options)
         stop.check()
     return well
 

@@ -25,7 +25,7 @@ from click.core import ParameterSource
 
 from regrow.cli import sim_record
 from regrow.errors import EXIT_FAILED, UserError
-from regrow.sim.profiles import PROFILES
+from regrow.sim.profiles import PROFILES, STORAGE
 
 PROGRESS_AFTER_SECONDS = 2.0
 LINE_SECONDS = 60.0  # between two lines of progress, where nobody watches
@@ -37,7 +37,11 @@ SHRINK_SECONDS = 60.0
 @click.option("--seeds", default=200, show_default=True, type=click.IntRange(1), help="Schedules to run.")
 @click.option("--seed-first", default=0, show_default=True, type=click.IntRange(0), help="The first seed.")
 @click.option(
-    "--profile", default="all", show_default=True, type=click.Choice([*PROFILES, "all"]), help="What it is about."
+    "--profile",
+    default="all",
+    show_default=True,
+    type=click.Choice([*PROFILES, STORAGE, "all"]),
+    help="What it is about.",
 )
 @click.option("--replay", metavar="TAPE", help="Run one tape again: a file, or the text that a failure prints.")
 @click.option("--story", metavar="row=N", help="Print the life of one row (row=7, or row=1:7 for table 1).")
@@ -75,11 +79,11 @@ def sim(
         sim_record.show(record)
         return
     if plant == "list":
-        for name, bug in planted.BUGS.items():
+        for name, bug in planted.list_bugs().items():
             click.echo(f"{name:28} {bug.what}")
         return
-    if plant is not None and plant not in planted.BUGS:
-        raise UserError(f"there is no planted bug {plant!r}", hint=f"One of: {', '.join(planted.BUGS)}.")
+    if plant is not None and plant not in planted.list_bugs():
+        raise UserError(f"there is no planted bug {plant!r}", hint=f"One of: {', '.join(planted.list_bugs())}.")
     if replay is not None or story is not None:
         failed = _run_one(profile, seed_first, replay, story, plant)
     else:
@@ -120,10 +124,10 @@ def _check_together() -> None:
 
 def _run_one(profile: str, seed: int, replay: str | None, story: str | None, plant: str | None) -> bool:
     from regrow.sim import planted, runner
+    from regrow.sim.shelf import Record
     from regrow.sim.story import Story, parse_story
 
     try:
-        place = parse_story(story) if story is not None else None
         tape: list[int] = []
         if replay is not None:
             path = Path(replay)
@@ -131,7 +135,9 @@ def _run_one(profile: str, seed: int, replay: str | None, story: str | None, pla
             profile, tape = runner.parse_replay(text)
         elif profile == "all":
             raise ValueError("a story needs one run: --replay TAPE, or --profile with --seed-first")
-        told = Story(*place) if place is not None else None
+        told: Story | Record | None = None
+        if story is not None:  # where there are no servers, all of it is told
+            told = Record() if profile == STORAGE else Story(*parse_story(story))
         with planted.plant(plant):
             result = runner.run(
                 profile,
@@ -182,7 +188,7 @@ def _ignore_interrupts() -> None:
 
 def _list_tasks(profile: str, seed_first: int, limit: _Limit, plant: str | None) -> Iterator[Task]:
     """All profiles in turn, each with the next seed."""
-    names = list(PROFILES) if profile == "all" else [profile]
+    names = [*PROFILES, STORAGE] if profile == "all" else [profile]
     for index in range(limit.schedules) if limit.schedules is not None else itertools.count():
         yield names[index % len(names)], seed_first + index // len(names), plant
 
@@ -312,6 +318,7 @@ class _Totals:
         self.runs = 0
         self.events = 0
         self.findings = 0
+        self.profiles: set[str] = set()
         self.crashes: Counter[str] = collections.Counter()
         self.probes: Counter[str] = collections.Counter()
 
@@ -319,6 +326,7 @@ class _Totals:
         self.runs += 1
         self.events += result.events
         self.findings += bool(result.invariant)
+        self.profiles.add(result.profile)
         self.crashes.update(result.crashes)
         self.probes.update(result.probes)
 
@@ -327,12 +335,14 @@ class _Totals:
         return time.monotonic() - self.started
 
     def print(self) -> None:
-        from regrow.sim.probes import PROBES
+        from regrow.sim import probes, shelf
 
+        names = list(probes.PROBES if self.profiles - {STORAGE} else ())
+        names += shelf.PROBES if STORAGE in self.profiles else ()
         seconds = self.seconds
         crashes = ", ".join(f"{count} of {role}s" for role, count in self.crashes.items())
         click.echo(f"{self.runs} schedules, {self.events} events in {seconds:.1f} s ({self.runs / seconds:.0f}/s)")
         click.echo(f"crashes: {crashes or 'none'}; recoveries: {self.probes['recovered']}")
-        click.echo("probes: " + ", ".join(f"{name} {self.probes[name]}" for name in PROBES if self.probes[name]))
-        if missing := [name for name in PROBES if not self.probes[name]]:
+        click.echo("probes: " + ", ".join(f"{name} {self.probes[name]}" for name in names if self.probes[name]))
+        if missing := [name for name in names if not self.probes[name]]:
             click.echo(f"not reached: {', '.join(missing)}")

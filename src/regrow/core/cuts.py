@@ -24,6 +24,12 @@ from regrow.core.states import ATTEMPT, AttemptState, Life
 STEPS_AHEAD = 4  # Synchronous: how far ahead a cut is named. Too few: it comes too late and is named again.
 STEPS_AHEAD_MAX = 256
 WHOLE_SECONDS = 1.0  # After a server was found to be on its way back: when to ask again.
+# An attempt that takes longer is given up: a server that does not say how storing went, a manifest that is not written.
+# Half as long as what is unfinished may lie about (`retention.UNFINISHED_SECONDS`), so that nobody can have deleted any
+# of it when the manifest is written. Too small: a full that takes long is never made. Too large: a run whose storage
+# hangs in a way that nobody noticed makes no checkpoints for so long.
+ATTEMPT_SECONDS_MAX = 43200.0
+TERM = 1 << 32  # Cuts are numbered from term times this: a coordinator's successor counts above it.
 GIVEN_UP_MAX = 100  # Pieces to be removed, remembered; a storage that is gone must not make this grow.
 
 
@@ -104,7 +110,7 @@ class Cuts:
         self.count = 0
         self.failed = 0
         self._is_sync = is_sync
-        self._number = term << 32
+        self._number = term * TERM
         self._salt = salt
         self._peers: dict[int, Identity] = {}
         self._attempt: Attempt | None = None
@@ -145,6 +151,8 @@ class Cuts:
         attempt = self._attempt
         if attempt is None:
             return self._begin() if self._peers and now >= self._quiet_until and self._due() else []
+        if now - attempt.began > ATTEMPT_SECONDS_MAX:
+            return self._abandon(f"it was not stored within {ATTEMPT_SECONDS_MAX:.0f} s", self._peers)
         # A step may take its time. Pushes that are held back must not.
         waits = attempt.life.state is AttemptState.CUTTING and not self._is_sync
         if waits and now - attempt.at_since > CUT_SECONDS_MAX:

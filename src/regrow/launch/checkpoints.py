@@ -69,7 +69,7 @@ def find_newest(url: str, *, run: str, progress: Progress | None = None) -> tupl
     damage: dict[str, str] = {}
     while True:
         cuts = [cut for cut in graph.restorable() if cut.extra.get("run") == run]
-        cut = max(cuts, key=lambda cut: (cut.created, cut.step), default=None)
+        cut = cuts[-1] if cuts else None
         unread = [piece for piece in graph.path(cut.id) or () if piece.name not in sound] if cut is not None else []
         if progress is None or not unread:
             break
@@ -82,9 +82,12 @@ def find_newest(url: str, *, run: str, progress: Progress | None = None) -> tupl
     return None if cut is None else Start(url=url, cut=cut.id, step=cut.step), [*damage.values(), *unreadable]
 
 
-def plan_saving(config: TrainConfig, *, run: str, start: Start | None, dead: Sequence[str] = ()) -> Saving | None:
+def plan_saving(
+    config: TrainConfig, *, run: str, start: Start | None, starts: int = 0, dead: Sequence[str] = ()
+) -> Saving | None:
     """What servers, the coordinator and the merger need to know to make checkpoints; None: they make none.
 
+    `starts`: how often this run began again; what it stores from now on is newer than all it stored before.
     `dead`: cuts that processes of this run were making when they died, which the merger clears away."""
     if not config.saves:
         return None
@@ -96,6 +99,7 @@ def plan_saving(config: TrainConfig, *, run: str, start: Start | None, dead: Seq
         bits=config.ckpt_bits,
         bytes_per_second=config.ckpt_bytes_per_s,
         run=run,
+        starts=starts,
         salt=secrets.token_hex(8),
         keep_last=config.ckpt_keep_last,
         pinned=() if start is None else (start.cut,),

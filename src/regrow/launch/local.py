@@ -237,7 +237,8 @@ class _Run:
     def _save_the_end(self) -> None:
         """The last checkpoint, of the trained model. Where it fails, the model is judged all the same."""
         self.not_saved = None
-        if any(self._try_to_save_the_end() for _ in range(SAVE_TRIES)):
+        deadline = time.monotonic() + SAVE_SECONDS_MAX  # for all tries together
+        if any(self._try_to_save_the_end(deadline) for _ in range(SAVE_TRIES)):
             return
         reason = self.status.checkpoints["last_error"] or f"it was not stored within {SAVE_SECONDS_MAX:.0f} s"
         last = self.status.checkpoints["last"]
@@ -247,9 +248,8 @@ class _Run:
             hint=f"{have}; when storage is well again, --resume goes on from it",
         )
 
-    def _try_to_save_the_end(self) -> bool:
+    def _try_to_save_the_end(self, deadline: float) -> bool:
         self.status.still = None
-        deadline = time.monotonic() + SAVE_SECONDS_MAX
         asked: Identity | None = None
 
         def is_answered() -> bool:
@@ -316,7 +316,13 @@ class _Run:
             frame_bytes_max=config.frame_bytes_max,
             authenticate=config.authenticate,
             config=config.to_dict(),
-            saving=checkpoints.plan_saving(config, run=self.run_id, start=start, dead=self.status.cuts_dead),
+            saving=checkpoints.plan_saving(
+                config,
+                run=self.run_id,
+                start=start,
+                starts=len(self.status.restores),
+                dead=self.status.cuts_dead,
+            ),
             start=None if start is None else StoredCut(url=start.url, cut=start.cut),
             hanging=Hanging(silent_seconds=config.silent_limits["server"], patience_seconds=config.patience_seconds),
         )

@@ -44,6 +44,7 @@ class Saving(msgspec.Struct, frozen=True, kw_only=True):
 
     url: str
     run: str  # of this run; whoever falls back takes none of another
+    starts: int = 0  # how often it began again before this start
     salt: str  # of this start of the run, so that cuts of another start have other names
     made_by: str
     encoding: str

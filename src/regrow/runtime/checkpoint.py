@@ -1,4 +1,4 @@
-"""A server's rows on their way to storage and back, and the manifest that makes a checkpoint of them.
+"""A server's rows on their way to storage and back. The manifest of them is written in checkpoint/manifests.py.
 
 `regrow.core.cut` says when; here are the threads. Captured rows are taken a chunk at a time: the capture is read on
 the server's own loop, for a few milliseconds, straight into the form of a file; everything else happens in threads. At
@@ -9,7 +9,6 @@ costs the checkpoint, never the training.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import mmap
 import time
@@ -23,12 +22,11 @@ import numpy as np
 from regrow.checkpoint.chunks import CHUNK_BYTES, Chunk, Rows, split
 from regrow.checkpoint.lineage import Graph
 from regrow.checkpoint.load import LoadReport, restore
-from regrow.checkpoint.manifest import ChunkInfo, Cut, Manifest, TableInfo, are_apart, chunk_name, shard_name
-from regrow.checkpoint.policy import clear_wanted, read_wanted_full
+from regrow.checkpoint.manifest import Manifest, are_apart, chunk_name, shard_name
+from regrow.checkpoint.manifests import table_infos
 from regrow.checkpoint.staging import CHUNKS_IN_MEMORY_MAX, Stager
 from regrow.checkpoint.storage import Storage
 from regrow.core.cut import Save, Saved
-from regrow.core.cuts import ManifestWritten, WriteManifest
 from regrow.core.job import JobSpec
 from regrow.core.wayback import LoadedAll, LoadedRows
 from regrow.errors import CheckpointError, RegrowError
@@ -44,25 +42,17 @@ LOAD_BYTES_MAX = 64 << 20
 # Of rows that the server takes at once. Too small: taking turns costs more than the rows. Too large: the loop is kept
 # from its work, and the flush of them is larger than a frame may be.
 LOAD_PART_BYTES = 4 << 20
+# Rows that were loaded are taken by the loop of the same process, and sent to parity holders. If the loop takes none,
+# or holders none of what waits for them, for so long, the load fails and the process ends: its successor loads again.
+# Too small: a busy machine is taken for a stuck one. Too large: the run waits.
+HAND_OVER_SECONDS_MAX = 300.0
+BACKLOG_SECONDS_MAX = 300.0
+BACKLOG_LOOK_SECONDS = 0.005
 
 
 def shard_of(job: JobSpec, server: int) -> str:
     """The name under which a server writes chunks."""
     return shard_name(server, job.servers, (job.rings, [(table.k, table.r) for table in job.tables]))
-
-
-def table_infos(job: JobSpec) -> tuple[TableInfo, ...]:
-    return tuple(
-        TableInfo(
-            name=table.name,
-            rows=table.rows,
-            dim=table.dim,
-            states=table.optimizer.state_parts(table.dim),
-            init_bound=table.init_bound,
-            index=index,
-        )
-        for index, table in enumerate(job.tables)
-    )
 
 
 def chunk_of(job: JobSpec, captured: list[TableRows]) -> Chunk:
@@ -183,63 +173,6 @@ class Saver:
             self._stager.close()
 
 
-def write_manifest(
-    url: str, job: JobSpec, cut: WriteManifest, *, extra: dict[str, Any], encoding: str, bits: int, made_by: str
-) -> ManifestWritten:
-    """Writes the manifest: from here on the checkpoint exists."""
-    try:
-        storage = Storage.open(url)
-        chunks = [info for part in cut.chunks for info in msgspec.json.decode(part, type=list[ChunkInfo])]
-        target = Cut(
-            id=cut.target,
-            step=min(cut.marks),
-            marks=cut.marks,
-            created=time.time(),
-            job=msgspec.to_builtins(job),
-            extra=extra,
-        )
-        manifest = Manifest(
-            source=cut.source,
-            target=target,
-            tables=table_infos(job),
-            seed=job.seed,
-            chunks=tuple(chunks),
-            encoding=encoding,  # type: ignore[arg-type]
-            bits=bits,  # type: ignore[arg-type]
-            made_by=made_by,
-        )
-        # Whoever was stopped for long enough may find that they were taken for left over.
-        there = storage.names(manifest.name)
-        if lost := [info.name for info in chunks if there.get(info.name) != info.bytes]:
-            raise CheckpointError(f"{manifest.name}/{lost[0]} is gone")
-        storage.write_manifest(manifest)
-        return ManifestWritten(number=cut.number, full_wanted=_full_wanted(storage, full=cut.source is None))
-    except RegrowError as error:
-        return ManifestWritten(number=cut.number, error=error.message)
-    except Exception as error:
-        log.exception("cut %d", cut.number)
-        return ManifestWritten(number=cut.number, error=repr(error))
-
-
-def _full_wanted(storage: Storage, *, full: bool) -> bool:
-    """Whether a merger misses a delta, and asks for a full. This one counts, if it is one."""
-    try:
-        wanted = read_wanted_full(storage) is not None
-        if wanted and full:
-            clear_wanted(storage)
-        return wanted and not full
-    except CheckpointError as error:  # the checkpoint exists all the same
-        log.warning("%s", error.message)
-        return False
-
-
-def discard(url: str, pieces: tuple[str, ...]) -> None:
-    """Removes what is left of cuts that were given up. It only takes space, so errors do not matter."""
-    for piece in pieces:
-        with contextlib.suppress(CheckpointError):
-            Storage.open(url).delete_piece(piece)
-
-
 class Loader:
     """Brings one server's rows back from a checkpoint, in a thread; the server is told on its loop, in order."""
 
@@ -274,8 +207,7 @@ class Loader:
                 except BaseException as error:
                     done.set_exception(error)
 
-            while self._backlog_bytes() > LOAD_BYTES_MAX:  # parity holders are slower than storage
-                time.sleep(0.005)
+            self._wait_for_holders()
             loop.call_soon_threadsafe(tell)
             return done
 
@@ -289,7 +221,7 @@ class Loader:
             def apply(_: Manifest, chunk: Chunk) -> None:
                 taken = [hand_over(loaded_rows(job, part)) for part in split([chunk], LOAD_PART_BYTES)]
                 for each in taken:
-                    each.result()  # meanwhile the next chunks are read
+                    take(each)  # meanwhile the next chunks are read
 
             report = restore(
                 storage,
@@ -298,10 +230,28 @@ class Loader:
                 shard_filter=lambda shard: shard == mine or not are_apart([shard, mine]),
                 progress=self._progress,
             )
-            hand_over(LoadedAll(marks=marks)).result()
+            take(hand_over(LoadedAll(marks=marks)))
             return report
 
         return await asyncio.to_thread(run)
+
+    def _wait_for_holders(self) -> None:
+        """Parity holders may be slower than storage. As long as they take anything, they are waited for."""
+        least, since = self._backlog_bytes(), time.monotonic()
+        while (backlog := self._backlog_bytes()) > LOAD_BYTES_MAX:
+            if backlog < least:
+                least, since = backlog, time.monotonic()
+            elif time.monotonic() - since > BACKLOG_SECONDS_MAX:
+                raise CheckpointError(f"parity holders took no loaded rows for {BACKLOG_SECONDS_MAX:g} s")
+            time.sleep(BACKLOG_LOOK_SECONDS)
+
+
+def take(done: Future[None]) -> None:
+    """Waits until the loop has what it was handed."""
+    try:
+        done.result(HAND_OVER_SECONDS_MAX)
+    except TimeoutError:
+        raise CheckpointError(f"the server took no loaded rows for {HAND_OVER_SECONDS_MAX:g} s") from None
 
 
 def check_fits(piece: Manifest, job: JobSpec) -> None:

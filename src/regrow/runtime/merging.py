@@ -11,7 +11,7 @@ import os
 import threading
 from pathlib import Path
 
-from regrow.checkpoint.policy import Event, watch
+from regrow.checkpoint.merger import Event, watch
 from regrow.checkpoint.retention import Rules
 from regrow.checkpoint.storage import Storage
 from regrow.launch.orders import Listening, MergerNews, Stop

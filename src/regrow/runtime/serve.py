@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from regrow import _kernels
+from regrow.checkpoint.manifests import ManifestWriter
 from regrow.core.coordinator import PATIENCE_SECONDS, SILENT_SECONDS, Coordinator
 from regrow.core.cut import Save, Unsave
 from regrow.core.cuts import CutNow, CutPlan, WriteManifest
@@ -41,7 +42,7 @@ from regrow.core.server import Server
 from regrow.core.wayback import Load
 from regrow.errors import ConnectionLost, Refusal, RegrowError, UserError
 from regrow.launch import orders
-from regrow.runtime.checkpoint import Loader, Saver, discard, write_manifest
+from regrow.runtime.checkpoint import Loader, Saver
 from regrow.runtime.client import new_event_loop
 from regrow.runtime.parent import Parent
 from regrow.runtime.sockets import prepare_sockets
@@ -65,6 +66,7 @@ class Node:
         self.section_bytes_max = assignment.frame_bytes_max
         self.machine: ServerDoor | Coordinator
         self.saver: Saver | None = None
+        self.manifests: ManifestWriter | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._marked_at = 0.0  # since when pushes are held back for a cut
         self._hold_seconds_max = 0.0
@@ -96,6 +98,16 @@ class Node:
                 cut_plan=None if saving is None else CutPlan(**msgspec.structs.asdict(saving.times)),
                 cut_salt="" if saving is None else saving.salt,
             )
+            if saving is not None:
+                self.manifests = ManifestWriter(
+                    url=saving.url,
+                    run=saving.run,
+                    starts=saving.starts,
+                    extra={"config": assignment.config},
+                    encoding=saving.encoding,
+                    bits=saving.bits,
+                    made_by=saving.made_by,
+                )
         self._stopped: asyncio.Future[None] | None = None
 
     def _build_store(self, job: JobSpec, server: int, recovering: bool) -> MemoryStore:
@@ -196,22 +208,10 @@ class Node:
 
     async def _write_manifest(self, cut: WriteManifest) -> None:
         assert isinstance(self.machine, Coordinator) and self.machine.view is not None
-        saving, job = self.parent.assignment.saving, self.machine.view.job
-        assert saving is not None
-        extra = {"config": self.parent.assignment.config, "run": saving.run}
-        done = await asyncio.to_thread(
-            write_manifest,
-            saving.url,
-            job,
-            cut,
-            extra=extra,
-            encoding=saving.encoding,
-            bits=saving.bits,
-            made_by=saving.made_by,
-        )
-        self._receive(done)
+        assert self.manifests is not None
+        self._receive(await asyncio.to_thread(self.manifests.write, self.machine.view.job, cut))
         if cut.discard:
-            await asyncio.to_thread(discard, saving.url, cut.discard)
+            await asyncio.to_thread(self.manifests.discard, cut.discard)
 
     def _server(self) -> Server:
         """What is behind the door, of a server with a view."""

@@ -48,13 +48,20 @@ def plant(name: str | None) -> Iterator[None]:
     if name is None:
         yield
         return
-    bug = BUGS[name]
+    bug = list_bugs()[name]
     original = getattr(bug.owner, bug.method)
     setattr(bug.owner, bug.method, bug.patch(original))
     try:
         yield
     finally:
         setattr(bug.owner, bug.method, original)
+
+
+def list_bugs() -> dict[str, Bug]:
+    """Of all profiles."""
+    from regrow.sim import shelf_planted
+
+    return BUGS | shelf_planted.BUGS
 
 
 CUTTING = ("cuts", "cuts-sync", "cuts-2pc")

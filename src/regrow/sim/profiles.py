@@ -17,6 +17,7 @@ from regrow.core.protection import Coded, Commit, FlushSpec, Protection, Unprote
 from regrow.sim.bounds import Bounds, draw_bounds
 from regrow.sim.choices import Choices
 
+STORAGE = "storage"  # the subject of shelf.py, which is no job of this kind
 UNITS_PER_COLUMN = 11  # two bits for each push in the 23 bits that a float32 adds exactly, one above
 DIMS = (4, 3)
 EXACT_BOUND = float(1 << 23)  # initial weights with this bound are whole numbers

@@ -12,15 +12,16 @@ from typing import Any
 from regrow.core.cuts import STEPS_AHEAD
 from regrow.core.identity import Identity
 from regrow.core.states import ForbiddenMove
-from regrow.sim import machines
+from regrow.sim import machines, shelf
 from regrow.sim.bounds import shrink as shrink_bounds
 from regrow.sim.choices import Choices, tape_from_text, tape_text
 from regrow.sim.cuts import Start
 from regrow.sim.nodes import Violation
 from regrow.sim.probes import Probes
-from regrow.sim.profiles import PROFILES, make_resumed, make_scenario
+from regrow.sim.profiles import PROFILES, STORAGE, make_resumed, make_scenario
 from regrow.sim.world import World
 
+ALL = (*PROFILES, STORAGE)
 GARBAGE_OBJECTS = 50_000  # between two collections: some ten megabytes
 BATCH_BYTES = 40  # of streams and sweeps: one or two rows at a time
 
@@ -54,6 +55,8 @@ def run(
 ) -> Result:
     """One schedule. `note` hears what happens, `watch` gets the world before it begins."""
     choices = Choices(tape, seed=seed)
+    if profile == STORAGE:
+        return _run_storage(choices, note)
     probes = Probes()
     scenario = make_scenario(PROFILES[profile], choices)
     result = Result(profile=profile, tape=choices.tape)
@@ -90,6 +93,18 @@ def run(
     return result
 
 
+def _run_storage(choices: Choices, note: Callable[[str, Identity | None, Any], None] | None) -> Result:
+    """A world of another kind: no servers, but those who write, merge, delete and read checkpoints."""
+    probes = shelf.ShelfProbes()
+    world, violation = shelf.play(choices, probes, None if note is None else lambda text: note(text, None, None))
+    result = Result(profile=STORAGE, tape=choices.tape, events=world.stage.turns, digest=world.digest.hexdigest()[:16])
+    if violation is not None:
+        result.invariant, result.text = violation.invariant, str(violation)
+    result.crashes = {name.removeprefix("kill "): n for name, n in probes.counts.items() if name.startswith("kill ")}
+    result.probes = probes.counts
+    return result
+
+
 @contextlib.contextmanager
 def rare_collections() -> Iterator[None]:
     """Looks for cycles less often: a world lives for a few milliseconds, and nearly all of it until its end."""
@@ -109,6 +124,6 @@ def _resumes(world: World) -> bool:
 def parse_replay(text: str) -> tuple[str, list[int]]:
     """(profile, tape) of what `Result.name` gives. ValueError says what is wrong."""
     profile, colon, tape = text.strip().partition(":")
-    if not colon or profile not in PROFILES:
-        raise ValueError(f"a replay begins with a profile and a colon ({', '.join(PROFILES)})")
+    if not colon or profile not in ALL:
+        raise ValueError(f"a replay begins with a profile and a colon ({', '.join(ALL)})")
     return profile, tape_from_text(tape)

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import itertools
 
-from regrow.checkpoint.manifest import ChunkInfo, Cut, Manifest, TableInfo
+from regrow.checkpoint.manifest import ChunkInfo, Cut, Line, Manifest, TableInfo
 from regrow.core.names import cut_id, piece_name
 
 TABLES = (TableInfo(name="t", rows=10, dim=1, states=(), init_bound=None, index=0),)
 
 
-def cut(step: int, salt: str = "", *, created: float | None = None) -> Cut:
+def cut(step: int, salt: str = "", *, created: float | None = None, line: Line | None = None) -> Cut:
     at = created if created is not None else step * 60.0
-    return Cut(id=cut_id(step, salt), step=step, marks=(), created=at, job={}, extra={})
+    return Cut(id=cut_id(step, salt), step=step, marks=(), created=at, job={}, extra={}, line=line)
 
 
 def piece(source: Cut | None, target: Cut, size: int = 10, *, folded: int = 0, bits: int = 32) -> Manifest:

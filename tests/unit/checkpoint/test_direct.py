@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 
 from regrow.checkpoint import direct
-from regrow.checkpoint.storage import LocalFiles, Storage
+from regrow.checkpoint.files import LocalFiles
+from regrow.checkpoint.storage import Storage
 from regrow.errors import StorageError
 
 SIZES = (1, 4095, 4096, 4097, direct.BLOCK_BYTES - 1, direct.BLOCK_BYTES, direct.BLOCK_BYTES + 1, 9_000_001)

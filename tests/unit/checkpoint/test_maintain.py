@@ -20,7 +20,7 @@ from regrow.checkpoint import maintain
 from regrow.checkpoint.guard import Stop
 from regrow.checkpoint.manifest import MANIFEST
 from regrow.checkpoint.merge import fold
-from regrow.checkpoint.policy import Merger
+from regrow.checkpoint.merger import Merger
 from regrow.checkpoint.storage import Storage
 
 # -- restore -----------------------------------------------------------------------------------------------

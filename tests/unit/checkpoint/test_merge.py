@@ -19,11 +19,12 @@ from worlds import TABLES, World
 
 from regrow.checkpoint import failpoints, merge
 from regrow.checkpoint.chunks import Rows, read_chunk, write_chunk
+from regrow.checkpoint.files import LocalFiles
 from regrow.checkpoint.lineage import Graph
 from regrow.checkpoint.load import ALL_SHARDS, verify
 from regrow.checkpoint.manifest import Cut, Manifest, TableInfo, chunk_name, shard_name
 from regrow.checkpoint.merge import PieceBroken, find_leftovers, fold
-from regrow.checkpoint.storage import LocalFiles, Storage
+from regrow.checkpoint.storage import Storage
 from regrow.core.names import cut_id, piece_name
 from regrow.errors import CheckpointError
 

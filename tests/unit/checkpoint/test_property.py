@@ -17,7 +17,8 @@ import hypothesis.strategies as st
 from worlds import World
 
 from regrow.checkpoint.merge import PieceBroken, fold
-from regrow.checkpoint.policy import Choice, Event, Merger
+from regrow.checkpoint.merger import Event, Merger
+from regrow.checkpoint.policy import Choice
 from regrow.checkpoint.retention import Rules, prune_plan
 from regrow.core.names import piece_name
 from regrow.errors import CheckpointError

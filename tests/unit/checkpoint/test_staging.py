@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +23,10 @@ from helpers import wait_until
 
 from regrow.checkpoint import failpoints, staging
 from regrow.checkpoint.chunks import Chunk, Rows, decode_chunk, describe, encode_chunk
+from regrow.checkpoint.files import RemoteFiles
 from regrow.checkpoint.manifest import ChunkInfo, TableInfo, chunk_name
 from regrow.checkpoint.staging import Pace, Progress, Stager
-from regrow.checkpoint.storage import RemoteFiles, Storage
+from regrow.checkpoint.storage import Storage
 from regrow.core.names import cut_id, piece_name
 from regrow.errors import CheckpointError, StorageError, UserError
 
@@ -237,6 +239,51 @@ def test_a_remote_that_hangs(tmp_path: Path) -> None:
         storage._timeout_seconds = 60.0
         submit(stager, PIECES[1], range(3))
         check(storage, PIECES[1], stager.finish(PIECES[1]), range(3))
+
+
+@pytest.fixture
+def stuck(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Stager]:
+    """The disk where chunks are staged does not answer any more."""
+    let_go = threading.Event()
+    monkeypatch.setattr(staging, "STALL_SECONDS_MAX", 0.1)
+    monkeypatch.setattr(staging, "CLOSE_SECONDS_MAX", 0.1)
+    stager, _, _ = world(tmp_path)
+    assert stager._own is not None
+
+    def write(data: bytes) -> Path:
+        let_go.wait()
+        raise StorageError("it never came to an end")
+
+    monkeypatch.setattr(stager._own, "write", write)
+    yield stager
+    let_go.set()
+
+
+def test_a_disk_that_hangs_costs_the_piece_and_nobody_waits_for_it(stuck: Stager) -> None:
+    submit(stuck, PIECES[0], range(2))
+    with pytest.raises(StorageError, match=r"nothing moved for 0.1 s"):
+        stuck.finish(PIECES[0])
+    submitter = Submitter(stuck, PIECES[1], 9)
+    submitter.thread.join(10.0)
+    assert isinstance(submitter.error, StorageError), "memory is full and stays so"
+    stuck.abort(PIECES[1])
+    stuck.close()
+
+
+def test_a_pace_that_was_asked_for_is_no_stall(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(staging, "STALL_SECONDS_MAX", 0.05)
+    stager, storage, _ = world(tmp_path, bytes_per_second=CHUNK_BYTES / 0.3)
+    with stager:
+        submit(stager, PIECES[0], range(2))
+        check(storage, PIECES[0], stager.finish(PIECES[0]), range(2))
+
+
+def test_a_staging_directory_that_another_process_keeps_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(staging, "LOCK_SECONDS_MAX", 0.1)
+    (tmp_path / "staging").mkdir(mode=0o700)
+    with staging._Locked(tmp_path / "staging"), pytest.raises(StorageError, match="another process has locked it"):
+        world(tmp_path)
+    world(tmp_path)[0].close()
 
 
 def test_abort(tmp_path: Path) -> None:

@@ -25,10 +25,11 @@ import fsspec
 import numpy as np
 import pytest
 
-from regrow.checkpoint import failpoints, storage
+from regrow.checkpoint import failpoints, files, storage
 from regrow.checkpoint.chunks import Chunk, Rows, read_chunk, write_chunk
+from regrow.checkpoint.files import TEMPORARY, LocalFiles, RemoteFiles
 from regrow.checkpoint.manifest import MANIFEST, Cut, Manifest, TableInfo, chunk_name
-from regrow.checkpoint.storage import TEMPORARY, Known, LocalFiles, RemoteFiles, Storage
+from regrow.checkpoint.storage import Known, Storage
 from regrow.core.names import cut_id, piece_name
 from regrow.errors import CheckpointError, StorageError, UserError
 
@@ -433,7 +434,8 @@ def test_a_call_that_hangs_is_given_up(tmp_path: Path, monkeypatch: pytest.Monke
 def test_a_hung_call_does_not_keep_the_process() -> None:
     code = """if True:
         import threading
-        from regrow.checkpoint.storage import LocalFiles, Storage
+        from regrow.checkpoint.files import LocalFiles
+        from regrow.checkpoint.storage import Storage
         from regrow.errors import StorageError
         class Hung(LocalFiles):
             def read(self, path): threading.Event().wait()
@@ -449,7 +451,7 @@ def test_a_hung_call_does_not_keep_the_process() -> None:
 
 def test_a_write_that_comes_too_late_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     let_go = threading.Event()
-    really = storage._write_all
+    really = files._write_all
 
     def slow(*args: Any, **kwargs: Any) -> None:
         let_go.wait()
@@ -457,7 +459,7 @@ def test_a_write_that_comes_too_late_changes_nothing(tmp_path: Path, monkeypatch
 
     Storage.open(str(tmp_path)).write("file", b"old")
     store = Storage.open(str(tmp_path), timeout_seconds=0.05)
-    monkeypatch.setattr(storage, "_write_all", slow)
+    monkeypatch.setattr(files, "_write_all", slow)
     with pytest.raises(StorageError, match="no answer"):
         store.write("file", b"new")
     threads = [thread for thread in threading.enumerate() if thread.name == "regrow-storage"]

@@ -18,9 +18,10 @@ import pytest
 from ckpt_run import NOW, Run
 from worlds import World
 
-from regrow.checkpoint.policy import Event, Merger
+from regrow.checkpoint.files import TEMPORARY, read_change_time
+from regrow.checkpoint.merger import Event, Merger
 from regrow.checkpoint.retention import UNFINISHED_SECONDS, plan_unfinished
-from regrow.checkpoint.storage import TEMPORARY, Storage, Unfinished, _read_change_time
+from regrow.checkpoint.storage import Storage, Unfinished
 from regrow.core.names import cut_id, piece_name
 
 DAY = 86400.0
@@ -78,7 +79,7 @@ def test_memory_tells_times_too() -> None:
     ],
 )
 def test_times_of_many_kinds(entry: dict[str, Any], changed: float | None) -> None:
-    assert _read_change_time(entry) == changed
+    assert read_change_time(entry) == changed
 
 
 def test_one_file_without_a_time_makes_the_age_unknown(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -126,12 +127,18 @@ def test_the_merger_deletes_it(tmp_path: Path) -> None:
     leave(tmp_path, NAMES[1], ages={"s0of2-00000.safetensors": 2 * DAY, "s1of2-00000.safetensors": 60.0}, now=NOW)
     leave(tmp_path, NAMES[2], ages={"s0of2-00000.safetensors": 60.0, f"x{TEMPORARY}5": 60.0}, now=NOW)
     events: list[Event] = []
-    merger = Merger(world.storage, on_event=events.append, clock=lambda: NOW, dead=(CUTS[2],))
+    now = NOW
+    merger = Merger(world.storage, on_event=events.append, clock=lambda: now, ticks=lambda: now, dead=(CUTS[2],))
     assert merger.round()
-    assert [event.text for event in events if event.kind == "deleted"] == [
-        f"{NAMES[0]}: unfinished, nobody wrote to it for 2 d (23 B)",
-        f"{NAMES[2]}: unfinished, and whoever wrote it has ended (30 B)",
-    ]
+    ended = f"{NAMES[2]}: unfinished, and whoever wrote it has ended (30 B)"
+    assert [event.text for event in events if event.kind == "deleted"] == [ended], "the clock may be wrong"
+    now += UNFINISHED_SECONDS - 1.0
+    assert merger.round()
+    (tmp_path / NAMES[1] / "s1of2-00000.safetensors").write_text("somebody is at work")
+    now += 1.0
+    assert merger.round()
+    silent = f"{NAMES[0]}: unfinished, nobody wrote to it for 1 d (23 B)"
+    assert [event.text for event in events if event.kind == "deleted"] == [ended, silent]
     assert world.storage.list_unfinished() == [NAMES[1]]
     world.check()
 
@@ -153,7 +160,7 @@ def test_what_was_finished_meanwhile_stays(tmp_path: Path, monkeypatch: pytest.M
         return found
 
     monkeypatch.setattr(Storage, "look_at_unfinished", finish_first)
-    merger = Merger(world.storage, clock=lambda: time.time() + 2 * DAY, on_event=lambda event: None)
+    merger = Merger(world.storage, unfinished_seconds=0.0)
     assert merger.round()
     assert late.name in world.storage.pieces()
     world.check()
@@ -199,5 +206,7 @@ def test_merging_by_hand_deletes_nothing(run: Run) -> None:
     assert run.world.storage.list_unfinished() == [NAMES[0]]
     run("merge --once URL --unfinished 100000d")
     assert run.world.storage.list_unfinished() == [NAMES[0]]
-    run("merge --once URL")  # by the real clock it is older still
+    run("merge --once URL")  # by the real clock it is older still, but that may have jumped
+    assert run.world.storage.list_unfinished() == [NAMES[0]]
+    run("merge --once URL --unfinished 0s")
     assert run.world.storage.list_unfinished() == []

@@ -426,7 +426,7 @@ def test_damaged_manifests(run: Run) -> None:
 
 def test_defaults_are_those_of_the_package() -> None:
     """Written again in cli/ckpt.py because help must not load the package."""
-    from regrow.checkpoint.policy import GRACE_SECONDS, INTERVAL_SECONDS
+    from regrow.checkpoint.merger import GRACE_SECONDS, INTERVAL_SECONDS
     from regrow.checkpoint.retention import UNFINISHED_SECONDS, Rules
 
     assert parse_seconds(ckpt_cli.GRACE) == GRACE_SECONDS

@@ -66,7 +66,7 @@ def test_the_story_of_a_row() -> None:
 
 def test_planted_bugs_are_listed() -> None:
     done = call("--plant", "list")
-    assert [line.split()[0] for line in done.output.splitlines()] == list(planted.BUGS)
+    assert [line.split()[0] for line in done.output.splitlines()] == list(planted.list_bugs())
 
 
 @pytest.mark.parametrize(

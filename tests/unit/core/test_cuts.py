@@ -14,6 +14,7 @@ from helpers import plain, server
 
 from regrow.core.cut import CUT_SECONDS_MAX
 from regrow.core.cuts import (
+    ATTEMPT_SECONDS_MAX,
     GIVEN_UP_MAX,
     STEPS_AHEAD,
     STEPS_AHEAD_MAX,
@@ -233,6 +234,23 @@ def test_async_once_all_have_begun_nobody_hurries() -> None:
     chief.begun(0)
     chief.begun(1)
     assert chief.tick(1000.0) == []
+
+
+@pytest.mark.parametrize("is_sync", [True, False])
+@pytest.mark.parametrize("stored", [0, 1, 2])
+def test_no_attempt_takes_for_ever(is_sync: bool, stored: int) -> None:
+    """A server does not say how storing went, or nobody says that the manifest is written."""
+    chief = Chief(is_sync=is_sync, every_seconds=10.0)
+    chief.tick(0.0)
+    chief.begin(10.0)
+    chief.at((5,), (5,))
+    chief.all_begun()
+    for index in range(stored):
+        chief.saved(index)
+    assert chief.tick(10.0 + ATTEMPT_SECONDS_MAX) == []
+    told = chief.tick(10.1 + ATTEMPT_SECONDS_MAX)
+    assert told[0] == ended(chief.number)
+    assert told[1:] == failed(f"it was not stored within {ATTEMPT_SECONDS_MAX:.0f} s")
 
 
 def test_sync_a_step_may_take_its_time() -> None:

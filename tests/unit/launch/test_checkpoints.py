@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 from worlds import World
 
+from regrow.checkpoint.files import LocalFiles
 from regrow.checkpoint.manifest import MANIFEST, Cut, Manifest, TableInfo
 from regrow.checkpoint.merge import fold
-from regrow.checkpoint.storage import LocalFiles, Storage
+from regrow.checkpoint.storage import Storage
 from regrow.config import TrainConfig
 from regrow.core.names import piece_name
 from regrow.errors import CheckpointError, StorageError, UserError

@@ -8,6 +8,7 @@ another layout; in the end each row must be where that layout has it. Savers and
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import functools
 import itertools
 from pathlib import Path
@@ -19,13 +20,16 @@ import pytest
 from helpers import job, table
 
 from regrow.checkpoint.chunks import Chunk
+from regrow.checkpoint.lineage import Graph
 from regrow.checkpoint.manifest import Cut, Manifest
+from regrow.checkpoint.manifests import ManifestWriter, table_infos
 from regrow.checkpoint.storage import Storage
 from regrow.core.cut import Save, Saved
-from regrow.core.cuts import WriteManifest
+from regrow.core.cuts import TERM, WriteManifest
 from regrow.core.job import JobSpec
 from regrow.core.wayback import LoadedAll, LoadedRows
 from regrow.errors import CheckpointError
+from regrow.launch import checkpoints
 from regrow.runtime import checkpoint
 from regrow.runtime.checkpoint import (
     Loader,
@@ -34,8 +38,6 @@ from regrow.runtime.checkpoint import (
     chunk_of,
     loaded_rows,
     shard_of,
-    table_infos,
-    write_manifest,
 )
 from regrow.store.memory import MemoryStore
 
@@ -251,7 +253,12 @@ def save(url: str, of: JobSpec, stores: list[MemoryStore], *, piece: str) -> lis
 def publish_piece(url: str, of: JobSpec, saved: list[Saved]) -> Any:
     chunks = tuple(each.chunks for each in saved)
     cut = WriteManifest(number=1, source=None, target="0000000007-abcdef", marks=(7,), chunks=chunks, discard=())
-    return write_manifest(url, of, cut, extra={"x": 1}, encoding="raw", bits=32, made_by="a test")
+    return writer(url).write(of, cut)
+
+
+def writer(url: str, *, run: str = "a run", starts: int = 0, created: float = 1000.0) -> ManifestWriter:
+    options: dict[str, Any] = {"extra": {"x": 1}, "encoding": "raw", "bits": 32, "made_by": "a test"}
+    return ManifestWriter(url=url, run=run, starts=starts, clock=lambda: created, **options)
 
 
 def take(store: MemoryStore, ends: list[LoadedAll], event: LoadedRows | LoadedAll) -> None:
@@ -275,7 +282,12 @@ def test_saved_and_loaded(tmp_path: Path, reads: dict[str, int], monkeypatch: py
     assert Storage.open(url).pieces() == [], "there is no manifest yet"
     assert publish_piece(url, before, saved).error == ""
     (manifest,), broken = Storage.open(url).manifests()
-    assert (broken, manifest.name, manifest.target.marks, manifest.target.extra) == ([], NAME, (7,), {"x": 1})
+    assert (broken, manifest.name, manifest.target.marks, manifest.target.extra) == (
+        [],
+        NAME,
+        (7,),
+        {"x": 1, "run": "a run"},
+    )
     assert manifest.rows == sum(spec.rows for spec in before.tables)
     assert len(manifest.chunks) > 4
     for server in range(after.servers):
@@ -343,3 +355,92 @@ def test_no_rows_at_all(tmp_path: Path) -> None:
     (saved,) = save(str(tmp_path), of, [store_of(of, 0, None)], piece=NAME)
     assert (saved.chunks, saved.error) == ("[]", "")
     assert publish_piece(str(tmp_path), of, [saved]).error == ""
+
+
+# -- waits -------------------------------------------------------------------------------------------------
+
+
+def load_from(url: str, of: JobSpec, **options: Any) -> None:
+    loader = Loader(
+        url=url, cut="0000000007-abcdef", server=0, progress=lambda done, total: None, **{"tell": print, **options}
+    )
+    asyncio.run(loader.load(of))
+
+
+def test_holders_that_take_nothing_are_not_waited_for_without_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint, "BACKLOG_SECONDS_MAX", 0.05)
+    of = made(servers=1)
+    assert publish_piece(str(tmp_path), of, save(str(tmp_path), of, [store_of(of, 0, records_of(of))], piece=NAME))
+    with pytest.raises(CheckpointError, match=r"parity holders took no loaded rows for 0.05 s"):
+        load_from(str(tmp_path), of, backlog_bytes=lambda: 1 << 40)
+    backlogs = itertools.chain(range(1 << 40, 0, -(1 << 36)), itertools.repeat(0))
+    load_from(str(tmp_path), of, tell=lambda event: None, backlog_bytes=lambda: next(backlogs))
+
+
+def test_a_loop_that_takes_nothing_is_not_waited_for_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint, "HAND_OVER_SECONDS_MAX", 0.05)
+    with pytest.raises(CheckpointError, match=r"the server took no loaded rows for 0.05 s"):
+        checkpoint.take(concurrent.futures.Future())
+
+
+# -- which is the newest -----------------------------------------------------------------------------------
+
+
+def write_piece(url: str, number: int, *, step: int, source: str | None = None, **options: Any) -> str:
+    """A manifest without chunks, by a coordinator of its own; its cut."""
+    target = f"{step:010d}-{number % (1 << 24):06x}"
+    write = WriteManifest(number=number, source=source, target=target, marks=(step,), chunks=(), discard=())
+    assert writer(url, **options).write(made(servers=1), write).error == ""
+    return target
+
+
+def newest(url: str) -> str:
+    found = Graph(Storage.open(url).manifests()[0]).newest()
+    assert found is not None
+    return found.id
+
+
+def test_the_newest_is_that_of_the_last_start_term_and_number_whatever_clocks_say(tmp_path: Path) -> None:
+    url = str(tmp_path)
+    write_piece(url, 1 * TERM + 9, step=90, created=5000.0)
+    after = write_piece(url, 2 * TERM + 1, step=80, created=4000.0)
+    assert newest(url) == after, "a coordinator that was replaced, on a machine whose clock is behind"
+    write_piece(url, 1 * TERM + 10, step=95, created=9000.0)
+    assert newest(url) == after, "the old one comes back and writes what it had begun"
+    again = write_piece(url, 1 * TERM + 1, step=70, starts=1, created=3000.0)
+    assert newest(url) == again, "the run fell back to an older one"
+    other = write_piece(url, 1 * TERM + 1, step=50, run="another", created=10.0)
+    assert newest(url) == other, "somebody went back further and trains on"
+    assert checkpoints.find_newest(url, run="a run")[0] == checkpoints.Start(url=url, cut=again, step=70)
+
+
+def test_what_a_run_saw_when_it_began_is_what_its_successors_say_too(tmp_path: Path) -> None:
+    url = str(tmp_path)
+    write_piece(url, TERM + 1, step=10, run="x")
+    write_piece(url, TERM + 1, step=20, run="y")
+    write_piece(url, TERM + 2, step=30, run="x")
+    write_piece(url, 2 * TERM + 1, step=40, run="y")
+    lines = {each.target.step: each.target.line for each in Storage.open(url).manifests()[0]}
+    assert [lines[step].seen for step in (20, 40)] == [{"x": (0, 1, 1)}] * 2  # type: ignore[union-attr]
+    assert lines[30].seen == {}  # type: ignore[union-attr]
+
+
+def test_a_manifest_whose_chunks_are_deleted_as_it_is_written_is_taken_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its writer was stopped between the look and the write, for so long that it counted as dead."""
+    of = made(servers=1)
+    url = str(tmp_path)
+    saved = save(url, of, [store_of(of, 0, records_of(of))], piece=NAME)
+    write = Storage.write_manifest
+
+    def write_late(self: Storage, manifest: Manifest) -> None:
+        self.delete_piece(manifest.name)
+        write(self, manifest)
+
+    monkeypatch.setattr(Storage, "write_manifest", write_late)
+    written = publish_piece(url, of, saved)
+    assert written.error.endswith("is gone")
+    assert Storage.open(url).pieces() == []

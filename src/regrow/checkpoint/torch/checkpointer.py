@@ -33,7 +33,8 @@ from torch import nn
 from regrow.checkpoint import load
 from regrow.checkpoint.chunks import Chunk, split
 from regrow.checkpoint.lineage import Graph
-from regrow.checkpoint.manifest import ChunkInfo, Cut, Encoding, Manifest, TableInfo, chunk_name, encode
+from regrow.checkpoint.manifest import ChunkInfo, Cut, Encoding, Line, Manifest, TableInfo, chunk_name, encode
+from regrow.checkpoint.order import make_line
 from regrow.checkpoint.staging import Stager
 from regrow.checkpoint.storage import Storage
 from regrow.checkpoint.torch import dense
@@ -109,6 +110,7 @@ class DeltaCheckpointer:
         self._state.attach(self._tracker)
         # Random, so that no two runs give a cut the same name; and the same on all ranks.
         self._salt = self._ranks.first_says(secrets.token_hex(8))
+        self._line: Line | None = None  # of the first cut
         self._step = 0
         self._attempts = 0
         self._deltas = 0  # since the last full
@@ -339,10 +341,20 @@ class DeltaCheckpointer:
 
     def _write_manifest(self, plan: _Plan, chunks: tuple[ChunkInfo, ...]) -> Exception | None:
         try:
-            self._storage.write_manifest(self._manifest(plan, chunks))
+            manifest = self._manifest(plan, chunks)
+            target = msgspec.structs.replace(manifest.target, line=self._make_line())
+            self._storage.write_manifest(msgspec.structs.replace(manifest, target=target))
         except Exception as error:
             return self._make_portable(error)
         return None
+
+    def _make_line(self) -> Line:
+        """Each checkpointer is a run of its own: younger than all that was there when it wrote its first cut."""
+        turn = (0, 0, self._attempts)
+        if self._line is None:
+            manifests, _ = self._storage.manifests()
+            self._line = make_line([each.target for each in manifests], run=self._salt, turn=turn)
+        return msgspec.structs.replace(self._line, turn=turn)
 
     def _manifest(self, plan: _Plan, chunks: tuple[ChunkInfo, ...]) -> Manifest:
         return Manifest(
