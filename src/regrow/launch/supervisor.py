@@ -401,8 +401,8 @@ class Supervisor:
         return [self._kill_hung(event.who, f"{name_of(event.who)} is {event.reason}", event.now)]
 
     def _on_hung(self, who: Identity, reason: str, now: float) -> list[Order]:
-        if self.stance is Stance.STOPPING or who in self._killed_at:
-            return []  # whoever stops is waited for elsewhere
+        if self.stance is Stance.STOPPING or who in self._killed_at or not self.counts(who):
+            return []  # whoever stops is waited for elsewhere, and a spare may just have been given a place
         if who.role == "standby":
             self._lose_spare(who, now)
             return self._leave(who, reason)

@@ -104,7 +104,8 @@ class Watch:
     def is_doubtful(self, who: Identity, now: float) -> bool:
         """Whether it owes an answer for longer than a living spare would."""
         known = self._watched[who]
-        return known.asked is not None and now - known.asked >= SPARE_SILENT_SECONDS
+        limit = min(SPARE_SILENT_SECONDS, self.silent_seconds["spare"] / 2)
+        return known.asked is not None and now - known.asked >= limit
 
     def _find_fault(self, known: Watched, now: float) -> str | None:
         if not known.answered:

@@ -190,8 +190,6 @@ class Agenda:
 
     def _are_all_heard(self) -> bool:
         world = self.world
-        if not world.launcher.may_tick():
-            return False
         coordinator = world.node(COORDINATOR)
         if coordinator is None or coordinator.paused:
             return True

@@ -31,10 +31,6 @@ class Launcher:
     def tick(self) -> None:
         """Time has passed. This launcher sees deaths by themselves."""
 
-    def may_tick(self) -> bool:
-        """Whether nobody is waited for who could have answered."""
-        return True
-
     def start_as(self, identity: Identity) -> None:
         """A process, in the place that it has from now on."""
         role, index = identity.role, identity.id

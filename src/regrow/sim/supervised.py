@@ -50,7 +50,7 @@ SILENT_SECONDS = {"worker": 2.0, "coordinator": 2.0, "spare": 1.5, "server": 1.5
 STARTING_SECONDS = 2.0
 START_SECONDS = 4.0
 PATIENCE_SECONDS = 6.0
-ANSWER_SECONDS_MAX = 1.0  # The clock waits for whoever can answer, as long as the question is not older than this.
+ANSWER_SECONDS_MAX = 0.8  # Whoever can answer has done so by then.
 KILLED = Exit(code=-9)
 
 
@@ -112,7 +112,13 @@ class SupervisedLauncher(Launcher):
         self.supervise(ProcessCondemned(who=identity, reason=reason, now=self.world.now))
 
     def tick(self) -> None:
-        """Several times a second, as the launcher's loop does."""
+        """Several times a second, as the launcher's loop does. Answers that have arrived are read first, but for some
+        that come later."""
+        for who, at in list(self._asked.items()):
+            late = not self.world.calm and self.world.now < at + ANSWER_SECONDS_MAX and self.world.choices.flag(0.2)
+            if self._can_answer(who) and not late:
+                del self._asked[who]
+                self.supervise(ProcessAnswered(who=who, now=self.world.now))
         for server in range(self.world.job.servers):
             node = self.world.node("server", server)
             if node is not None and node.server is not None and node.identity not in self._ready:
@@ -120,12 +126,6 @@ class SupervisedLauncher(Launcher):
                 self.supervise(ProcessReady(who=node.identity))
         busy = any(self.world.node("server", server) is None for server in range(self.world.job.servers))
         self.supervise(Tick(now=self.world.now, busy=busy))
-
-    def may_tick(self) -> bool:
-        """Not while somebody could have answered and was only forgotten."""
-        return not any(
-            self.world.now >= at + ANSWER_SECONDS_MAX and self._can_answer(who) for who, at in self._asked.items()
-        )
 
     def supervise(self, event: Event) -> None:
         for order in self.supervisor.receive(event):
@@ -150,7 +150,6 @@ class SupervisedLauncher(Launcher):
                 self._promote(spare, who)
             case Tell(who=who, command=Ask()):
                 self._asked[who] = world.now
-                world.later(lambda: self._answer(who))
             case Tell(who=who, command=PeerDied(peer=peer)):
                 world.later(lambda: self._tell_death(who, peer))
             case Kill(who=who, reason=reason):
@@ -172,7 +171,8 @@ class SupervisedLauncher(Launcher):
 
     def _promote(self, spare: Identity, who: Identity) -> None:
         known = self.spares.pop(spare)
-        self._asked.pop(spare, None)
+        if spare in self._asked:  # it answers in its new name
+            self._asked[who] = self._asked.pop(spare)
         self.world.newest[who.role, who.id] = who.incarnation
         self._leave_office(who)
         self.world.probes.hit("spare promoted")
@@ -220,12 +220,3 @@ class SupervisedLauncher(Launcher):
             return self.spares[who].alive and not self.spares[who].paused
         node = self.world.nodes.get(who)
         return node is not None and not node.paused
-
-    def _answer(self, who: Identity) -> None:
-        if who not in self._asked:
-            return
-        if self._can_answer(who):
-            del self._asked[who]
-            self.supervise(ProcessAnswered(who=who, now=self.world.now))
-        elif who in self.spares or who in self.world.nodes:
-            self.world.later(lambda: self._answer(who), at=self.world.now + 0.3)

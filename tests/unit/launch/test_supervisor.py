@@ -14,6 +14,7 @@ from collections.abc import Iterable
 import pytest
 
 from regrow.core.identity import Identity
+from regrow.hanging import SILENT_SECONDS
 from regrow.launch import supervisor
 from regrow.launch.backend import Exit
 from regrow.launch.orders import Ask, Error, PeerDied
@@ -45,6 +46,7 @@ from regrow.launch.supervisor import (
     Tell,
     Tick,
 )
+from regrow.launch.watch import Watch
 
 OK, BAD, KILLED = Exit(code=0), Exit(code=7), Exit(code=-signal.SIGKILL)
 LOST = Error(message="lost server 1", kind="lost")
@@ -461,3 +463,16 @@ def test_a_spare_that_was_paused_on_purpose_keeps_that_in_its_new_place() -> Non
     answering = (C, S1, W0, M, who("server", 0, 2), who("standby", 2))
     orders = [order for at in (14.0, 20.0, 31.0) for order in live(subject, *answering, start=at, until=at + 3.0)]
     assert Resume(who=heir) in orders
+
+
+def test_a_spare_and_a_server_that_hang_at_once() -> None:
+    """The spare is not given the place, however short the user's limits are; and it is lost once."""
+    watch = Watch(silent_seconds={**SILENT_SECONDS, "spare": 1.0, "coordinator": 1.0}, starting_server_seconds=1.0)
+    subject = Supervisor(replaces=True, watch=watch)
+    for role, id in PLACES:
+        subject.receive(Appoint(role=role, id=id, now=0.0))
+    feed(subject, [TakeStance(stance=Stance.REPLACING), KeepSpares(count=1, now=0.0), Tick(now=0.0), Tick(now=0.1)])
+    feed(subject, answer(C, S0, S1, W0, SPARE, now=0.1))
+    orders = live(subject, C, S1, W0, start=0.1, until=9.0)
+    assert Start(who=who("server", 0, 1)) in orders
+    assert [order.who for order in orders if isinstance(order, Kill)] == [S0, SPARE]
