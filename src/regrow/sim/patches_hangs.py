@@ -118,3 +118,29 @@ def written_before_flushed(original: Any) -> Any:
         return effects
 
     return write_records
+
+
+# --- Processes that hang for good (forever.py) ---
+
+
+def nobody_asks(original: Any) -> Any:
+    def look(self: Any, now: float) -> Any:
+        return original(self, now)[0], []
+
+    return look
+
+
+def hung_spares_are_good_enough(original: Any) -> Any:
+    def promote(self: Any, spare: Any, who: Any) -> None:
+        original(self, spare, who)
+        self.end(who)  # whoever has a place is taken for well
+
+    return promote
+
+
+def patience_without_end(original: Any) -> Any:
+    def presume_dead(self: Any, place: Any, reason: str) -> Any:
+        place.doubted = self._now if place.doubted is not None else None
+        return original(self, place, reason)
+
+    return presume_dead

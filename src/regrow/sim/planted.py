@@ -27,6 +27,7 @@ from regrow.core.serving_async import AsyncServing
 from regrow.core.serving_sync import SyncServing
 from regrow.core.session import Session
 from regrow.core.steady import SteadyTime
+from regrow.launch.watch import Watch
 from regrow.sim import patches, patches_hangs
 
 
@@ -343,6 +344,7 @@ BUGS: dict[str, Bug] = {
 # --- What shows only when nobody dies (hangs.py), or when records are loaded (dumps.py) ---
 
 TIMED = ("clocks", "clocks-sync")
+FOREVER = ("forever", "forever-sync", "forever-cuts")
 HANGING = ("hangs", "hangs-sync", "hangs-cuts")
 DIVIDED = ("partitions", "partitions-sync", "partitions-2pc")
 LOADED = ("loads", "loads-sync", "loads-2pc")
@@ -395,6 +397,30 @@ BUGS |= {
         patches_hangs.zombie_is_heard,
         DIVIDED,
         ("I4", "refusal", "core"),
+    ),
+    "nobody-asks": Bug(
+        "the launcher asks every process, and minds no silence",
+        Watch,
+        "look",
+        patches_hangs.nobody_asks,
+        FOREVER,
+        ("I8",),
+    ),
+    "hung-spares-are-good-enough": Bug(
+        "nobody looks whether a spare that was given a place arrives in it",
+        Watch,
+        "promote",
+        patches_hangs.hung_spares_are_good_enough,
+        FOREVER,
+        ("I8",),
+    ),
+    "patience-without-end": Bug(
+        "a hung server whose loss would be one of rows is waited for, for ever",
+        Coordinator,
+        "_presume_dead",
+        patches_hangs.patience_without_end,
+        ("patience",),
+        ("I8",),
     ),
     "held-without-end": Bug(
         "a server holds pushes back for a cut of a coordinator that hangs",
