@@ -20,11 +20,13 @@ from pathlib import Path
 from typing import Any
 
 BINS = 64
+SAYING = threading.Lock()
 DEADLINE_SECONDS = 60.0  # nobody waits longer than this for anything
 
 
 def say(event: str, **fields: Any) -> None:
-    print(json.dumps({"event": event, **fields}), flush=True)
+    with SAYING:  # answers come from another thread, and lines must stay whole
+        print(json.dumps({"event": event, **fields}), flush=True)
 
 
 class FakeChild:

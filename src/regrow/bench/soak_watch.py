@@ -17,13 +17,15 @@ from pathlib import Path
 from regrow.bench import common, recovery
 from regrow.errors import RegrowError
 from regrow.launch.status import RunStatus
+from regrow.launch.watch import START_SECONDS_MAX
 
 SAMPLE_SECONDS = 1.0
 SAMPLES_MIN = 60
 TELL_SECONDS = 30.0
-# Without a step of any worker. A hung worker is noticed after 10 s and its successor imports torch; in synchronous mode
-# all wait for it, and meanwhile the next one may be hit.
-STILL_SECONDS_MAX = 120.0
+# Without a step of any worker. The longest single wait that is promised is for a process that hangs before it has ever
+# answered: a coordinator's successor, say, without which no worker can be replaced. Then a worker still has to import
+# torch, and in synchronous mode all wait for it.
+STILL_SECONDS_MAX = START_SECONDS_MAX + 60.0
 ROLES = {"coordinator": "coordinator", "server": "server", "worker": "worker", "standby": "spare", "merger": "merger"}
 
 Samples = list[tuple[float, int]]  # (when, how many)
