@@ -136,11 +136,3 @@ def hung_spares_are_good_enough(original: Any) -> Any:
         self.end(who)  # whoever has a place is taken for well
 
     return promote
-
-
-def patience_without_end(original: Any) -> Any:
-    def presume_dead(self: Any, place: Any, reason: str) -> Any:
-        place.doubted = self._now if place.doubted is not None else None
-        return original(self, place, reason)
-
-    return presume_dead

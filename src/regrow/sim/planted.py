@@ -404,7 +404,7 @@ BUGS |= {
         "look",
         patches_hangs.nobody_asks,
         FOREVER,
-        ("I8",),
+        ("I8", "I9"),
     ),
     "hung-spares-are-good-enough": Bug(
         "nobody looks whether a spare that was given a place arrives in it",
@@ -412,14 +412,6 @@ BUGS |= {
         "promote",
         patches_hangs.hung_spares_are_good_enough,
         FOREVER,
-        ("I8",),
-    ),
-    "patience-without-end": Bug(
-        "a hung server whose loss would be one of rows is waited for, for ever",
-        Coordinator,
-        "_presume_dead",
-        patches_hangs.patience_without_end,
-        ("patience",),
         ("I8",),
     ),
     "held-without-end": Bug(
