@@ -1,4 +1,5 @@
-"""Draws the lives of core/states.py into docs/protocol.md: `python tools/diagrams.py`, or with --check only compares.
+"""Draws the lives of core/states.py into docs/protocol.md, and the table of waits.py into docs/failure-model.md:
+`python tools/diagrams.py`, or with --check only compares.
 
 Each table of moves becomes a list of its states and a diagram (Mermaid, which code hosts show as a picture), between
 two marks in the page that nobody edits by hand.
@@ -10,9 +11,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from regrow import waits
 from regrow.core import states
 
 PAGE = Path(__file__).parents[1] / "docs" / "protocol.md"
+WAITS_PAGE = PAGE.parent / "failure-model.md"
+BEGIN_WAITS, END_WAITS = "<!-- waits: made by `make diagrams` -->", "<!-- end of waits -->"
 BEGIN, END = "<!-- lives: drawn by `make diagrams` -->", "<!-- end of lives -->"
 
 
@@ -37,13 +41,23 @@ def fill(page: str) -> str:
     return f"{before}{BEGIN}\n\n{drawn}\n{END}{after}"
 
 
+def fill_waits(page: str) -> str:
+    """The page with the table of waits made anew."""
+    before, _, rest = page.partition(BEGIN_WAITS)
+    _, _, after = rest.partition(END_WAITS)
+    table = "\n".join(waits.render())
+    return f"{before}{BEGIN_WAITS}\n{table}\n{END_WAITS}{after}"
+
+
 def main() -> int:
-    page = PAGE.read_text()
-    filled = fill(page)
-    if "--check" in sys.argv:
-        return int(filled != page)
-    PAGE.write_text(filled)
-    return 0
+    stale = 0
+    for path, make in ((PAGE, fill), (WAITS_PAGE, fill_waits)):
+        page = path.read_text()
+        filled = make(page)
+        stale |= int(filled != page)
+        if "--check" not in sys.argv:
+            path.write_text(filled)
+    return stale if "--check" in sys.argv else 0
 
 
 if __name__ == "__main__":

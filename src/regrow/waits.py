@@ -14,6 +14,7 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,18 +119,347 @@ WAITS: tuple[Wait, ...] = (
         then="it ends with the launcher",
         calls=("launch/pipes.py:PipeParent.next_command", "launch/pipes.py:PipeParent.on_command"),
     ),
+    # -- servers, as the coordinator sees them -----------------------------------------------------------------
+    Wait(
+        name="beat",
+        who="coordinator",
+        what="a sign of a server that serves, or a closed connection to come back",
+        bounds=("--silent-seconds", "core.coordinator:SILENT_SECONDS", "core.coordinator:LOST_SECONDS"),
+        notices="coordinator",
+        then="it counts as dead and has a successor; if that would be a loss of rows: *patience*",
+        states=("MEMBER.SERVING", "LINK.OPEN", "LINK.BROKEN"),
+    ),
+    Wait(
+        name="patience",
+        who="everybody",
+        what="a server that seems dead and whose loss would be one of rows",
+        bounds=("--patience", "core.coordinator:PATIENCE_SECONDS"),
+        notices="coordinator; the display counts",
+        then="it is killed; the run falls back to a checkpoint, or ends with `DataLoss`",
+    ),
+    Wait(
+        name="missing",
+        who="a new coordinator",
+        what="servers that others know of",
+        bounds=("core.coordinator:MISSING_SECONDS",),
+        notices="coordinator",
+        then="as *beat*",
+        states=("MEMBER.AWAITED",),
+    ),
+    Wait(
+        name="way back",
+        who="coordinator; whoever needs a row",
+        what="a replacement to get further: rows, parities, a checkpoint",
+        bounds=("core.coordinator:BROUGHT_SECONDS_MAX",),
+        notices="coordinator, by what its beats say",
+        then="it is replaced itself",
+        states=("MEMBER.RETURNING", "WAY.LEARNING", "WAY.RETURNING", "WAY.SETTLING", "WAY.FILLING"),
+    ),
+    # -- workers -----------------------------------------------------------------------------------------------
+    Wait(
+        name="rows",
+        who="worker",
+        what="an answer of servers: rows, records, room in the window, a push to be durable",
+        bounds=("runtime.client:ANSWER_SECONDS_MAX",),
+        notices="first whoever watches the server (*beat*, *answer*); then the worker itself",
+        then="`ConnectionLost`: the worker ends, and is followed",
+        states=("SESSION.WORKING",),
+        calls=(
+            "runtime/client.py:Ticket.wait",
+            "runtime/client.py:Client.drain",
+            "runtime/client.py:Client.parities",
+            "runtime/client.py:Client._read",
+            "runtime/client.py:Client._write",
+            "runtime/client.py:Client.wait_for",
+            "runtime/client.py:Client._wait_for_window",
+            "nn/embedding.py:EmbeddingCollection.drain",
+            "nn/embedding.py:_Lookup.forward",
+            "nn/trainer.py:Trainer.train",
+            "nn/trainer.py:Trainer._step",
+            "nn/trainer.py:Trainer.evaluate",
+        ),
+    ),
+    Wait(
+        name="view",
+        who="worker",
+        what="the coordinator, the first view, and all servers of it",
+        bounds=(
+            "runtime.client:COORDINATOR_SECONDS_MAX",
+            "runtime.client:ANSWER_SECONDS_MAX",
+            "launch.cluster:OPEN_SECONDS_MAX",
+        ),
+        notices="worker",
+        then="`ConnectionLost`: the run ends, as training has not begun",
+        states=("SESSION.LOOKING", "SESSION.GREETING", "LINK.NEW"),
+        calls=(
+            "runtime/client.py:SocketClient._wait_until_open",
+            "nn/trainer.py:Trainer.connect",
+            "runtime/inprocess.py:InProcessCluster.client",
+        ),
+    ),
+    Wait(
+        name="own thread",
+        who="worker",
+        what="the thread of its links to start and to end",
+        bounds=("runtime.client:START_SECONDS_MAX",),
+        notices="worker",
+        then="an error; at the end it is left to the process",
+        calls=("runtime/client.py:SocketClient.__init__", "runtime/client.py:SocketClient.close"),
+    ),
+    Wait(
+        name="check",
+        who="worker 0",
+        what="servers on their way back, before parities are compared",
+        bounds=("nn.worker:RECOVERY_SECONDS_MAX",),
+        notices="worker",
+        then="they are compared all the same",
+        calls=("nn/worker.py:check", "nn/check.py:check_parity"),
+    ),
+    # -- connections -------------------------------------------------------------------------------------------
+    Wait(
+        name="connect",
+        who="whoever dials",
+        what="a connection, and its handshake",
+        bounds=("runtime.transport:CONNECT_SECONDS_MAX", "runtime.connection:HANDSHAKE_SECONDS_MAX"),
+        notices="the dialer",
+        then="dialed again, until the peer is forgotten",
+        calls=("runtime/transport.py:Endpoint.connect", "runtime/transport.py:Endpoint._keep_open"),
+    ),
+    Wait(
+        name="refusals",
+        who="whoever dials",
+        what="a peer that answers with nothing but refusals",
+        bounds=("runtime.transport:REFUSED_SECONDS_MAX",),
+        notices="the dialer",
+        then="it counts as refused for good: a server or worker ends, and is followed",
+    ),
+    Wait(
+        name="stranger",
+        who="whoever listens",
+        what="the first byte of a new connection; the whole handshake",
+        bounds=("runtime.connection:FIRST_BYTE_SECONDS_MAX", "runtime.connection:HANDSHAKE_SECONDS_MAX"),
+        notices="the listener",
+        then="the connection is closed; where there are too many, the oldest that is silent",
+    ),
+    Wait(
+        name="vanished host",
+        who="both ends of a connection over TCP",
+        what="the other host to acknowledge",
+        bounds=(
+            "runtime.connection:KEEPALIVE_IDLE_SECONDS",
+            "runtime.connection:KEEPALIVE_EVERY_SECONDS",
+            "runtime.connection:UNACKNOWLEDGED_SECONDS_MAX",
+        ),
+        notices="the system",
+        then="the connection is lost, and dialed again",
+        calls=("runtime/transport.py:Endpoint._keep_connection",),
+    ),
+    Wait(
+        name="quiet coordinator",
+        who="servers and workers",
+        what="any frame of the coordinator, over a connection that is open",
+        bounds=("runtime.transport:QUIET_SECONDS_MAX",),
+        notices="whoever dialed it",
+        then="dialed again: another may be in its place",
+    ),
+    Wait(
+        name="close",
+        who="any process that ends",
+        what="its peers to read the last words and close too",
+        bounds=("runtime.connection:CLOSE_SECONDS_MAX", "runtime.transport:STOP_SECONDS_MAX"),
+        notices="the process",
+        then="connections are cut",
+        states=("LINK.OVER",),
+        calls=("runtime/transport.py:Endpoint.close",),
+    ),
+    # -- checkpoints -------------------------------------------------------------------------------------------
+    Wait(
+        name="cut",
+        who="workers, whose pushes are held back",
+        what="an asynchronous cut to reach its marks",
+        bounds=("core.cut:CUT_SECONDS_MAX", "core.cut:HOLD_SECONDS_MAX"),
+        notices="coordinator; a server, if it hears nothing of it",
+        then="the cut is given up, and pushes go on",
+        states=("CUT.ASKED", "CUT.AWAITING"),
+    ),
+    Wait(
+        name="attempt",
+        who="coordinator",
+        what="a cut from its first question to its manifest",
+        bounds=("core.cuts:ATTEMPT_SECONDS_MAX",),
+        notices="coordinator, at a tick",
+        then="given up; the next one has all rows again",
+        states=(
+            "ATTEMPT.ASKING",
+            "ATTEMPT.CUTTING",
+            "ATTEMPT.STORING",
+            "ATTEMPT.WRITING",
+            "CUT.CAPTURED",
+        ),
+    ),
+    Wait(
+        name="storage",
+        who="whoever reads or writes checkpoints",
+        what="one call of storage, retries included",
+        bounds=("checkpoint.storage:TIMEOUT_SECONDS",),
+        notices="the caller",
+        then="`StorageError`: the cut, fold or load fails; after several hung calls nothing more is tried",
+        calls=(
+            "checkpoint/storage.py:Storage._call",
+            "checkpoint/storage.py:_Call._run",
+            "checkpoint/load.py:_Load._chunks_ahead",
+            "checkpoint/merge.py:_Writer._wait",
+        ),
+    ),
+    Wait(
+        name="look",
+        who="commands, launcher",
+        what="a path or URL before there is a storage: a mount, a library",
+        bounds=("checkpoint.bounded:LOOK_SECONDS_MAX",),
+        notices="the caller",
+        then="`StorageError`: the command ends",
+        calls=("checkpoint/bounded.py:ask",),
+    ),
+    Wait(
+        name="staging",
+        who="a server's saver, `DeltaCheckpointer`",
+        what="staged chunks to move: memory, staging disk, storage",
+        bounds=("checkpoint.staging:STALL_SECONDS_MAX",),
+        notices="the stager",
+        then="the piece is lost, the cut fails, training goes on",
+        calls=(
+            "checkpoint/staging.py:Stager._wait",
+            "checkpoint/staging.py:Stager._stage",
+            "checkpoint/staging.py:Stager._wait_for_pace",
+            "checkpoint/torch/checkpointer.py:_Copies.__iter__",
+            "checkpoint/torch/checkpointer.py:DeltaCheckpointer.save",
+            "checkpoint/torch/checkpointer.py:DeltaCheckpointer.close",
+            "checkpoint/torch/checkpointer.py:DeltaCheckpointer._join",
+        ),
+    ),
+    Wait(
+        name="staging lock",
+        who="a server's saver",
+        what="another process that begins in the same staging directory",
+        bounds=("checkpoint.staging:LOCK_SECONDS_MAX",),
+        notices="the stager",
+        then="the cut fails; the next one tries again",
+        calls=("checkpoint/staging.py:_Locked.__init__",),
+    ),
+    Wait(
+        name="staging end",
+        who="a process that ends",
+        what="its storing threads",
+        bounds=("checkpoint.staging:CLOSE_SECONDS_MAX", "runtime.serve:CLOSE_SECONDS"),
+        notices="the stager",
+        then="they are left to the end of the process",
+        calls=("checkpoint/staging.py:Stager.close", "runtime/serve.py:Node.run"),
+    ),
+    Wait(
+        name="hand over",
+        who="a server that loads",
+        what="its own loop to take loaded rows",
+        bounds=("runtime.checkpoint:HAND_OVER_SECONDS_MAX",),
+        notices="the loading thread",
+        then="the process ends, its successor loads again",
+        calls=("runtime/checkpoint.py:take",),
+    ),
+    Wait(
+        name="backlog",
+        who="a server that loads",
+        what="parity holders to take what is loaded, as long as it does not shrink",
+        bounds=("runtime.checkpoint:BACKLOG_SECONDS_MAX",),
+        notices="the loading thread",
+        then="the same",
+        calls=("runtime/checkpoint.py:Loader._wait_for_holders",),
+    ),
+    Wait(
+        name="last checkpoint",
+        who="launcher",
+        what="the checkpoint of the trained model, all tries together",
+        bounds=("launch.local:SAVE_SECONDS_MAX",),
+        notices="launcher",
+        then="exit code 5; the model is judged all the same",
+    ),
 )
 
 # Constants of time that bound no wait: how often something is done, how long something is shown.
-PACES: dict[str, str] = {}
+PACES: dict[str, str] = {
+    "checkpoint.guard:LOOK_SECONDS": "between two looks",
+    "checkpoint.merger:GRACE_SECONDS": "how long a piece is kept for readers that may still need it",
+    "checkpoint.merger:INTERVAL_SECONDS": "between two looks of a merger",
+    "checkpoint.retention:UNFINISHED_SECONDS": "how long what has no manifest is kept",
+    "checkpoint.staging:LOOK_SECONDS": "between two looks",
+    "checkpoint.storage:WAIT_SECONDS": "between two attempts",
+    "core.coordinator:OWN_PAUSE_SECONDS": "what counts as a stop of its own",
+    "core.cuts:WHOLE_SECONDS": "between two questions whether a cut can be made",
+    "core.door:BEAT_SECONDS": "between two beats",
+    "core.flusher:IDLE_SECONDS": "how long changes wait for others to go along",
+    "core.server:NOTICE_SECONDS": "between two reports of a way back",
+    "hanging:SILENT_SECONDS_MAX": "the most that a user may ask for",
+    "hanging:SILENT_SECONDS_MIN": "the least",
+    "launch.backend:WAIT_SECONDS": "between two looks",
+    "launch.checkpoints:MERGE_SECONDS_MAX": "between two looks of a merger, at most",
+    "launch.checkpoints:MERGE_SECONDS_MIN": "... at least",
+    "launch.cluster:WATCH_SECONDS": "between two looks",
+    "launch.display:PLAIN_SECONDS": "between two lines",
+    "launch.display:SAVING_SECONDS_MIN": "what is worth a word",
+    "launch.failures:BEFORE_SECONDS": "what a throughput is measured over",
+    "launch.failures:DURING_SECONDS_MIN": "... at least",
+    "launch.failures:HISTORY_SECONDS": "reports closer than this are one",
+    "launch.failures:RATE_SECONDS_MIN": "what says something about speed",
+    "launch.failures:RESUME_SECONDS": "what belongs to one failure",
+    "launch.failures:SILENCE_SECONDS": "what counts as standing still, in the books",
+    "launch.local:DISPLAY_SECONDS": "between two pictures",
+    "launch.local:METRICS_SECONDS": "between two lines of metrics",
+    "launch.local:METRICS_SECONDS_PROTECTED": "the same, where failures are survived",
+    "launch.processes:DYING_POLL_SECONDS": "between two looks at one that is dying",
+    "launch.processes:DYING_SECONDS_MAX": "how long it is looked at so often",
+    "launch.processes:POLL_SECONDS": "between two looks at everybody",
+    "launch.processes:REAP_SECONDS": "between two looks at those that were killed",
+    "launch.sabotage:BACK_SECONDS": "how long one that is hung on purpose stays so, if it comes back",
+    "launch.sabotage:HANG_SECONDS": "the same, if it does not",
+    "launch.status:RATE_NOW_SECONDS": "what a figure is measured over",
+    "launch.status:RATE_SECONDS_MIN": "... at least",
+    "launch.status:RATE_WINDOW_SECONDS": "what the figure on the display is measured over",
+    "launch.status:STALL_SECONDS": "after this the display says that nothing moves",
+    "launch.supervisor:RESTARTS_SECONDS": "within which deaths are counted",
+    "launch.supervisor:SPARE_SECONDS": "from a death to the start of the next spare",
+    "launch.supervisor:SPARE_SECONDS_MAX": "how long a recovery may hold up the next spare",
+    "launch.watch:ASK_SECONDS": "from an answer to the next question",
+    "launch.watch:OWN_PAUSE_SECONDS": "what counts as a stop of the launcher itself",
+    "launch.watch:SPARE_SILENT_SECONDS": "silent for this long, a spare is given no place",
+    "nn.worker:REPORT_SECONDS": "between two reports",
+    "nn.worker:REPORT_SECONDS_PROTECTED": "the same, where failures are survived",
+    "runtime.checkpoint:BACKLOG_LOOK_SECONDS": "between two looks",
+    "runtime.inprocess:TICK_SECONDS": "of a clock that runs only while somebody waits",
+    "runtime.serve:REPORT_SECONDS": "between two reports",
+    "runtime.serve:TICK_SECONDS": "between two ticks",
+    "runtime.sockets:SOCKET_AGE_SECONDS": "after this a directory that nobody uses is removed",
+    "runtime.strangers:FAILURES_LOG_SECONDS": "between two lines about failed handshakes",
+    "runtime.transport:BREATH_SECONDS": "between two signs of life of a coordinator",
+    "runtime.transport:DIAL_SECONDS_MAX": "between two attempts to connect, at most",
+    "runtime.transport:DIAL_SECONDS_MIN": "... at least",
+}
+# Functions that call something which blocks, for as long as their caller says or only until the next look.
+PACED = (
+    "checkpoint/guard.py:Stop.wait",
+    "checkpoint/merger.py:watch",
+    "launch/cluster.py:LocalCluster._watch",
+    "launch/processes.py:LocalProcesses.wait",
+    "runtime/serve.py:Node._report_often",
+    "runtime/serve.py:Node._tick_often",
+    "runtime/transport.py:Endpoint._breathe",
+)
 
 
 def find_constant(address: str) -> float:
-    """The value of "module:NAME" or "module:Class.field"."""
+    """The value of "module:NAME", or of "module:Class.field" as it is by default."""
     module, _, path = address.partition(":")
-    value = importlib.import_module(f"regrow.{module}")
+    value: Any = importlib.import_module(f"regrow.{module}")
     for name in path.split("."):
         value = getattr(value, name)
+        value = value() if isinstance(value, type) else value
     return float(value)
 
 
@@ -140,6 +470,8 @@ def show_bound(bound: str) -> str:
     if bound.startswith("--"):
         return f"`{bound}`"
     name = bound.partition(":")[2].rpartition(".")[2]
+    if name.endswith("_FACTOR"):
+        return f"{find_constant(bound):g} times the longest so far"
     return f"{find_constant(bound):g} s (`{name}`)"
 
 

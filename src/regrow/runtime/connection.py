@@ -48,6 +48,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def __init__(self, endpoint: Endpoint, *, expected: Identity | None) -> None:
         loop = asyncio.get_running_loop()
+        self._loop = loop
+        self._heard_at = loop.time()
         self._endpoint = endpoint
         self._expected = expected
         self.accepted = expected is None
@@ -91,6 +93,7 @@ class Connection(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         if self._unheard is not None:
             return
+        self._heard_at = self._loop.time()
         if not self.has_spoken:
             self.has_spoken = True
             self._limit_time(HANDSHAKE_SECONDS_MAX)
@@ -146,6 +149,11 @@ class Connection(asyncio.BufferedProtocol):
             self._endpoint.failures.report(self.reason)
 
     # --- our side ---
+
+    @property
+    def quiet_seconds(self) -> float:
+        """Since anything came."""
+        return self._loop.time() - self._heard_at
 
     def start(self, link: Link) -> None:
         """The handshake is complete, and this link goes on from here."""

@@ -26,7 +26,7 @@ import numpy as np
 from regrow.core.framing import Limits
 from regrow.core.identity import Identity
 from regrow.core.link import Link
-from regrow.core.messages import Beat, Message
+from regrow.core.messages import Ack, Beat, Message
 from regrow.errors import ConnectionLost, LocalProtocolError, ProtocolError, Refusal, UserError
 from regrow.runtime.connection import Connection
 from regrow.runtime.strangers import FailureLog, Strangers
@@ -41,6 +41,10 @@ DIAL_SECONDS_MAX = 0.25  # Too large: a restarted peer is found late. Too small:
 # A peer that answers, and has nothing for us but refusals for so long, will not change its mind: its owner is told, as
 # if it had refused us for good. Too small: a view that is late ends a process. Too large: much waiting for nothing.
 REFUSED_SECONDS_MAX = 60.0
+# A coordinator over whose connection nothing comes for so long hangs, or the line is dead: dialed again, as another may
+# be in its place. Too small: a busy machine costs connections. Too large: its successor is found late.
+QUIET_SECONDS_MAX = 10.0
+BREATH_SECONDS = 2.0  # between two signs of life of a coordinator that has nothing to say
 STOP_SECONDS_MAX = 4.0  # For connections that are closed, which cut themselves off before; then they are left behind.
 BACKLOG_MAX = 512  # Connections that the kernel keeps for us; more are turned away, and dial again.
 PEERS_MAX = 65536  # Incarnations remembered, alive or fenced; more are turned away.
@@ -137,6 +141,7 @@ class Endpoint:
         self._closed = False
         self._servers: list[asyncio.AbstractServer] = []
         self._unix_paths: dict[str, int] = {}  # and the inode that is ours
+        self._breathing: asyncio.Task[None] | None = None
 
     @property
     def kept_bytes(self) -> int:
@@ -168,6 +173,8 @@ class Endpoint:
             hint = "Another process may use it; port 0 takes a free one." if error.errno == errno.EADDRINUSE else None
             raise UserError(f"cannot listen at {address}: {error.strerror or error}", hint=hint) from None
         self._servers.append(server)
+        if self.local.role == "coordinator" and self._breathing is None:
+            self._breathing = loop.create_task(self._breathe())
         return address
 
     def dial(self, peer: Identity, address: str) -> None:
@@ -248,6 +255,8 @@ class Endpoint:
         self._closed = True
         for server in self._servers:
             server.close()
+        if self._breathing is not None:
+            self._breathing.cancel()
         tasks = [dialing.task for dialing in self._dials.values() if dialing.task is not None]
         self._dials.clear()
         for task in tasks:
@@ -301,8 +310,20 @@ class Endpoint:
         except ConnectionLost as error:
             self._report_lost(dialing.expected, error.message, error.refusal)
             return error.message, error.refusal
-        await asyncio.wait([connection.closed])
+        while not connection.closed.done():
+            await asyncio.wait([connection.closed], timeout=QUIET_SECONDS_MAX)
+            if dialing.expected.role == "coordinator" and connection.quiet_seconds >= QUIET_SECONDS_MAX:
+                connection.fail(f"nothing was heard for {connection.quiet_seconds:.0f} s")
+                connection.abort()  # it would not read our last words either
         return connection.reason, connection.refusal
+
+    async def _breathe(self) -> None:
+        """A coordinator may have nothing to say for hours: so that it can be told from one that hangs."""
+        while not self._closed:
+            await asyncio.sleep(BREATH_SECONDS)
+            for line in self.lines.values():
+                if line.connection is not None:
+                    line.connection.write(Ack(), line.link.acknowledgement())
 
     def _count_frames(self, peer: Identity) -> tuple[int, int] | None:
         """How many got through, both ways: a connection that moves none is not better than a refusal."""
