@@ -46,7 +46,12 @@ WAITS: tuple[Wait, ...] = (
         name="start",
         who="launcher",
         what="a new process to answer for the first time",
-        bounds=("launch.watch:START_SECONDS_MAX", "launch.cluster:START_SECONDS_MAX"),
+        bounds=(
+            "launch.watch:START_SECONDS_MAX",
+            "launch.watch:START_FACTOR",
+            "launch.watch:START_SECONDS_MIN",
+            "launch.cluster:START_SECONDS_MAX",
+        ),
         notices="launcher",
         then="the same",
         calls=("launch/cluster.py:LocalCluster._await_address",),

@@ -76,6 +76,7 @@ def test_every_message_arrives_once_however_often_the_connection_breaks(run: Any
         while not left.lost:
             left.cut()
             await asyncio.sleep(0)
+        await until(lambda: left.opened)
         cuts = 1
         for request in range(count):
             left.endpoint.send(S0, rows(request, rng.choice((0, 10, 5_000, 200_000))))
@@ -86,7 +87,7 @@ def test_every_message_arrives_once_however_often_the_connection_breaks(run: Any
             if rng.random() < 0.3:
                 await asyncio.sleep(rng.choice((0, 0.001, 0.01)))
         while len(left.heard) < count or len(right.heard) < count:
-            if cuts < 80:
+            if cuts < 80 and left.story[-1] == "there":  # or each handshake would be cut on a busy machine
                 rng.choice((left, right)).cut()
                 cuts += 1
             await asyncio.sleep(rng.choice((0.002, 0.01, 0.03)))

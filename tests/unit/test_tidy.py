@@ -80,6 +80,7 @@ MAY_IMPORT = {
     "presets": set(),
     "protection": {"units"},
     "hanging": {"units"},
+    "waits": set(),
     "fields": set(),
     "config": {"presets", "protection", "units", "hanging", "fields"},
     "metrics": set(),
@@ -94,6 +95,7 @@ MAY_IMPORT = {
     "nn": {"core", "orders", "runtime", "checkpoint", "data", "config", "metrics", "presets", "protection"},
     "mains": {"core", "orders", "runtime", "nn"},
     "launch": {
+        "supervision",
         "core",
         "orders",
         "runtime",
@@ -106,7 +108,7 @@ MAY_IMPORT = {
         "presets",
         "protection",
     },
-    "bench": {"core", "orders", "runtime", "store", "checkpoint", "data", "nn", "launch"}
+    "bench": {"supervision", "core", "orders", "runtime", "store", "checkpoint", "data", "nn", "launch"}
     | {"config", "metrics", "presets", "protection"},
     "cli": {"launch", "bench", "sim", "checkpoint", "core", "config", "presets", "data", "units"},
     "regrow": {"core", "runtime", "nn", "launch", "config", "protection"},

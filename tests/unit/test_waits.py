@@ -28,9 +28,7 @@ LEFT_OUT = ("sim", "bench", "cli")
 CONSTANT = re.compile(r"_SECONDS(_MAX|_MIN|_PROTECTED)?$")
 BLOCKING = {"wait", "wait_for", "result", "join", "select", "communicate", "wait_closed", "sleep", "get"}
 # Objects whose methods of these names do not block.
-HARMLESS = re.compile(
-    r"^(b?['\"].*|.*\bpath\b|shlex|os\.path|self\.requests|.*\.(config|known|links|lines)|.*kinds)$", re.S
-)
+HARMLESS = re.compile(r"^(b?['\"].*|.*\bpath|shlex|self\.requests)$", re.S)
 FINAL = {"CUT.IDLE", "ATTEMPT.OVER", "WAY.WHOLE", "SESSION.FAILED"}
 
 

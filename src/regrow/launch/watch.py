@@ -23,6 +23,10 @@ ASK_SECONDS = 1.0  # From an answer to the next question. Too small: pipes full 
 OWN_PAUSE_SECONDS = 1.0  # The launcher looks several times a second: after a gap like this it was not there itself.
 # Until a new process answers for the first time: imports on a cold disk hold everything up.
 START_SECONDS_MAX = 120.0
+# ... and of a successor, of which it is known how long such a process takes: so often the longest start of its role, but
+# no less than that. Too small: a start on a busy machine counts as hung. Too large: everybody waits for it.
+START_FACTOR = 10.0
+START_SECONDS_MIN = 15.0
 # How long those may be silent that the user is not asked about. A server that does not serve yet: the coordinator minds
 # only those that do. A merger: nobody waits for it.
 STARTING_SERVER_SECONDS = 10.0
@@ -59,6 +63,7 @@ class Watch:
     start_seconds: float = START_SECONDS_MAX
     starting_server_seconds: float = STARTING_SERVER_SECONDS
     _watched: dict[Identity, Watched] = field(default_factory=dict)
+    _starts: dict[str, float] = field(default_factory=dict)  # the longest of each role, in seconds
     _now: float | None = None
     _asked: int = 0
 
@@ -84,6 +89,8 @@ class Watch:
         """An answer."""
         known = self._watched.get(who)
         if known is not None:
+            if not known.answered:
+                self._starts[known.role] = max(self._starts.get(known.role, 0.0), now - known.begun)
             known.answered, known.asked, known.heard = True, None, now
             known.busy_seconds, known.longest_seconds = busy_seconds, longest_seconds
 
@@ -110,12 +117,17 @@ class Watch:
     def _find_fault(self, known: Watched, now: float) -> str | None:
         if not known.answered:
             silent = now - known.begun
-            return f"has not answered within {silent:.0f} s of its start" if silent >= self.start_seconds else None
+            return f"has not answered within {silent:.0f} s of its start" if silent >= self._start_limit(known) else None
         if known.asked is not None and now - known.asked >= self._silent_limit(known):
             return f"has not answered for {now - known.asked:.0f} s"
         if known.busy_seconds is not None and known.busy_seconds >= self._busy_limit(known):
             return f"is at the same piece of work for {known.busy_seconds:.0f} s"
         return None
+
+    def _start_limit(self, known: Watched) -> float:
+        longest = self._starts.get(known.role)
+        usual = START_SECONDS_MAX if longest is None else max(START_SECONDS_MIN, START_FACTOR * longest)
+        return min(usual, self.start_seconds)
 
     def _silent_limit(self, known: Watched) -> float:
         limits = self.silent_seconds

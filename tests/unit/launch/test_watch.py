@@ -96,6 +96,15 @@ def test_who_never_answered_has_the_time_of_a_start() -> None:
     assert watch.START_SECONDS_MAX <= found <= watch.START_SECONDS_MAX + 1.0
 
 
+def test_a_successor_has_as_long_as_such_a_process_takes() -> None:
+    subject = begin(C)
+    heir = Identity(role="coordinator", id=0, incarnation=1)
+    subject.end(C)
+    subject.begin(heir, 5.0)
+    (found,) = live(subject, start=5.0, until=300.0, silent=[heir]).values()
+    assert watch.START_SECONDS_MIN <= found - 5.0 <= watch.START_SECONDS_MIN + 1.0
+
+
 @pytest.mark.parametrize("longest", [0.1, 5.0])
 def test_a_worker_stuck_in_a_step_is_found_by_how_long_steps_take(longest: float) -> None:
     subject = begin(W)
