@@ -293,7 +293,7 @@ USED_ELSEWHERE = {
     "from_offsets_sync": "for users: what TorchRec calls a jagged tensor made of offsets",
 }
 # Looked up by a name that is put together, here and with this in front of it.
-LOOKED_UP = {"regrow.sim.sabotage": "_"}
+LOOKED_UP = {"regrow.sim.sabotage": "_", "regrow.sim.hangs": "inject_", "regrow.sim.forever": "inject_"}
 
 
 @functools.cache

@@ -117,7 +117,9 @@ class Watch:
     def _find_fault(self, known: Watched, now: float) -> str | None:
         if not known.answered:
             silent = now - known.begun
-            return f"has not answered within {silent:.0f} s of its start" if silent >= self._start_limit(known) else None
+            return (
+                f"has not answered within {silent:.0f} s of its start" if silent >= self._start_limit(known) else None
+            )
         if known.asked is not None and now - known.asked >= self._silent_limit(known):
             return f"has not answered for {now - known.asked:.0f} s"
         if known.busy_seconds is not None and known.busy_seconds >= self._busy_limit(known):

@@ -53,10 +53,7 @@ class Driver:
             if not node.alive:
                 return
         if node.program is not None:
-            if world.loading is None:
-                world.agenda.on_worker(node)
-            else:
-                world.agenda.void()  # when one has loaded, all may train
+            world.agenda.on_worker(node)
 
     def _carry_out(self, node: Node, effect: Any) -> None:
         identity = node.identity

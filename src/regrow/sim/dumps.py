@@ -9,6 +9,7 @@ once, and what was loaded; synchronously it is the state of the end, to the bit.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import numpy as np
 
@@ -23,8 +24,9 @@ FIRST_REQUEST = 1_000_000  # pulls are numbered by step
 
 @dataclasses.dataclass(slots=True)
 class Loading:
-    """What all workers of a world know: whether they may begin."""
+    """What all workers of a world know: whether they may begin. `on_done` is called when they may."""
 
+    on_done: Callable[[], None]
     done: bool = False
 
 
@@ -74,6 +76,7 @@ class Dumps:
         if isinstance(effect, WriteAnswered):
             if not self._writes and not self._asked:
                 self._loading.done = True
+                self._loading.on_done()
             return None
         assert isinstance(wanted, ReadWanted)
         return self._find_problem(wanted, effect.records, durable)

@@ -19,26 +19,26 @@ if TYPE_CHECKING:
 
 
 class Forever:
-    """The public methods are faults, by the names that profiles use."""
+    """`inject_...`: the faults, by the names that profiles use; each says whether it could happen."""
 
     def __init__(self, saboteur: Saboteur) -> None:
         self.saboteur = saboteur
         self.world = saboteur.world
 
-    def coordinator_for_good(self) -> bool:
+    def inject_coordinator_for_good(self) -> bool:
         return self._hang(self.world.node(COORDINATOR))
 
-    def worker_for_good(self) -> bool:
+    def inject_worker_for_good(self) -> bool:
         return self._hang(self.world.node("worker", self.world.choices.pick(self.world.job.workers)))
 
-    def server_for_good(self) -> bool:
+    def inject_server_for_good(self) -> bool:
         nodes = self.saboteur.find_servers(recovered=not self.world.choices.flag(0.3))
         if not nodes:
             return False
         node = nodes[self.world.choices.pick(len(nodes))]
         return self._hang(node) and self.saboteur.note_loss(node)
 
-    def spare_for_good(self) -> bool:
+    def inject_spare_for_good(self) -> bool:
         """It hangs, and is not known to until it does not answer."""
         spare = self._choose_spare()
         if spare is None:
@@ -49,7 +49,7 @@ class Forever:
         self.world.probes.hit("spare hangs")
         return True
 
-    def spare_death(self) -> bool:
+    def inject_spare_death(self) -> bool:
         spare = self._choose_spare()
         if spare is None:
             return False

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from regrow.sim.world import World
 
 SLOW_SECONDS = 0.6  # between two ticks of a coordinator whose machine is overloaded; more than its OWN_PAUSE_SECONDS
-HELD_SECONDS_MAX = 5.0  # Pushes may be held back by a cut for so long: what a server allows, and a tick or two.
+CUT_SECONDS_MAX = 4.0  # for a cut to be made: what the coordinator allows, by a slow clock, and some ticks.
 NOTICED_SECONDS = 4.0  # A server that is not heard for so long must have been declared dead.
 SPELLS = (0.3, 2.5, 6.0, 1.2)  # how long something lasts, in seconds
 JUMPS = (-3600.0, 3600.0, -0.7, -20.0, 45.0)  # seconds that a clock is set by
@@ -50,7 +50,7 @@ class Clock:
 
 
 class Hangs:
-    """The public methods without an argument are faults, by the names that profiles use."""
+    """`inject_...`: the faults, by the names that profiles use; each says whether it could happen."""
 
     def __init__(self, saboteur: Saboteur) -> None:
         self.saboteur = saboteur
@@ -62,8 +62,8 @@ class Hangs:
         self._ticked: dict[Identity, float] = {}
         self._slow: Identity | None = None
         self._coordinator_since = 0.0  # when it last went on after something
-        self._held_since: dict[Identity, float] = {}
-        self._watches = any(hasattr(self, _method(name)) for name, _ in profile.weights)
+        self._cut_since: float | None = None  # since when the coordinator waits for servers to capture
+        self._watches = any(hasattr(self, find_method(name)) for name, _ in profile.weights)
         if any(name in ("echo", "late frames") for name, _ in profile.weights):
             self.world.network.past = {}
 
@@ -117,24 +117,17 @@ class Hangs:
         if reason.startswith(SILENCES):
             raise Violation("suspicion", f"{short(peer)} is there and was heard, but counts as dead: {reason}")
 
-    def check_holds(self) -> None:
-        """Pushes are not held back without end, whoever hangs, and nobody waits for ever for those of a worker."""
-        if not self._watches:
+    def check_cut(self) -> None:
+        """The coordinator does not wait without end for a push that does not arrive, before a cut is made."""
+        node = self._find_coordinator()
+        waits = node is not None and node.identity != self._slow and machines.awaits_captures(node.machine)
+        if not self._watches or not waits:
+            self._cut_since = None
             return
-        for node in self.world.nodes.values():
-            if not self._waits_for_cut(node):
-                self._held_since.pop(node.identity, None)
-                continue
-            since = self._held_since.setdefault(node.identity, self.world.now)
-            if self.world.now > since + HELD_SECONDS_MAX:
-                raise Violation("I8", f"{short(node.identity)} waits for pushes before a cut since {since:.2f}")
-
-    def _waits_for_cut(self, node: Node) -> bool:
-        if node.paused or node.starved or node.identity == self._slow:
-            return False
-        if node.identity.role == COORDINATOR:
-            return machines.awaits_captures(node.machine)
-        return node.identity.role == "server" and node.server is not None and machines.awaits_cut(node.server)
+        if self._cut_since is None:
+            self._cut_since = self.world.now
+        if self.world.now > self._cut_since + CUT_SECONDS_MAX:
+            raise Violation("I13", f"the coordinator waits for pushes before a cut since {self._cut_since:.2f}")
 
     def stop(self) -> None:
         """The second phase: everybody goes on, and what was to end at last does."""
@@ -148,7 +141,7 @@ class Hangs:
 
     # --- The coordinator ---
 
-    def coordinator_hang(self) -> bool:
+    def inject_coordinator_hang(self) -> bool:
         """It is stopped, and goes on later. Nobody else was silent meanwhile."""
         node = self._find_coordinator()
         if node is None:
@@ -168,7 +161,7 @@ class Hangs:
         self._after_a_spell(resume)
         return True
 
-    def coordinator_zombie(self) -> bool:
+    def inject_coordinator_zombie(self) -> bool:
         """It is stopped and replaced; connections break one by one. Then it goes on for a while, and is not in office
         any more."""
         node = self._find_coordinator()
@@ -197,7 +190,7 @@ class Hangs:
         world.later(resume) if world.choices.flag(0.5) else self._after_a_spell(resume)
         return True
 
-    def coordinator_slow(self) -> bool:
+    def inject_coordinator_slow(self) -> bool:
         """Its machine is overloaded: every tick comes late, for a long time."""
         node = self._find_coordinator()
         if node is None or self._slow is not None:
@@ -223,7 +216,7 @@ class Hangs:
 
     # --- Workers ---
 
-    def worker_hang(self) -> bool:
+    def inject_worker_hang(self) -> bool:
         """It is stopped and goes on; perhaps somebody has lost patience meanwhile, and started its successor."""
         world = self.world
         node = world.node("worker", world.choices.pick(world.job.workers))
@@ -250,7 +243,7 @@ class Hangs:
 
     # --- Lines ---
 
-    def cut(self) -> bool:
+    def inject_cut(self) -> bool:
         """What one says does not reach the other, for a while; what the other says does."""
         world = self.world
         wires = [ends for ends in world.network.wires if ends in world.network.open and self._may_cut(*ends)]
@@ -267,12 +260,12 @@ class Hangs:
         if "server" not in (one.role, other.role):
             return True
         server = one if one.role == "server" else other
-        return any(node.identity == server for node in self._spared())
+        return any(node.identity == server for node in self._find_spared())
 
-    def cut_off(self) -> bool:
+    def inject_cut_off(self) -> bool:
         """A server and the coordinator cannot hear each other; it works on with everybody else."""
         world, coordinator = self.world, self._find_coordinator()
-        nodes = self._spared()
+        nodes = self._find_spared()
         if not nodes or coordinator is None:
             return False
         node = nodes[world.choices.pick(len(nodes))]
@@ -313,7 +306,7 @@ class Hangs:
             elif target.role == COORDINATOR:
                 stuck[source, coordinator] = None
 
-    def _spared(self) -> list[Node]:
+    def _find_spared(self) -> list[Node]:
         """Servers that may be taken for dead now; those that are coming back count as down already."""
         nodes = self.saboteur.find_servers(recovered=True) + self.saboteur.find_servers(recovered=False)
         return [node for node in nodes if not self.is_away(node)]
@@ -326,7 +319,7 @@ class Hangs:
 
     # --- Frames below the link ---
 
-    def twice(self) -> bool:
+    def inject_twice(self) -> bool:
         """A frame that is on its way arrives once more, at once or behind everything else."""
         world = self.world
         wires = [wire for wire in world.network.wires.values() if wire.items and wire.items[0].kind == "frame"]
@@ -340,7 +333,7 @@ class Hangs:
         world.probes.hit("frame twice")
         return True
 
-    def echo(self) -> bool:
+    def inject_echo(self) -> bool:
         """Frames that arrived long ago, perhaps between incarnations that are over, arrive again."""
         world = self.world
         wires = [wire for ends, wire in world.network.wires.items() if ends in world.network.open]
@@ -377,7 +370,7 @@ class Hangs:
             wire.target.incarnation,
         )
 
-    def late_frames(self) -> bool:
+    def inject_late_frames(self) -> bool:
         """A connection breaks, and what was on it arrives all the same, while the next one brings it too."""
         world = self.world
         pairs = world.network.pairs()
@@ -410,10 +403,10 @@ class Hangs:
 
     # --- Time ---
 
-    def starve(self) -> bool:
+    def inject_starve(self) -> bool:
         """A server or the coordinator gets no ticks, and then one that is far ahead, or several at once."""
         world, coordinator = self.world, self._find_coordinator()
-        nodes = [*self._spared(), *([coordinator] if coordinator is not None else [])]
+        nodes = [*self._find_spared(), *([coordinator] if coordinator is not None else [])]
         if not nodes:
             return False
         node = nodes[world.choices.pick(len(nodes))]
@@ -441,7 +434,7 @@ class Hangs:
             if node.alive and not node.paused:
                 self.world.driver.hand(node, Tick(now=self.read_clock(node)))
 
-    def jump(self) -> bool:
+    def inject_jump(self) -> bool:
         """The clock of a machine is set, forward or back."""
         world = self.world
         nodes = [node for node in world.nodes.values() if node.program is None and node.identity in self._clocks]
@@ -456,10 +449,10 @@ class Hangs:
 
     # --- Rumours ---
 
-    def rumour(self) -> bool:
+    def inject_rumour(self) -> bool:
         """The coordinator is told that a server ended which is alive, and which the launcher may not reach."""
         world, coordinator = self.world, self._find_coordinator()
-        nodes = self._spared()
+        nodes = self._find_spared()
         if not nodes or coordinator is None or coordinator.machine.view is None:
             return False
         node = nodes[world.choices.pick(len(nodes))]
@@ -493,8 +486,9 @@ class Hangs:
         return check
 
 
-def _method(name: str) -> str:
-    return name.replace(" ", "_")
+def find_method(name: str) -> str:
+    """What the fault of this name is called."""
+    return "inject_" + name.replace(" ", "_")
 
 
 def _is_of(pair: tuple[Identity, Identity], ends: tuple[tuple[Identity, Identity], ...]) -> bool:

@@ -30,7 +30,7 @@ from regrow.core.messages import (
     View,
     WriteRecords,
 )
-from regrow.core.states import AttemptState, CutState
+from regrow.core.states import AttemptState
 from regrow.sim.probes import Probes
 from regrow.store.memory import MemoryStore
 
@@ -129,11 +129,6 @@ def cut_number(server: Any) -> int:
 def holds_pushes(server: Any) -> bool:
     """Whether a cut keeps pushes from being applied."""
     return bool(getattr(server.serving, "_held", ()))
-
-
-def awaits_cut(server: Any) -> bool:
-    """Whether pushes wait for marks that are not named, or not reached (asynchronously)."""
-    return bool(server.cut._holds_pushes) and server.cut.life.state in (CutState.ASKED, CutState.AWAITING)
 
 
 def is_decoding(server: Any) -> bool:

@@ -3,8 +3,9 @@ or has a wrong clock (hangs.py), or when whole records are loaded (dumps.py). Th
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
+
+import msgspec
 
 from regrow.core.effects import Delivered
 from regrow.errors import ProtocolError
@@ -51,7 +52,7 @@ def frames_twice(original: Any) -> Any:
 
 def any_incarnation(original: Any) -> Any:
     def accept(self: Any, stamp: Any, wire_bytes: int = 0) -> Any:
-        mine = dataclasses.replace(
+        mine = msgspec.structs.replace(
             stamp, source_incarnation=self.peer.incarnation, target_incarnation=self.local.incarnation
         )
         try:
@@ -78,13 +79,6 @@ def zombie_is_heard(original: Any) -> Any:
 
 
 # --- Cuts ---
-
-
-def held_without_end(original: Any) -> Any:
-    def tick(self: Any, now: float) -> bool:
-        return False
-
-    return tick
 
 
 def cut_waits_for_workers(original: Any) -> Any:

@@ -414,21 +414,13 @@ BUGS |= {
         FOREVER,
         ("I8",),
     ),
-    "held-without-end": Bug(
-        "a server holds pushes back for a cut of a coordinator that hangs",
-        CutSide,
-        "tick",
-        patches_hangs.held_without_end,
-        ("hangs-cuts",),
-        ("I8",),
-    ),
     "cut-waits-for-workers": Bug(
         "the coordinator waits without end for a push that does not arrive, before a cut is made",
         Cuts,
         "tick",
         patches_hangs.cut_waits_for_workers,
         ("partitions-cuts",),
-        ("I8",),
+        ("I13", "I8"),
     ),
     "writes-not-resent": Bug(
         "records that were not answered for are not sent to the replacement",

@@ -77,14 +77,16 @@ class Holds:
     def overdue_reason(self, world: World) -> str:
         """I13, while a run goes on. A server that is paused gets no ticks, and starts anew."""
         since: dict[tuple[Identity, int], float] = {}
+        # Where clocks differ, some run slower, and one that is set back stands still for a moment.
+        seconds_max = cut.HOLD_SECONDS_MAX * (1.5 if world.scenario.profile.clocks else 1.0)
         for node in world.nodes.values():
-            if node.identity.role != "server" or node.server is None or node.paused:
+            if node.identity.role != "server" or node.server is None or node.paused or node.starved:
                 continue
             side = node.server.cut
             if side._holds_pushes and side.life.state in (CutState.ASKED, CutState.AWAITING):
                 key = node.identity, side.number
                 since[key] = self._since.get(key, world.now)
-                if world.now - since[key] > cut.HOLD_SECONDS_MAX:
+                if world.now - since[key] > seconds_max:
                     return f"{short(node.identity)} holds pushes back for a cut since {since[key]:.2f}"
         self._since = since
         return ""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from regrow.sim import machines
 from regrow.sim.forever import Forever
-from regrow.sim.hangs import Hangs
+from regrow.sim.hangs import Hangs, find_method
 from regrow.sim.net import COORDINATOR, short
 from regrow.sim.nodes import Violation
 
@@ -113,9 +113,9 @@ class Saboteur:
         place = number % sum(weight for _, weight in weights)
         for name, weight in weights:
             if place < weight:
-                method = name.replace(" ", "_")
-                own = getattr(self, "_" + method, None) or getattr(self.hangs, method, None)
-                if (own or getattr(self.forever, method))():
+                own = getattr(self, "_" + name.replace(" ", "_"), None)
+                method = find_method(name)
+                if (own or getattr(self.hangs, method, None) or getattr(self.forever, method))():
                     self.left -= 1
                     self.serious += name not in MINOR
                 return

@@ -76,7 +76,7 @@ class World:
         self.current: dict[tuple[str, int], Node] = {}  # the newest incarnations, where they run
         self.condemned: set[Identity] = set()  # the coordinator counts them as dead
         self.actions: list[Action] = []
-        self.loading = Loading() if scenario.profile.loads else None
+        self.loading = Loading(self.agenda.void) if scenario.profile.loads else None
         self.now = 0.0
         self.clock_due = CLOCK_EVENTS
         self.heard: dict[int, float] = {}
@@ -207,7 +207,7 @@ class World:
                 self.driver.hand(node, Tick(now=self.sabotage.hangs.read_clock(node)))
         self.launcher.tick()
         self.checker.often()
-        self.sabotage.hangs.check_holds()
+        self.sabotage.hangs.check_cut()
 
     def _is_cutting(self) -> bool:
         coordinator = self.node(COORDINATOR)
