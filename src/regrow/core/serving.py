@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from regrow import _kernels
 from regrow.core.cut import CutSide, Save, Unsave
 from regrow.core.effects import Refuse, Send
 from regrow.core.flusher import Flusher, Part
@@ -159,8 +160,7 @@ class Serving(ABC):
         if isinstance(message, Pull):
             return self.pull(source, message)
         if isinstance(message, Push):
-            if self.requests.count_floats(message.counts, message.slots) != message.grads.size:
-                raise ValueError(f"{message.grads.size} gradient values do not fit {message.slots.size} slots")
+            self.requests.check_push(message)
             return self.push(source, message)
         if isinstance(message, Commit):
             return [*self.flusher.commit(source.id, message.seq)]
@@ -369,6 +369,14 @@ class RequestChecks:
         for count, dim in zip(counts.tolist(), self._dims, strict=True):
             floats += count * dim
         return self.check_reply(floats)
+
+    def check_push(self, push: Push) -> None:
+        """All of it, wherever it is applied later: a row named twice would be changed by two threads at a time."""
+        if self.count_floats(push.counts, push.slots) != push.grads.size:
+            raise ValueError(f"{push.grads.size} gradient values do not fit {push.slots.size} slots")
+        self.check_range(push.counts, push.slots)
+        if _kernels.has_repeated_slots(push.counts, push.slots):
+            raise ValueError("a slot is named twice; gradients of a row are summed before they are pushed")
 
     def check_reply(self, floats: int) -> int:
         if floats * 4 > self._reply_bytes_max:
