@@ -37,6 +37,7 @@ import numpy as np
 
 from regrow import _kernels
 from regrow.core.bitmaps import Bools, bits, bits_at
+from regrow.core.checks import check_marks
 from regrow.core.coding import coefficient, inverse
 from regrow.core.effects import Send
 from regrow.core.flusher import Budget
@@ -415,6 +416,7 @@ class Decoder:
         partners = [q for q in waiting if self._parity_server(sweep, q) == source.id]
         if len(partners) != 1 or syndrome.relatives.size != batch.parity_without.size:
             raise ValueError(f"a syndrome of {syndrome.relatives.size} values nobody asked for")
+        check_marks(syndrome.numbers, len(sweep.unknown))
         batch.syndromes[partners[0]] = (syndrome.numbers, syndrome.relatives)
         batch.waiting.discard(sweep.k + partners[0])
         return self._finish(syndrome.request)
