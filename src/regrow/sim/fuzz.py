@@ -35,9 +35,10 @@ from regrow.core.identity import Identity
 from regrow.core.job import JobSpec
 from regrow.core.messages import Message, Register, View
 from regrow.core.session import Failed, Session
-from regrow.core.states import Life
+from regrow.core.states import Life, SessionState
 from regrow.errors import ProtocolError
 from regrow.sim.forks import Fork, ForkEnded
+from regrow.sim.machines import is_cutting
 from regrow.sim.mutate import Pool, impersonate, mutate
 from regrow.sim.nodes import Node
 from regrow.sim.profiles import PROFILES
@@ -46,7 +47,8 @@ from regrow.sim.world import World
 from regrow.store.memory import MemoryStore
 
 LIMITS = Limits(meta_bytes_max=1 << 20, section_bytes_max=1 << 20)
-STOP_RATE = 1 / 120  # of the events of a run: where it is stopped
+STOP_RATE = 1 / 250  # of the events of a run: where it is stopped
+UNREST_WEIGHT = 4  # events while somebody comes back, or a cut is made, count more
 BATCHES = 6  # at each stop
 BATCH_MESSAGES = 300  # More: machines that were lied to again and again. Fewer: forks cost more than messages.
 CAREFUL_RATE = 0.12
@@ -143,21 +145,28 @@ class Fuzz:
             return
         if isinstance(event, Delivered) and identity is not None:
             self._pool.add(event.source, identity, event.message)
-        self._events += 1
+        self._events += 1 if is_quiet(self._world) else UNREST_WEIGHT
         if self._events >= self._stop_at and self._pool.count:
             self._plan_stop()
             self._stop(self._world)
 
     def _stop(self, world: World) -> None:
-        for wire in world.network.wires.values():  # what comes next is the likeliest to be believed
-            for item in wire.items:
-                if item.message is not None and wire.target in world.nodes:
-                    self._pool.add(wire.source, wire.target, item.message)
+        self._add_underway(world)
         refused: list[Refused] = []
         for _ in range(self._batches):
             refused += self._send_batch(Batch(world, self._pool, seed=self._rng.randrange(2**62), world_seed=self.seed))
         if refused and self._rng.random() < FINISH_RATE:
             self._go_on(world, refused)
+
+    def _add_underway(self, world: World) -> None:
+        """What is on its way. The first of each wire is what the target waits for, and the likeliest to be believed."""
+        self._pool.next = {}
+        for wire in world.network.wires.values():
+            said = [(wire.source, wire.target, item.message) for item in wire.items if item.message is not None]
+            if said and wire.target in world.nodes:
+                self._pool.next.setdefault(wire.target, []).append(said[0])
+                for each in said:
+                    self._pool.add(*each)
 
     def _send_batch(self, batch: Batch, *, notes: bool = False) -> list[Refused]:
         fork = Fork(memory_bytes_max=self._memory_bytes_max)
@@ -202,7 +211,11 @@ class Batch:
         self._world_seed = world_seed
         self._pool = pool
         self._nodes = world.nodes
-        self._targets = rng.sample(list(self._nodes), min(TARGETS_MAX, len(self._nodes)))
+        restless = [identity for identity, node in self._nodes.items() if not is_at_rest(node.machine)]
+        some = rng.sample(list(self._nodes), min(TARGETS_MAX, len(self._nodes)))
+        if restless and rng.random() < 0.6:
+            some[0] = rng.choice(restless)
+        self._targets = sorted(set(some))
         self._reader = FrameReader(limits=LIMITS)
         self._lied_to: set[Identity] = set()
         self._looked: dict[Identity, bytes] = {}  # what a machine was like when it was last looked at, if it still is
@@ -353,6 +366,22 @@ def _is_first_view_too_large(machine: Any, message: Message) -> bool:
     if message.job.invalid_reason() is not None:
         return False
     return any(table.rows * table.record_floats * 4 > TABLE_BYTES_MAX for table in message.job.tables)
+
+
+def is_at_rest(machine: Any) -> bool:
+    """Whether nothing is under way that only some messages belong to."""
+    if isinstance(machine, Session):
+        return machine.life.state is SessionState.WORKING
+    if isinstance(machine, Coordinator):
+        return (
+            machine.view is not None and not any(place.is_down for place in machine.places) and not is_cutting(machine)
+        )
+    server = machine.server
+    return server is not None and server.recovered and server.ways.is_whole and not server.holder.decoder.sweeping
+
+
+def is_quiet(world: World) -> bool:
+    return all(is_at_rest(node.machine) for node in world.nodes.values())
 
 
 def describe_state(machine: Any) -> str:

@@ -11,18 +11,21 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections import deque
-from typing import Any
+from typing import Any, get_origin, get_type_hints
 
 import msgspec
 import numpy as np
 
 from regrow.core.identity import ROLES, Identity
 from regrow.core.messages import KINDS, Message
+from regrow.errors import Refusal
 
 INTS = (0, 1, 2, 3, 64, 65536, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**62, 2**62 + 1, 2**63 - 1, 2**64 - 1, -1, -(2**63))
 FLOATS = (0.0, -1.0, 1e-300, 3.5e38, 1e308, float("inf"), float("-inf"), float("nan"))
 TEXTS = ("", "x", "../../x", "a/b", "\x00", "ä\U0001f600", "x" * 4096, "x" * 4097)
 OTHER_TYPES: tuple[Any, ...] = (None, "7", 1.5, True, b"7", [], [1], {}, {"id": 1})
+# Where nothing was said yet.
+PLAIN: dict[Any, Any] = {int: 1, str: "x", bool: False, bytes: bytes(32), tuple: (0,), Refusal: Refusal.RETRY}
 LONG = 3000  # entries of a list that is far too long; on the wire it is a few kilobytes
 POOL_MAX = 24  # values kept of each field
 
@@ -38,6 +41,7 @@ class Pool:
 
     def __init__(self) -> None:
         self.count = 0
+        self.next: dict[Identity, list[Said]] = {}  # what every target would hear next, of each source
         self._to: dict[Identity, deque[Said]] = {}
         self._kinds: dict[str, dict[type[Message], deque[Said]]] = {}  # by the role that hears them
         self._values: dict[str, deque[Any]] = {}
@@ -53,9 +57,11 @@ class Pool:
             self._values.setdefault(_key(name, value), deque(maxlen=POOL_MAX)).append(value)
 
     def pick(self, target: Identity, rng: random.Random) -> Said:
-        """Mostly what this target heard last, or will next; also rare kinds, and those that are not for it."""
+        """Mostly what this target would hear next, or heard last; also rare kinds, and those that are not for it."""
         chance = rng.random()
-        if chance < 0.5 and target in self._to:
+        if chance < 0.3 and target in self.next:
+            return rng.choice(self.next[target])
+        if chance < 0.6 and target in self._to:
             said = self._to[target]
             return said[rng.randrange(len(said))]
         role = target.role if chance < 0.9 and target.role in self._kinds else rng.choice(list(self._kinds))
@@ -74,12 +80,10 @@ class Pool:
     def make(self, kind: type[Message], rng: random.Random) -> Message:
         """A message of this kind out of what others said in fields of these names."""
         values: dict[str, Any] = {}
+        hints = get_type_hints(kind)
         for name in kind.META_FIELDS:
-            default = next(field.default for field in dataclasses.fields(kind) if field.name == name)  # type: ignore[arg-type]
             value = self.value(name, rng)
-            if value is None and default is not dataclasses.MISSING:
-                value = default
-            values[name] = rng.randrange(4) if value is None else value
+            values[name] = PLAIN.get(get_origin(hints[name]) or hints[name]) if value is None else value
         for name, dtype in zip(kind.SECTION_FIELDS, kind.SECTION_DTYPES, strict=True):
             value = self.value(name, rng, dtype=dtype)
             values[name] = np.zeros(rng.randrange(4), dtype) if value is None else value
