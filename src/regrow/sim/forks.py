@@ -14,9 +14,12 @@ import select
 import signal
 import struct
 import time
+import traceback
+from collections.abc import Callable
 from typing import Any
 
 NOTE_BYTES = 1 << 14
+EXIT_ERROR = 70
 PIPE_BYTES = 1 << 16
 _NUMBER = struct.Struct("<qI")
 
@@ -49,6 +52,14 @@ class Fork:
         """In the child: where it is, for the case that this is the last that is heard of it."""
         data = text.encode()[:NOTE_BYTES]
         self._shared[: _NUMBER.size + len(data)] = _NUMBER.pack(number, len(data)) + data
+
+    def act(self, what: Callable[[], Any]) -> None:
+        """In the child: does this, and answers with what it gives."""
+        try:
+            self.answer(what())
+        except BaseException:  # of whatever kind: nothing may leave the child but by its answer
+            self.note(_NUMBER.unpack(self._shared[: _NUMBER.size])[0], traceback.format_exc())
+            os._exit(EXIT_ERROR)
 
     def answer(self, value: Any) -> None:
         """In the child: its last word."""

@@ -171,8 +171,7 @@ class Fuzz:
     def _send_batch(self, batch: Batch, *, notes: bool = False) -> list[Refused]:
         fork = Fork(memory_bytes_max=self._memory_bytes_max)
         if fork.is_child:
-            batch.send(fork, notes=notes)
-            fork.answer((batch.tally, batch.refused))
+            fork.act(lambda: batch.send(fork, notes=notes))
         try:
             tally, refused = fork.wait(BATCH_SECONDS_MAX)
         except ForkEnded as ended:
@@ -223,10 +222,10 @@ class Batch:
         # A careful batch looks after every message, and goes no further with a machine that believed one.
         self._is_careful = rng.random() < CAREFUL_RATE
 
-    def send(self, fork: Fork, *, notes: bool = False) -> None:
+    def send(self, fork: Fork, *, notes: bool = False) -> tuple[Tally, list[Refused]]:
         for number in range(CAREFUL_MESSAGES if self._is_careful else BATCH_MESSAGES):
             if not self._targets:
-                return
+                break
             node = self._nodes[self._rng.choice(self._targets)]
             if self._rng.random() < TICK_RATE and not self._is_careful:
                 self._pass_time(node)
@@ -242,6 +241,7 @@ class Batch:
                 self.tally.verdicts[kind, "not a message"] += 1
             elif not _is_first_view_too_large(node.machine, arrived):
                 self.tally.verdicts[kind, self._deliver(node, source, arrived)] += 1
+        return self.tally, self.refused
 
     def _make(self, target: Identity) -> tuple[Identity, Message]:
         rng = self._rng

@@ -218,11 +218,14 @@ def _change_rows(message: Message, rng: random.Random) -> dict[str, Any]:
 
 def impersonate(source: Identity, everybody: list[Identity], rng: random.Random) -> Identity:
     """Somebody else: another process of the run, an older or newer incarnation, or one that has no place in it."""
+    role, number, incarnation = source.role, source.id, source.incarnation
     how = rng.randrange(5)
     if how < 2:
         return everybody[rng.randrange(len(everybody))]
     if how == 2:
-        return dataclasses.replace(source, incarnation=max(0, source.incarnation - 1))
-    if how == 3:
-        return dataclasses.replace(source, id=rng.choice((source.id + 1, 63, 2**32 - 1)))
-    return dataclasses.replace(source, role=rng.choice(ROLES))
+        incarnation = max(0, incarnation - 1)
+    elif how == 3:
+        number = rng.choice((number + 1, 63, 2**32 - 1))
+    else:
+        role = rng.choice(ROLES)
+    return Identity(role=role, id=number, incarnation=incarnation)
