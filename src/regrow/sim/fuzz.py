@@ -47,12 +47,13 @@ from regrow.sim.world import World
 from regrow.store.memory import MemoryStore
 
 LIMITS = Limits(meta_bytes_max=1 << 20, section_bytes_max=1 << 20)
-STOP_RATE = 1 / 250  # of the events of a run: where it is stopped
+STOP_RATE = 1 / 500  # of the events of a run: where it is stopped
 UNREST_WEIGHT = 4  # events while somebody comes back, or a cut is made, count more
 BATCHES = 6  # at each stop
 BATCH_MESSAGES = 300  # More: machines that were lied to again and again. Fewer: forks cost more than messages.
 CAREFUL_RATE = 0.12
-CAREFUL_MESSAGES = 120
+CAREFUL_MESSAGES = 160
+CAREFUL_FIELDS = 3
 TARGETS_MAX = 3  # machines of a batch
 FINISH_RATE = 0.15  # of the stops: the run goes on from there with what was refused
 BATCH_SECONDS_MAX = 120.0
@@ -210,17 +211,18 @@ class Batch:
         self._world_seed = world_seed
         self._pool = pool
         self._nodes = world.nodes
+        # A careful batch looks after every message, and goes no further with a machine that believed one. What it sends
+        # has several wrong fields: the more is refused, the more goes along when the run is finished.
+        self._is_careful = rng.random() < CAREFUL_RATE
         restless = [identity for identity, node in self._nodes.items() if not is_at_rest(node.machine)]
         some = rng.sample(list(self._nodes), min(TARGETS_MAX, len(self._nodes)))
         if restless and rng.random() < 0.6:
             some[0] = rng.choice(restless)
-        self._targets = sorted(set(some))
+        self._targets = list(self._nodes) if self._is_careful else sorted(set(some))
         self._reader = FrameReader(limits=LIMITS)
         self._lied_to: set[Identity] = set()
         self._looked: dict[Identity, bytes] = {}  # what a machine was like when it was last looked at, if it still is
         self._now = world.now
-        # A careful batch looks after every message, and goes no further with a machine that believed one.
-        self._is_careful = rng.random() < CAREFUL_RATE
 
     def send(self, fork: Fork, *, notes: bool = False) -> tuple[Tally, list[Refused]]:
         for number in range(CAREFUL_MESSAGES if self._is_careful else BATCH_MESSAGES):
@@ -246,7 +248,7 @@ class Batch:
     def _make(self, target: Identity) -> tuple[Identity, Message]:
         rng = self._rng
         source, _, message = self._pool.pick(target, rng)
-        if rng.random() < 0.9:
+        for _ in range(CAREFUL_FIELDS if self._is_careful else rng.random() < 0.9):
             message = mutate(message, self._pool, rng)
         if rng.random() < 0.12:
             source = impersonate(source, list(self._nodes), rng)

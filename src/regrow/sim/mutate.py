@@ -121,7 +121,8 @@ def change(value: Any, rng: random.Random, depth: int = 0) -> Any:
     if isinstance(value, bool):
         return not value
     if isinstance(value, int):
-        return value + rng.choice((-1, 1)) if rng.random() < 0.4 else rng.choice(INTS)
+        near = min(max(value + rng.choice((-1, 1)), INTS[-1]), 2**64 - 1)  # what a frame can carry
+        return near if rng.random() < 0.4 else rng.choice(INTS)
     if isinstance(value, float):
         return rng.choice(FLOATS)
     if isinstance(value, str):
