@@ -268,9 +268,7 @@ def test_tails_come_from_holders_and_end_where_they_end() -> None:
     tail = Tail(**of_s1, number=1, marks=(1,), **PART)
     check_refused(agreeing(), server(2), tail, "S2 holds no parity of group 1 of S1")
     check_refused(agreeing(), server(0), dataclasses.replace(tail, marks=()), "0 marks")
-    check_refused(
-        agreeing(), server(0), TailEnd(**of_s1, number=1), "a tail ended at flush 1 before all"
-    )
+    check_refused(agreeing(), server(0), TailEnd(**of_s1, number=1), "a tail ended at flush 1 before all")
     machine = agreeing()
     machine.receive(Delivered(source=server(0), message=tail))
     assert machine.receive(Delivered(source=server(0), message=TailEnd(**of_s1, number=1))) != []
