@@ -182,7 +182,7 @@ def _change_array(array: np.ndarray[Any, Any], rng: random.Random) -> np.ndarray
         copy[at] = rng.choice((near, near, low, high, 0, 1, high // 2 + 1))
         if array.dtype.kind == "i" and size > 1 and how == 5:  # the sum stays what it was
             other = (at + 1) % size
-            copy[at], copy[other] = array[at] + 1, array[other] - 1
+            copy[at], copy[other] = min(int(array[at]) + 1, high), max(int(array[other]) - 1, low)
     return copy
 
 
@@ -194,7 +194,7 @@ def _change_rows(message: Message, rng: random.Random) -> dict[str, Any]:
     values_name = next((name for name in message.SECTION_FIELDS if name not in ("counts", rows_name)), None)
     values = np.asarray(getattr(message, values_name)) if values_name is not None else None
     tables = np.flatnonzero(counts > 0)
-    if not tables.size or int(counts.sum()) != rows.size:
+    if not rows.size or not tables.size or (counts < 0).any() or int(counts.sum()) != rows.size:
         return {"counts": _change_array(counts, rng)}
     table = int(tables[rng.randrange(tables.size)])
     first = int(counts[:table].sum())
