@@ -70,7 +70,9 @@ def main() -> None:
     build()
     link_package()
     run(["tools/fuzz.py", "--minutes", str(minutes)])
-    run(["-m", "pytest", "-q", "-p", "no:cacheprovider", *TESTS, "--ignore", "tests/unit/kernels/test_sanitizers.py"])
+    # Only what Python prints is captured: a report of a sanitizer must be seen.
+    options = ["-q", "--capture=sys", "-p", "no:cacheprovider", "--ignore", "tests/unit/kernels/test_sanitizers.py"]
+    run(["-m", "pytest", *options, *TESTS])
 
 
 if __name__ == "__main__":
