@@ -190,8 +190,10 @@ class ServerDoor:
             return f"has no place for {self.identity}"
         if self.server is not None:
             return None if view.job == self.server.view.job else "is of another job"
-        recovering = view.servers[self.identity.id].recovering
-        flaw = find_ways_flaw(Groups(view.job), recovering=recovering, cut=self._cut)
+        me = view.servers[self.identity.id]
+        if view.lost or me.incarnation != self.identity.incarnation:
+            return None  # nobody begins with it
+        flaw = find_ways_flaw(Groups(view.job), recovering=me.recovering, cut=self._cut)
         return f"cannot be begun with: {flaw}" if flaw is not None else None
 
     def _enter_view(self, view: View, coordinator: Identity) -> list[Effect]:

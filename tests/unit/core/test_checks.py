@@ -113,7 +113,10 @@ def test_a_session_stays_with_its_job() -> None:
 def test_a_server_cannot_begin_with_rows_that_nobody_has() -> None:
     machine = ServerDoor(identity=server(0, 1), build_store=MemoryStore, reply_bytes_max=100)
     bare = job(table(rows=60, k=2, r=1), table("bare"), servers=3)
-    check_refused(machine, COORDINATOR, view_with(bare, replaced(0)), "rows without parities were lost")
+    bad = view_with(bare, replaced(0))
+    check_refused(machine, COORDINATOR, bad, "rows without parities were lost")
+    for said in (dataclasses.replace(bad, lost="all of it"), view(bare)):  # the last view, and one before its time
+        assert machine.receive(Delivered(source=COORDINATOR, message=said)) == []
 
 
 # --- Cuts ---
