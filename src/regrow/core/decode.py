@@ -218,8 +218,8 @@ class Decoder:
         sweep = Sweep(k=k, r=r, q=q, tables=tables, unknown=(), partners=())
         unknown = tuple(j for j in range(k) if self._member_server(sweep, j) in self._recovering)
         living = [p for p in range(r) if self._parity_server(sweep, p) not in self._recovering]
-        if not unknown or not living or living[0] != q:
-            return None
+        if not unknown or len(living) < len(unknown) or living[0] != q:
+            return None  # nothing to decode, or too few equations, or another decodes
         return dataclasses.replace(sweep, unknown=unknown, partners=tuple(living[1 : len(unknown)]))
 
     def _goes_on(self, sweep: Sweep, changed: set[int]) -> bool:

@@ -18,7 +18,7 @@ from regrow.core.checks import check_marks, find_view_flaw
 from regrow.core.coordinator import Coordinator
 from regrow.core.cuts import CutNow, CutPlan
 from regrow.core.door import ServerDoor
-from regrow.core.effects import Delivered, Joined, Refuse, Tick
+from regrow.core.effects import Delivered, Joined, Refuse, Send, Tick
 from regrow.core.identity import Identity
 from regrow.core.messages import (
     CutAsk,
@@ -117,6 +117,16 @@ def test_a_server_cannot_begin_with_rows_that_nobody_has() -> None:
     check_refused(machine, COORDINATOR, bad, "rows without parities were lost")
     for said in (dataclasses.replace(bad, lost="all of it"), view(bare)):  # the last view, and one before its time
         assert machine.receive(Delivered(source=COORDINATOR, message=said)) == []
+
+
+def test_a_view_in_which_too_many_come_back_breaks_nobody() -> None:
+    """One parity cannot bring two members back. Whoever makes views says that they are lost; a liar does not."""
+    machine = shard_server(CODED, index=2)
+    flush = Flush(group=1, number=1, stable=0, marks=(1,), **arrays(counts=[2], slots=[0, 2], deltas=[1.0] * 8))
+    machine.receive(Delivered(source=server(0), message=flush))
+    lie = view_with(CODED, replaced(0), replaced(1))
+    effects = machine.receive(Delivered(source=COORDINATOR, message=lie)) + machine.receive(Tick(now=1.0))
+    assert not any(isinstance(effect, Send) and isinstance(effect.message, Restored) for effect in effects)
 
 
 # --- Cuts ---
