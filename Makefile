@@ -13,7 +13,7 @@ JOBS ?= 2
 # one end, so that they seldom run two at a time.
 PYTEST := $(BIN)/pytest -n $(JOBS) --dist worksteal
 
-.PHONY: install test check lint format diagrams sim-night sim-table train clean
+.PHONY: install test check lint format fuzz sanitize diagrams sim-night sim-table train clean
 
 install: $(VENV)/.installed
 
@@ -46,6 +46,16 @@ format: install
 	$(BIN)/ruff check --fix-only --quiet src tests examples tools
 	$(BIN)/ruff format src tests examples tools
 	$(BIN)/clang-format -i $(FORMATTED)
+
+# Wrong messages for the real machines, until stopped or for so long: `make fuzz MINUTES=60`.
+MINUTES ?= 1
+fuzz: install
+	$(BIN)/python tools/fuzz.py --minutes $(MINUTES)
+
+# The same, and the tests of the store, with a store that was built under the address and undefined-behaviour
+# sanitizers, in build/sanitize. Not part of `make test`: it takes minutes.
+sanitize: install
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python tools/sanitize.py --minutes $(MINUTES)
 
 # The lives in docs/protocol.md, from the tables in core/states.py.
 diagrams: install

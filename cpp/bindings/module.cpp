@@ -4,7 +4,7 @@
 
 namespace regrow::bindings {
 void bind_system(nanobind::module_& m);  // instruction set, threads, memory, checksum
-void bind_shard(nanobind::module_& m);   // Shard, shard_bytes, sum_pushes: a server's side
+void bind_shard(nanobind::module_& m);   // Shard, shard_bytes, sum_pushes, has_repeated_slots: a server's side
 void bind_gf(nanobind::module_& m);      // gf_xor, xor_matching: a decoder's side
 void bind_router(nanobind::module_& m);  // Router, Plan: a worker's side
 void bind_fold(nanobind::module_& m);    // newest_rows, gather_rows: a merger's side

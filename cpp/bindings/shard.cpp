@@ -90,6 +90,13 @@ nb::tuple merged(const Input& dims, const std::vector<std::tuple<Input, Input, I
   return nb::make_tuple(owned(std::move(push.counts)), owned(std::move(push.slots)), owned(std::move(push.grads)));
 }
 
+bool has_repeated_slots(const Input& counts, const Input& slots) {
+  const auto counts_span = read<int32_t>(counts, "counts");
+  const auto slots_span = read<uint32_t>(slots, "slots");
+  nb::gil_scoped_release release;
+  return regrow::has_repeated_slots(counts_span, slots_span);
+}
+
 std::string described(const Shard& shard) {
   return "Shard(server " + std::to_string(shard.server()) + " of " + std::to_string(shard.servers()) + ", " +
          std::to_string(shard.table_count()) + " tables, " + std::to_string(shard.memory_bytes()) + " bytes)";
@@ -133,6 +140,8 @@ void bind_shard(nb::module_& m) {
       },
       "rows"_a, "dim"_a, "k"_a, "r"_a, "rings"_a, "servers"_a, "optimizer"_a, "Bytes one table takes on each server.");
   m.def("sum_pushes", &merged, "dims"_a, "parts"_a, "Sums pushes row by row.");
+  m.def("has_repeated_slots", &has_repeated_slots, "counts"_a, "slots"_a,
+        "Whether some slot is named twice within its table.");
 }
 
 }  // namespace regrow::bindings

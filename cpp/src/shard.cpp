@@ -313,10 +313,12 @@ void Shard::assign_untouched(std::span<const int32_t> counts, std::span<const ui
 
 void Shard::check_range(size_t table, int64_t first_slot, int64_t count, size_t floats) const {
   const Table& found = at(table);
-  if (first_slot < 0 || count < 0 || first_slot > int64_t{found.slots} || count > int64_t{found.slots} - first_slot)
-    throw std::out_of_range("slots " + text(first_slot) + " to " + text(first_slot + count) + " of table " +
-                            std::to_string(table) + " are out of range; this server has " +
-                            std::to_string(found.slots) + " slots of it");
+  if (first_slot < 0 || count < 0 || first_slot > int64_t{found.slots} || count > int64_t{found.slots} - first_slot) {
+    int64_t end = 0;
+    if (__builtin_add_overflow(first_slot, count, &end)) end = INT64_MAX;
+    throw std::out_of_range("slots " + text(first_slot) + " to " + text(end) + " of table " + std::to_string(table) +
+                            " are out of range; this server has " + std::to_string(found.slots) + " slots of it");
+  }
   const size_t floats_due = static_cast<size_t>(count) * found.records.stride;
   if (floats != floats_due)
     throw std::invalid_argument("these records have " + std::to_string(floats_due) + " floats; the array has " +

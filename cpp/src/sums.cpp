@@ -1,5 +1,6 @@
 #include "regrow/sums.hpp"
 
+#include <atomic>
 #include <stdexcept>
 #include <string>
 
@@ -12,6 +13,10 @@ namespace regrow {
 namespace {
 
 constexpr size_t rows_max_per_merge = Dedupe::keys_max;
+// Fewer slots than this are not worth waking other threads for.
+constexpr size_t slots_shared_min = 4096;
+// Up to here a bit for each slot is faster than a hash table: 8 MB in each thread at the most.
+constexpr uint32_t bitmap_slots_max = uint32_t{1} << 26;
 
 struct Span {  // the rows of one table in one part
   size_t row;
@@ -53,6 +58,32 @@ std::vector<std::vector<Span>> checked_parts(std::span<const int32_t> dims, std:
     throw std::invalid_argument("a merge takes at most " + std::to_string(rows_max_per_merge) + " rows, not " +
                                 std::to_string(rows_total));
   return begins;
+}
+
+// A bit for each slot, cleared again by looking at the same slots: no time is spent on those not named.
+bool is_repeating_in_bits(std::span<const uint32_t> slots, uint32_t most) {
+  thread_local std::vector<uint64_t> bits;  // all zero between two calls
+  if (bits.size() <= most / 64) bits.resize(most / 64 + 1);
+  uint64_t found = 0;
+  for (const uint32_t slot : slots) {
+    uint64_t& word = bits[slot / 64];
+    found |= word >> (slot % 64) & 1;
+    word |= uint64_t{1} << (slot % 64);
+  }
+  for (const uint32_t slot : slots) bits[slot / 64] = 0;
+  return found;
+}
+
+bool is_repeating(std::span<const uint32_t> slots) {
+  if (slots.size() < 2) return false;
+  const uint32_t most = kernels().max_u32(slots.data(), slots.size());
+  if (most < bitmap_slots_max) return is_repeating_in_bits(slots, most);
+  thread_local Dedupe dedupe;
+  thread_local std::vector<uint32_t> room;  // numbers, then distinct slots: nobody reads them
+  if (room.size() < 2 * slots.size()) room.resize(2 * slots.size());
+  dedupe.begin(slots.size(), uint64_t{1} << 32);
+  dedupe.number(slots, room.data(), room.data() + slots.size());
+  return dedupe.found() < slots.size();
 }
 
 }  // namespace
@@ -105,6 +136,30 @@ SummedPush sum_pushes(std::span<const int32_t> dims, std::span<const PushView> p
     }
   });
   return merged;
+}
+
+bool has_repeated_slots(std::span<const int32_t> counts, std::span<const uint32_t> slots) {
+  std::vector<size_t> begins{0};
+  for (size_t t = 0; t < counts.size(); ++t) {
+    if (counts[t] < 0)
+      throw std::invalid_argument("counts[" + std::to_string(t) + "] must not be negative, not " +
+                                  std::to_string(counts[t]));
+    begins.push_back(begins.back() + static_cast<size_t>(counts[t]));
+  }
+  if (begins.back() != slots.size() || slots.size() > Dedupe::keys_max)
+    throw std::invalid_argument("counts add up to " + std::to_string(begins.back()) + " rows; there are " +
+                                std::to_string(slots.size()) + " slots, at most " + std::to_string(Dedupe::keys_max) +
+                                " may be");
+  std::atomic<bool> repeated{false};
+  const auto look = [&](size_t t, size_t) {
+    if (is_repeating(slots.subspan(begins[t], begins[t + 1] - begins[t])))
+      repeated.store(true, std::memory_order_relaxed);
+  };
+  if (slots.size() < slots_shared_min)
+    for (size_t t = 0; t < counts.size(); ++t) look(t, 0);
+  else
+    ThreadPool::shared().parallel_for(counts.size(), look);
+  return repeated.load(std::memory_order_relaxed);
 }
 
 }  // namespace regrow

@@ -416,7 +416,10 @@ std::string merge_digest() {
   }
   for (size_t part = 0; part < counts.size(); ++part) parts.push_back({counts[part], slots[part], grads[part].span()});
   const SummedPush merged = sum_pushes(dims, parts);
+  CHECK(!has_repeated_slots(merged.counts, merged.slots.span()));
   std::string digest;
+  for (size_t part = 0; part < counts.size(); ++part)
+    digest += has_repeated_slots(counts[part], slots[part]) ? "again " : "once ";
   add_bytes<int32_t>(digest, merged.counts);
   add_bytes<uint32_t>(digest, merged.slots.span());
   add_bytes<float>(digest, merged.grads.span());

@@ -51,6 +51,9 @@ def sum_pushes(
     Rows appear in the order of their first occurrence in their table.
     """
 
+def has_repeated_slots(counts: _I32, slots: _U32) -> bool:
+    """Whether some slot is named twice within its table."""
+
 def newest_rows(lists: Sequence[_U32]) -> npt.NDArray[np.uint64]:
     """Where the rows of several lists of numbers are, each number once, rising: `list << 32 | position`.
 

@@ -24,4 +24,7 @@ struct SummedPush {
 
 SummedPush sum_pushes(std::span<const int32_t> dims, std::span<const PushView> parts);
 
+// Whether some slot is named twice within its table: updates of one row by two threads would damage it.
+bool has_repeated_slots(std::span<const int32_t> counts, std::span<const uint32_t> slots);
+
 }  // namespace regrow

@@ -18,6 +18,7 @@ import dataclasses
 
 import msgspec
 
+from regrow.core.checks import NUMBER_MAX, find_view_flaw
 from regrow.core.cuts import CutNow, CutPlan, Cuts, ManifestWritten, WriteManifest
 from regrow.core.effects import Condemn, Delivered, Died, Forget, Joined, Log, Lost, Notice, Refuse, Replace, Send, Tick
 from regrow.core.identity import Identity
@@ -163,7 +164,8 @@ class Coordinator:
             return effects
         if self.cuts is None:
             sync = self.view.job.mode == "sync"
-            self.cuts = Cuts(self._cut_plan, is_sync=sync, term=self._term, salt=self._cut_salt)
+            marks = self.view.job.marks
+            self.cuts = Cuts(self._cut_plan, is_sync=sync, marks=marks, term=self._term, salt=self._cut_salt)
             if self._cut_now is not None:
                 self.cuts.want(self._cut_now)
         whole = not self.lost and not any(place.is_down for place in self.places)
@@ -214,7 +216,10 @@ class Coordinator:
             place.note_progress(message.brought, self._now)
             return []
         if isinstance(message, CutMarks | CutBegun | CutSaved):
-            return self._on_cut_message(source.id, message)
+            try:
+                return self._on_cut_message(source.id, message)
+            except ValueError as error:
+                return [Refuse(target=source, reason=f"{type(message).__name__}: {error}")]
         if isinstance(message, Ready):
             return self._on_ready(place, source, message)
         if isinstance(message, Recovered):
@@ -265,8 +270,8 @@ class Coordinator:
     def _on_register(self, source: Identity, message: Register) -> list[Effect]:
         if source.id >= len(self.places):
             return [Refuse(target=source, reason=f"server {source.id} of a cluster of {len(self.places)}")]
-        if message.known is not None and len(message.known.servers) != len(self.places):
-            return [Refuse(target=source, reason=f"{source} knows a view of another cluster")]
+        if message.known is not None and (flaw := self._find_flaw(source, message.known)):
+            return [Refuse(target=source, reason=f"{source} knows a view that {flaw}")]
         effects: list[Effect] = [Log(text=f"{source} listens at {message.address}")]
         if message.known is not None:
             effects += self._learn(message.known)
@@ -289,6 +294,16 @@ class Coordinator:
             place.fill(member, "registered", self._now)
         place.heard, place.closed = self._now, None
         return effects + self._announce() if self.view is None else effects
+
+    def _find_flaw(self, source: Identity, known: KnownView) -> str | None:
+        """Why nothing can be learned from what this server remembers, or None."""
+        if not 0 <= known.epoch <= NUMBER_MAX:
+            return f"has epoch {known.epoch}"
+        if known.job.servers != len(self.places):
+            return "is of another cluster"
+        if reason := find_view_flaw(known.servers, known.job):
+            return reason
+        return None if known.servers[source.id].identity == source else "names another in its place"
 
     def _take_place(self, place: Place, member: Member, cause: str) -> list[Effect]:
         """A server is there for the first time, or in the place of one that is over."""
@@ -350,6 +365,8 @@ class Coordinator:
         assert place.member is not None
         if not place.member.recovering:
             return []
+        if place.life.state is not MemberState.RETURNING:
+            return [Refuse(target=source, reason="Recovered of a server that was not ready")]
         place.member = msgspec.structs.replace(place.member, recovering=False)
         place.life.move("recovered")
         return [Log(text=f"{source} has recovered"), *self._announce()]

@@ -30,9 +30,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from regrow.core.checks import check_marks
 from regrow.core.effects import Send
 from regrow.core.identity import Identity
 from regrow.core.messages import CutAsk, CutAt, CutBegun, CutEnd, CutMarks, CutSaved
+from regrow.core.names import is_piece_name
 from regrow.core.states import CUT, CutState, Life
 from regrow.store.interface import CapturedRows
 
@@ -130,8 +132,9 @@ class CutSide:
     def on_at(self, source: Identity, at: CutAt, applied: Applied) -> list[Send | Save]:
         if at.number != self.number or self.life.state in (CutState.AWAITING, CutState.CAPTURED):
             return []
-        if any(len(at.marks) != len(marks) for marks in applied):
-            raise ValueError(f"a cut at {len(at.marks)} marks, this server has {len(applied[0])}")
+        check_marks(at.marks, len(applied[0]))
+        if not is_piece_name(at.piece):
+            raise ValueError(f"{at.piece[:80]!r} is not the name of a piece")
         late = [Send(target=source, message=CutBegun(number=at.number, late=True))]
         if self.life.state is CutState.IDLE:
             return [*late]  # pushes were held for too long, and went on

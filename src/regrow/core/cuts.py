@@ -14,11 +14,12 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from regrow.core.checks import check_marks
 from regrow.core.cut import CUT_SECONDS_MAX
 from regrow.core.effects import Log, Notice, Send
 from regrow.core.identity import Identity
 from regrow.core.messages import CutAsk, CutAt, CutBegun, CutEnd, CutMarks, CutSaved
-from regrow.core.names import cut_id, piece_name
+from regrow.core.names import STEP_MAX, cut_id, piece_name
 from regrow.core.states import ATTEMPT, AttemptState, Life
 
 STEPS_AHEAD = 4  # Synchronous: how far ahead a cut is named. Too few: it comes too late and is named again.
@@ -103,13 +104,17 @@ Effect = Send | Log | WriteManifest | Notice
 class Cuts:
     """The coordinator's part: when there is a cut, of what, and how it ended."""
 
-    def __init__(self, plan: CutPlan, *, is_sync: bool, term: int, salt: str, head: str | None = None) -> None:
+    def __init__(
+        self, plan: CutPlan, *, is_sync: bool, marks: int, term: int, salt: str, head: str | None = None
+    ) -> None:
+        """`marks`: how many say where a server is."""
         self.plan = plan
         self.head = head  # the cut that the next delta starts from,
         self.head_marks: tuple[int, ...] | None = None  # and where it was made
         self.count = 0
         self.failed = 0
         self._is_sync = is_sync
+        self._marks = marks
         self._number = term * TERM
         self._salt = salt
         self._peers: dict[int, Identity] = {}
@@ -180,6 +185,7 @@ class Cuts:
             return []
         if message.error:
             return self._put_off(attempt)
+        check_marks(message.marks, self._marks, most=STEP_MAX - STEPS_AHEAD_MAX - (self.plan.every_steps or 0))
         attempt.marks[server] = message.marks
         if len(attempt.marks) < len(self._peers):
             return []

@@ -37,6 +37,7 @@ import numpy as np
 
 from regrow import _kernels
 from regrow.core.bitmaps import Bools, bits, bits_at
+from regrow.core.checks import check_marks
 from regrow.core.coding import coefficient, inverse
 from regrow.core.effects import Send
 from regrow.core.flusher import Budget
@@ -217,8 +218,8 @@ class Decoder:
         sweep = Sweep(k=k, r=r, q=q, tables=tables, unknown=(), partners=())
         unknown = tuple(j for j in range(k) if self._member_server(sweep, j) in self._recovering)
         living = [p for p in range(r) if self._parity_server(sweep, p) not in self._recovering]
-        if not unknown or not living or living[0] != q:
-            return None
+        if not unknown or len(living) < len(unknown) or living[0] != q:
+            return None  # nothing to decode, or too few equations, or another decodes
         return dataclasses.replace(sweep, unknown=unknown, partners=tuple(living[1 : len(unknown)]))
 
     def _goes_on(self, sweep: Sweep, changed: set[int]) -> bool:
@@ -415,6 +416,7 @@ class Decoder:
         partners = [q for q in waiting if self._parity_server(sweep, q) == source.id]
         if len(partners) != 1 or syndrome.relatives.size != batch.parity_without.size:
             raise ValueError(f"a syndrome of {syndrome.relatives.size} values nobody asked for")
+        check_marks(syndrome.numbers, len(sweep.unknown))
         batch.syndromes[partners[0]] = (syndrome.numbers, syndrome.relatives)
         batch.waiting.discard(sweep.k + partners[0])
         return self._finish(syndrome.request)

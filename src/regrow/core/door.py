@@ -16,15 +16,17 @@ from typing import Any
 
 import msgspec
 
+from regrow.core.checks import find_view_flaw
 from regrow.core.cut import Save, Saved, Unsave
 from regrow.core.effects import Delivered, Dial, Forget, Joined, Log, Lost, Notice, Refuse, Send, Stop, Tick
+from regrow.core.groups import Groups
 from regrow.core.identity import Identity
 from regrow.core.job import JobSpec
 from regrow.core.messages import Beat, CutAsk, CutAt, CutEnd, KnownView, Open, Recovered, Register, View
 from regrow.core.server import Server
 from regrow.core.serving import WAITING_MAX, Store
 from regrow.core.steady import SteadyTime
-from regrow.core.wayback import Load, LoadedAll, LoadedRows
+from regrow.core.wayback import Load, LoadedAll, LoadedRows, find_ways_flaw
 
 Event = Joined | Delivered | Lost | Tick | Saved | LoadedRows | LoadedAll
 Effect = Send | Refuse | Log | Dial | Forget | Stop | Notice | Save | Unsave | Load
@@ -98,12 +100,18 @@ class ServerDoor:
         elif isinstance(message, CutAsk | CutAt | CutEnd):
             if source != self._coordinator:
                 return [Refuse(target=source, reason="only the coordinator makes cuts")]
-            effects = [*self.server.on_cut_message(source, message)]
+            effects = self._on_cut_message(self.server, source, message)
         else:
             effects = [*self.server.serving.receive(source, message)]
         if self.server is not None:
             effects += self.server.work_in_background()
         return effects
+
+    def _on_cut_message(self, server: Server, source: Identity, message: CutAsk | CutAt | CutEnd) -> list[Effect]:
+        try:
+            return [*server.on_cut_message(source, message)]
+        except ValueError as error:
+            return [Refuse(target=source, reason=f"{type(message).__name__}: {error}")]
 
     def _keep_early(self, event: Delivered) -> list[Effect]:
         # Only an Open: it is small, and whoever sends more has not waited to be opened. A replacement is
@@ -176,13 +184,17 @@ class ServerDoor:
 
     def _find_misfit(self, view: View) -> str | None:
         """Why this view is not for this server, or None."""
-        if reason := view.job.invalid_reason():
-            return f"is of a job that cannot be: {reason}"
-        if self.identity.id >= view.job.servers or len(view.servers) != view.job.servers:
+        if reason := find_view_flaw(view.servers, view.job):
+            return reason
+        if self.identity.id >= view.job.servers:
             return f"has no place for {self.identity}"
-        if self.server is not None and view.job != self.server.view.job:
-            return "is of another job"
-        return None
+        if self.server is not None:
+            return None if view.job == self.server.view.job else "is of another job"
+        me = view.servers[self.identity.id]
+        if view.lost or me.incarnation != self.identity.incarnation:
+            return None  # nobody begins with it
+        flaw = find_ways_flaw(Groups(view.job), recovering=me.recovering, cut=self._cut)
+        return f"cannot be begun with: {flaw}" if flaw is not None else None
 
     def _enter_view(self, view: View, coordinator: Identity) -> list[Effect]:
         """Takes over a view: who is new is dialled, who is over forgotten, who lost something is helped. Then whoever

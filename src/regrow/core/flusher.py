@@ -287,6 +287,8 @@ class Flusher:
         group = self.groups[ack.group]
         if not 0 < ack.number <= group.number or holder not in group.acked or holder in group.streams:
             raise ValueError(f"flush {ack.number} of group {ack.group} was never sent to S{holder}")
+        if ack.number > group.acked[holder] and ack.number not in group.history:
+            raise ValueError(f"flush {ack.number} of group {ack.group} is not one that S{holder} can be at")
         group.prepared[holder] = max(ack.number, group.prepared[holder])
         if not ack.staged:
             group.acked[holder] = max(ack.number, group.acked[holder])

@@ -13,8 +13,9 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from regrow.core.checks import RowChecks, check_marks
 from regrow.core.decode import Decoder
-from regrow.core.effects import Send
+from regrow.core.effects import Refuse, Send
 from regrow.core.flusher import Part
 from regrow.core.groups import Groups
 from regrow.core.identity import Identity
@@ -34,6 +35,7 @@ from regrow.core.messages import (
 )
 from regrow.store.interface import HeldParities
 
+EARLY_MAX = 1 << 16  # Messages about replacements that this server does not know of yet.
 TAIL_FLUSHES_MAX = 1 << 16  # A source that leaves so many unstable is not being acknowledged at all.
 
 
@@ -63,6 +65,8 @@ class Holder:
         self.decoder = Decoder(server=server, groups=groups, store=store, held=self.held)
         self._groups = groups
         self._store = store
+        self._marks = marks
+        self._checks = RowChecks(groups.job, store)
         self._keeps_last = keeps_last
         self._peers: dict[int, Identity] = {}
         self._recovering: frozenset[int] = frozenset()
@@ -87,7 +91,11 @@ class Holder:
         expected = state.number + len(state.staged) + 1
         if flush.number != expected:
             raise ValueError(f"flush {flush.number} of group {flush.group} came, {expected} is next")
+        if flush.stable >= flush.number:
+            raise ValueError(f"flush {flush.number} of group {flush.group} says that {flush.stable} is stable")
+        check_marks(flush.marks, self._marks)
         if flush.staged:
+            self._check_part(flush)  # it is applied later, and must be applicable then
             state.staged.append(flush)
         else:
             self._apply(source.id, state, flush)
@@ -96,10 +104,10 @@ class Holder:
 
     def on_commit(self, source: Identity, commit: FlushCommit) -> list[Send]:
         state = self._state(source.id, commit.group)
+        if not state.ended or state.number + len(state.staged) < commit.number:
+            raise ValueError(f"commit of flush {commit.number} of group {commit.group}, which is not here")
         while state.staged and state.staged[0].number <= commit.number:
             self._apply(source.id, state, state.staged.popleft())
-        if not state.ended or state.number < commit.number:
-            raise ValueError(f"commit of flush {commit.number} of group {commit.group}, which is not here")
         ack = FlushAck(group=commit.group, number=commit.number, staged=False)
         return [Send(target=source, message=ack), *self.decoder.resume()]
 
@@ -132,6 +140,8 @@ class Holder:
         state = self._state(source.id, end.group)
         if state.ended:
             raise ValueError(f"the stream of group {end.group} ended before")
+        check_marks(end.marks, self._marks)
+        self._check_part(end)
         state.ended = True
         state.number = end.number
         state.marks = end.marks
@@ -142,11 +152,13 @@ class Holder:
 
     # --- A source was replaced ---
 
-    def know(self, *, peers: dict[int, Identity], recovering: Iterable[int], replaced: Iterable[int]) -> list[Send]:
+    def know(
+        self, *, peers: dict[int, Identity], recovering: Iterable[int], replaced: Iterable[int]
+    ) -> list[Send | Refuse]:
         """A view. Decoding starts anew where the set of the lost changed."""
         self._peers = peers
         self._recovering = frozenset(recovering)
-        sends: list[Send] = []
+        sends: list[Send | Refuse] = []
         changed = set(replaced) & self._recovering
         for (source, g), state in self.held.items():
             if source in changed:
@@ -156,11 +168,7 @@ class Holder:
                 else:
                     state.agreed = False
         self.decoder.know(peers=peers, recovering=self._recovering, changed=changed)
-        early, self._early = self._early, []
-        for peer, message in early:
-            if peers.get(peer.id) == peer:
-                sends += self.on_holder_message(peer, message)
-        return sends
+        return [*sends, *self._hear_early()]
 
     def _agree(self, source: int, g: int, state: Held) -> list[Send]:
         """Tells the other living holders what they may lack. With one holder there is nothing to agree on."""
@@ -205,26 +213,47 @@ class Holder:
         have = Have(group=g, number=state.number, marks=state.marks, touched=np.concatenate(words))
         return [*sends, Send(target=target, message=have)]
 
-    def on_holder_message(self, peer: Identity, message: Message) -> list[Send]:
+    def on_holder_message(self, peer: Identity, message: Message) -> list[Send | Refuse]:
         """Tails and syndromes, of holders that may know a newer view than this one."""
         if isinstance(message, Tail | TailEnd):
             self._state(message.source, message.group)
+            if peer.id not in self._groups.holders(message.source, message.group):
+                raise ValueError(f"S{peer.id} holds no parity of group {message.group} of S{message.source}")
             known = self._peers[message.source]
             if message.incarnation > known.incarnation:
-                self._early.append((peer, message))
+                self._keep_early(peer, message)
                 return []
-            return self._on_tail(peer, message) if message.incarnation == known.incarnation else []
+            return [*self._on_tail(peer, message)] if message.incarnation == known.incarnation else []
         assert isinstance(message, SyndromeAsk)
         sends = self.decoder.on_syndrome_ask(peer, message)
         if sends is None:
-            self._early.append((peer, message))
-        return sends or []
+            self._keep_early(peer, message)
+        return [*(sends or [])]
 
-    def _on_tail(self, peer: Identity, message: Tail | TailEnd) -> list[Send]:
+    def _keep_early(self, peer: Identity, message: Message) -> None:
+        if len(self._early) >= EARLY_MAX:
+            raise ValueError("too much before the view that it is about")
+        self._early.append((peer, message))
+
+    def _hear_early(self) -> list[Send | Refuse]:
+        """What came before its time is looked at again. What is wrong with it is its sender's fault alone."""
+        early, self._early = self._early, []
+        effects: list[Send | Refuse] = []
+        for peer, message in early:
+            if self._peers.get(peer.id) != peer:
+                continue
+            try:
+                effects += self.on_holder_message(peer, message)
+            except (ValueError, IndexError) as error:
+                effects.append(Refuse(target=peer, reason=f"{type(message).__name__}: {error}"))
+        return effects
+
+    def _on_tail(self, peer: Identity, message: Tail | TailEnd) -> list[Send | Refuse]:
         state = self._state(message.source, message.group)
         if not state.ended or state.agreed:
             return []
         if isinstance(message, Tail):
+            check_marks(message.marks, self._marks)
             if message.number == state.number + 1:
                 flush = Flush(
                     group=message.group,
@@ -238,16 +267,19 @@ class Holder:
                 )
                 self._apply(message.source, state, flush)
             return []
-        assert message.number <= state.number, "a tail ended before all of it was applied"
+        if message.number > state.number:
+            raise ValueError(f"a tail ended at flush {message.number} before all of it was here")
         state.awaited.discard(peer.id)
-        sends = self._announce(message.source, message.group, state)
-        if not state.awaited:
-            early, self._early = self._early, []
-            for other, parked in early:
-                sends += self.on_holder_message(other, parked)
-        return sends
+        announced = self._announce(message.source, message.group, state)
+        return [*announced, *(self._hear_early() if not state.awaited else [])]
 
     # --- Small things ---
+
+    def _check_part(self, message: Flush | StreamEnd) -> None:
+        """What is kept of a message, to be used when nobody can be refused for it any more."""
+        self._checks.check_records(message.counts, message.slots, message.deltas)
+        if (self._groups.of_slots(message.counts, message.slots) != message.group).any():
+            raise ValueError(f"it has rows that are not in group {message.group}")
 
     def _state(self, source: int, group: int) -> Held:
         state = self.held.get((source, group))

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from regrow.core.checks import RowChecks, check_marks
 from regrow.core.effects import Log, Send
 from regrow.core.flusher import Flusher, Part
 from regrow.core.groups import Groups
@@ -22,6 +23,7 @@ from regrow.core.states import WAY, Life, WayState
 from regrow.core.wayback import Brought, Effect
 from regrow.store.interface import ReturningRows
 
+EARLY_MAX = 1 << 16  # Messages with rows that come before all holders have told; decoders send few ahead.
 FILL_ROWS = 16384  # blank rows filled in per tick; too many: whoever pulls waits behind them
 
 
@@ -39,6 +41,7 @@ class Rebuild:
         self.faults = 0
         self._groups = groups
         self._store = store
+        self._checks = RowChecks(groups.job, store)
         self._flusher = flusher
         self._undo: dict[int, Part] = {}
         self._early: list[Restored] = []  # rows of a holder that was ready before all others
@@ -65,6 +68,7 @@ class Rebuild:
         assert source is not None
         if isinstance(brought, Undo):
             self._check_holder(source.id, brought.group)
+            self._checks.check_records(brought.counts, brought.slots, brought.deltas)
             self._undo.setdefault(brought.group, (brought.counts, brought.slots, brought.deltas))
             return []
         assert isinstance(brought, Have)
@@ -73,13 +77,15 @@ class Rebuild:
     def _on_have(self, source: Identity, have: Have) -> list[Effect]:
         """Takes one holder's word; with the last one of a group the group is active."""
         self._check_holder(source.id, have.group)
+        self._check_have(have)
         haves = self._haves[have.group]
+        for other in haves.values():
+            if (other.number, other.marks) != (have.number, have.marks):
+                raise ValueError(f"holders of group {have.group} do not agree about its flush and marks")
         haves[source.id] = have
         if len(haves) < len(self._living[have.group]):
             return []
         first = haves[self._living[have.group][0]]
-        for other in haves.values():
-            assert (other.number, other.marks) == (first.number, first.marks), "holders do not agree"
         self._know_touched(first)
         undo = self._undo.pop(have.group, None)
         self._flusher.activate(have.group, number=first.number, marks=first.marks, undo=undo)
@@ -92,6 +98,20 @@ class Rebuild:
             self._on_restored(restored)
         self._check_back()
         return [Log(text=f"active: {self.rows_total} rows are to come back")]
+
+    def _check_have(self, have: Have) -> None:
+        """All of it, before a part of it is believed."""
+        check_marks(have.marks, len(self._flusher.applied[have.group]))
+        words = 0
+        for table in range(len(self._groups.job.tables)):
+            if self._groups.member(table, have.group) is None:
+                continue
+            blocks = self._store.blocks(table)
+            words += -(-blocks // 64)
+            if blocks % 64 and words <= have.touched.size and int(have.touched[words - 1]) >> (blocks % 64):
+                raise ValueError(f"there are bits beyond the last of {blocks} blocks")
+        if have.touched.size != words:
+            raise ValueError(f"{have.touched.size} words of bits, group {have.group} has {words}")
 
     def _check_holder(self, source: int, group: int) -> None:
         if source not in self._living.get(group, []) or self._flusher.groups[group].active:
@@ -135,6 +155,9 @@ class Rebuild:
     def _on_restored(self, restored: Restored) -> None:
         """Rows are back. One that is here already keeps its value: it may have changed since."""
         if self.life.state is WayState.LEARNING:
+            self._checks.check_records(restored.counts, restored.slots, restored.relatives)
+            if len(self._early) >= EARLY_MAX:
+                raise ValueError("too many rows before it is known where they stand")
             self._early.append(restored)
             return
         self.rows_back += self._store.put(restored.counts, restored.slots, restored.relatives)

@@ -230,9 +230,12 @@ class Server:
 
     def on_server_message(self, source: Identity, message: Message) -> list[Effect]:
         """ValueError or IndexError: the message makes no sense, and nothing changed."""
+        effects = self._dispatch(source, message)
+        self.brought += isinstance(message, BRINGS)  # what is refused brings nothing
+        return effects
+
+    def _dispatch(self, source: Identity, message: Message) -> list[Effect]:
         holder = self.holder
-        if isinstance(message, BRINGS):
-            self.brought += 1
         if isinstance(message, Flush):
             return [*holder.on_flush(source, message)]
         if isinstance(message, FlushAck):

@@ -12,10 +12,10 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from abc import ABC, abstractmethod
-from typing import Any
 
 import numpy as np
 
+from regrow.core.checks import RequestChecks
 from regrow.core.cut import CutSide, Save, Unsave
 from regrow.core.effects import Refuse, Send
 from regrow.core.flusher import Flusher, Part
@@ -159,8 +159,7 @@ class Serving(ABC):
         if isinstance(message, Pull):
             return self.pull(source, message)
         if isinstance(message, Push):
-            if self.requests.count_floats(message.counts, message.slots) != message.grads.size:
-                raise ValueError(f"{message.grads.size} gradient values do not fit {message.slots.size} slots")
+            self.requests.check_push(message)
             return self.push(source, message)
         if isinstance(message, Commit):
             return [*self.flusher.commit(source.id, message.seq)]
@@ -349,59 +348,3 @@ class Serving(ABC):
             else:
                 self._writes.append((numbers, answer))
         return effects
-
-
-class RequestChecks:
-    """What requests say, checked against the tables before anything is allocated or changed for them."""
-
-    def __init__(self, job: JobSpec, store: Store, *, reply_bytes_max: int) -> None:
-        tables = range(len(job.tables))
-        self._dims = [table.dim for table in job.tables]
-        self.dims = np.array(self._dims, np.int64)
-        self.slots = np.array([store.slots(index) for index in tables], np.int64)
-        self._record_floats = [store.record_floats(index) for index in tables]
-        self._reply_bytes_max = reply_bytes_max
-
-    def count_floats(self, counts: Int32Array, slots: UInt32Array) -> int:
-        """How many floats the rows of these slots have; refuses before anything is allocated for them."""
-        self.check_counts(counts, slots)
-        floats = 0
-        for count, dim in zip(counts.tolist(), self._dims, strict=True):
-            floats += count * dim
-        return self.check_reply(floats)
-
-    def check_reply(self, floats: int) -> int:
-        if floats * 4 > self._reply_bytes_max:
-            raise ValueError(f"is about {floats * 4} bytes, at most {self._reply_bytes_max} are allowed")
-        return floats
-
-    def check_slots(self, counts: Int32Array, slots: UInt32Array) -> None:
-        """What is used later is checked now: afterwards a refusal would hit whoever completes the step."""
-        self.count_floats(counts, slots)
-        self.check_range(counts, slots)
-
-    def check_counts(self, counts: Int32Array, slots: UInt32Array) -> None:
-        given = counts.tolist()  # there are few tables: quicker than arrays
-        if len(given) != len(self._dims) or min(given, default=0) < 0 or sum(given) != slots.size:
-            raise ValueError(f"counts do not describe {slots.size} slots in {self.dims.size} tables")
-
-    def check_range(self, counts: Int32Array, slots: UInt32Array) -> None:
-        beyond = slots >= np.repeat(self.slots, counts)
-        if beyond.any():
-            raise IndexError(f"slot {int(slots[beyond][0])} is out of range")
-
-    def find_record_floats(self, table: int) -> int:
-        if table >= self.dims.size:
-            raise IndexError(f"table {table} of {self.dims.size}")
-        return self._record_floats[table]
-
-    def count_table(self, table: int, rows: int) -> Int32Array:
-        """The counts of a request that is about one table only."""
-        counts = np.zeros(self.dims.size, np.int32)
-        counts[table] = rows
-        return counts
-
-    def select(self, wanted: Any, tables: Any, slots: UInt32Array, values: Float32Array) -> Part:
-        """The wanted rows of (tables, slots, values), as a part."""
-        counts = np.bincount(tables[wanted], minlength=self.dims.size).astype(np.int32)
-        return counts, slots[wanted], values[np.repeat(wanted, self.dims[tables])]

@@ -49,7 +49,6 @@ class AsyncServing(Serving):
 
     def push(self, source: Identity, push: Push) -> list[Effect]:
         if self.cut.holds(source.id, push.seq):
-            self.requests.check_slots(push.counts, push.slots)
             self._held.append((source, push))
             return []
         queue = self._pushes.get(source.id)
@@ -58,7 +57,6 @@ class AsyncServing(Serving):
             raise ValueError(f"push {push.seq} came after push {done}")
         if self.ways.is_whole:
             return self._apply(source, push)
-        self.requests.check_slots(push.counts, push.slots)
         self._pushes.setdefault(source.id, deque()).append((source, push))
         return self._apply_queue(source.id)
 

@@ -126,7 +126,6 @@ class SyncServing(Serving):
         if push.seq > least + STEPS_AHEAD_MAX:
             raise ValueError(f"push of step {push.seq} while step {least} is committed")
         if push.seq > least:
-            self.requests.check_slots(push.counts, push.slots)
             self._staged.setdefault(push.seq, {})[source.id] = push
         # Whoever computed a step has pulled it, perhaps from the server that this one replaces.
         self._pulled[source.id] = max(push.seq, self._pulled.get(source.id, 0))

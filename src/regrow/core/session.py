@@ -35,6 +35,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from regrow.core.checks import find_view_flaw
 from regrow.core.effects import Delivered, Forget, Joined, Lost, Send
 from regrow.core.identity import Identity
 from regrow.core.messages import (
@@ -296,13 +297,11 @@ class Session:
         if isinstance(message, Opened):
             return self._on_opened(source.id, message)
         if isinstance(message, Records):
-            return self._on_records(message)
+            return self._on_records(source.id, message)
         if isinstance(message, Durable):
             return self._on_durable(source.id, message.durable) + self._release_pulls()
         if isinstance(message, RecordsWritten):
-            if self._writes.pop(message.request, None) is None:
-                return []
-            return [WriteAnswered(request=message.request)]
+            return self._on_written(source.id, message)
         raise ProtocolError(f"{type(message).__name__} from {source}")
 
     def _on_view(self, view: View) -> list[Effect]:
@@ -312,6 +311,10 @@ class Session:
             return []
         if self.view is not None and view.epoch <= self.view.epoch:
             return []
+        if flaw := find_view_flaw(view.servers, view.job):
+            raise ProtocolError(f"view {view.epoch} {flaw}")
+        if self.view is not None and view.job != self.view.job:
+            raise ProtocolError(f"view {view.epoch} is of another job")
         before = self._servers
         servers = [member.identity for member in view.servers]
         if self.view is not None and servers != before and not self._replaces_servers():
@@ -438,10 +441,23 @@ class Session:
         seq = push.wanted.seq
         return all(have or durable >= seq for have, durable in zip(push.received, self._durable, strict=True))
 
-    def _on_records(self, message: Records) -> list[Effect]:
-        if self._reads.pop(message.request, None) is None:
+    def _on_records(self, server: int, message: Records) -> list[Effect]:
+        wanted = self._reads.get(message.request)
+        if wanted is None or wanted.server != server:
             return []
+        assert self.view is not None
+        floats = -(-self.view.job.tables[wanted.table].record_floats // 4) * 4  # a record is padded to 16 bytes
+        if message.records.size != wanted.slot_count * floats:
+            raise ProtocolError(f"S{server} answered {message.records.size} values for {wanted.slot_count} records")
+        del self._reads[message.request]
         return [ReadAnswered(request=message.request, records=message.records)]
+
+    def _on_written(self, server: int, message: RecordsWritten) -> list[Effect]:
+        wanted = self._writes.get(message.request)
+        if wanted is None or wanted.server != server:
+            return []
+        del self._writes[message.request]
+        return [WriteAnswered(request=message.request)]
 
     # --- Wishes ---
 

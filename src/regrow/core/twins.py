@@ -196,6 +196,12 @@ def _by_table(counts: I32, slots: U32) -> list[tuple[int, int]]:
     return [(int(t), int(slot)) for t, slot in zip(tables, slots, strict=True)]
 
 
+def has_repeated_slots(counts: I32, slots: U32) -> bool:
+    """Whether some slot is named twice within its table."""
+    tables = np.repeat(np.arange(counts.size), counts).tolist()
+    return len(set(zip(tables, slots.tolist(), strict=True))) < slots.size
+
+
 def sum_pushes(dims: Sequence[int], parts: Sequence[tuple[I32, U32, F32]]) -> tuple[I32, U32, F32]:
     """Sums rows with equal (table, slot) in the order of the list; rows in order of first occurrence."""
     sums: list[dict[int, F32]] = [{} for _ in dims]

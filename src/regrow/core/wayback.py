@@ -154,6 +154,13 @@ class Plan:
     reason: str
 
 
+def find_ways_flaw(groups: Groups, *, recovering: bool, cut: str | None) -> str | None:
+    """Why a server cannot begin like this, or None."""
+    if recovering and groups.bare is not None and cut is None:
+        return "rows without parities were lost, and no cut is named to load them from"
+    return None
+
+
 def plan_ways(groups: Groups, *, recovering: bool, cut: str | None) -> Plan:
     """A replacement gets from parities what has parities, and the rest from the cut. A server of a run that begins
     with a cut gets everything from there; of any other run it computes its rows, which takes no way at all."""
@@ -163,7 +170,7 @@ def plan_ways(groups: Groups, *, recovering: bool, cut: str | None) -> Plan:
         return Plan(rebuilt=(), reloaded=() if cut is None else everything, reason=reason)
     coded = everything[: len(groups)]
     bare = everything[len(groups) :]
-    if bare and cut is None:
-        raise ValueError("rows without parities were lost, and no cut is named to load them from")
+    if flaw := find_ways_flaw(groups, recovering=recovering, cut=cut):
+        raise ValueError(flaw)
     reason = "rows come back from parities" + (f", those without from {cut}" if bare else "")
     return Plan(rebuilt=coded, reloaded=bare, reason=reason)

@@ -75,7 +75,7 @@ class Coordinator:
         self.storing: dict[int, str] = {}  # number -> cut
         self.writing = False  # a manifest
         self._servers = {index: Identity(role="server", id=index) for index in range(shelf.servers)}
-        self._cuts = Cuts(shelf.plan, is_sync=False, term=term, salt=run.salt)
+        self._cuts = Cuts(shelf.plan, is_sync=False, marks=1, term=term, salt=run.salt)
         self._writer = ManifestWriter(
             url="sim://",
             run=run.name,

@@ -46,7 +46,7 @@ class Side:
         return short(self.cut.on_ask(COORDINATOR, CutAsk(number=number), self.applied, whole=whole))
 
     def at(self, *marks: int, number: int = 1, full: bool = False, pause: bool = False) -> list[Any]:
-        at = CutAt(number=number, marks=marks, piece="p", full=full, pause=pause)
+        at = CutAt(number=number, marks=marks, piece=PIECE, full=full, pause=pause)
         return short(self.cut.on_at(COORDINATOR, at, self.applied))
 
     def reached(self) -> list[Any]:
@@ -79,7 +79,8 @@ def begun(*, number: int = 1, late: bool = False) -> tuple[str, dict[str, Any]]:
     return "CutBegun", {"number": number, "late": late}
 
 
-SAVE = Save(number=1, piece="p")
+PIECE = "0000000005-64aab3.full"
+SAVE = Save(number=1, piece=PIECE)
 
 
 @pytest.fixture
@@ -268,5 +269,5 @@ def test_sync_and_captured_rows_wait_as_long_as_it_takes(sync: Side, two: Side) 
 
 def test_marks_of_another_job(two: Side) -> None:
     two.ask()
-    with pytest.raises(ValueError, match="a cut at 1 marks, this server has 2"):
+    with pytest.raises(ValueError, match="1 marks, this job has 2"):
         two.at(5)

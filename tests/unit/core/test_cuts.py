@@ -33,8 +33,8 @@ from regrow.core.names import cut_id
 class Chief:
     """Cuts of two servers. Effects are sorted by kind: messages to both are one."""
 
-    def __init__(self, *, is_sync: bool = True, term: int = 0, **plan: Any) -> None:
-        self.cuts = Cuts(CutPlan(**plan), is_sync=is_sync, term=term, salt="salt")
+    def __init__(self, *, is_sync: bool = True, marks: int = 1, term: int = 0, **plan: Any) -> None:
+        self.cuts = Cuts(CutPlan(**plan), is_sync=is_sync, marks=marks, term=term, salt="salt")
         assert self.cuts.know({0: server(0), 1: server(1)}) == []
         self.number = term << 32
 
@@ -205,7 +205,7 @@ def test_seconds() -> None:
 
 
 def test_async_the_marks_are_the_most_that_any_has() -> None:
-    chief = Chief(is_sync=False, every_seconds=1.0)
+    chief = Chief(is_sync=False, marks=2, every_seconds=1.0)
     chief.tick(0.0)
     chief.begin(1.0)
     at = chief.at((5, 9), (6, 7))
@@ -214,7 +214,7 @@ def test_async_the_marks_are_the_most_that_any_has() -> None:
 
 
 def test_async_a_worker_that_is_not_heard_of() -> None:
-    chief = Chief(is_sync=False, every_seconds=10.0)
+    chief = Chief(is_sync=False, marks=2, every_seconds=10.0)
     chief.tick(0.0)
     chief.begin(10.0)
     chief.at((5, 9), (6, 7))

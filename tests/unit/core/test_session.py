@@ -324,12 +324,16 @@ def test_dump_and_load() -> None:
     session = opened()
     dump = {"request": 3, "table": 0, "slot_first": 1, "slot_count": 2}
     assert told(session.receive(ReadWanted(server=1, **dump))) == [sent(S1, ReadRecords(**dump))]
-    values = arrays(records=[1, 2])["records"]
+    values = arrays(records=[1, 2, 0, 0, 3, 4, 0, 0])["records"]
+    with pytest.raises(ProtocolError, match="S1 answered 7 values for 2 records"):
+        hear(session, S1, Records(request=3, records=values[:7]))
+    assert hear(session, S0, Records(request=3, records=values)) == [], "it was not asked"
     answered = session.receive(Delivered(source=S1, message=Records(request=3, records=values)))
     assert answered == [ReadAnswered(request=3, records=values)]
     assert hear(session, S1, Records(request=3, records=values)) == []
     load = {"request": 4, "table": 0, **arrays(slots=[5], records=[1, 2, 3, 4])}
     assert told(session.receive(WriteWanted(server=0, **load))) == [sent(S0, WriteRecords(**load))]
+    assert hear(session, S1, RecordsWritten(request=4)) == []
     assert hear(session, S0, RecordsWritten(request=4)) == [WriteAnswered(request=4)]
 
 

@@ -462,3 +462,30 @@ def test_wrong_merges_are_refused(dims: list[int], counts: list[int], slots: int
     bad = np.array(counts, np.int32), np.zeros(slots, np.uint32), np.zeros(floats, np.float32)
     with pytest.raises(ValueError, match=message):
         _kernels.sum_pushes(np.array(dims, np.int32), [good, bad])
+
+
+@pytest.mark.parametrize("mode", MODES, ids=str)
+@pytest.mark.parametrize("slots_end", [10, 2**20, 2**32])  # with few slots, with a bit for each, with a hash table
+def test_repeated_slots_are_seen(mode: Mode, slots_end: int) -> None:
+    rng = np.random.default_rng(10)
+    seen = set()
+    for rows in (0, 1, 2, 7, 5000):
+        for _ in range(20 if rows < 5000 else 4):
+            counts = rng.multinomial(rows, [0.5, 0.2, 0.3]).astype(np.int32)
+            parts = [np.unique(rng.integers(0, slots_end, count)) for count in counts]
+            counts = np.array([part.size for part in parts], np.int32)
+            slots = np.concatenate([rng.permutation(part) for part in parts]).astype(np.uint32)
+            if slots.size > 1 and rng.integers(2):
+                slots[rng.integers(slots.size)] = slots[rng.integers(slots.size)]
+            expected = twins.has_repeated_slots(counts, slots)
+            seen.add(expected)
+            with running(mode):
+                assert _kernels.has_repeated_slots(counts, slots) == expected
+    assert seen == {False, True}
+
+
+def test_counts_that_do_not_fit_are_refused() -> None:
+    with pytest.raises(ValueError, match="counts add up to 3 rows; there are 2 slots"):
+        _kernels.has_repeated_slots(np.array([1, 2], np.int32), np.zeros(2, np.uint32))
+    with pytest.raises(ValueError, match="must not be negative"):
+        _kernels.has_repeated_slots(np.array([3, -1], np.int32), np.zeros(2, np.uint32))
