@@ -154,7 +154,7 @@ WAITS: tuple[Wait, ...] = (
     Wait(
         name="way back",
         who="coordinator; whoever needs a row",
-        what="a replacement to get further: rows, parities, a checkpoint",
+        what="a replacement to get further: to be ready, rows, parities, a checkpoint",
         bounds=("core.coordinator:BROUGHT_SECONDS_MAX",),
         notices="coordinator, by what its beats say",
         then="it is replaced itself",

@@ -50,7 +50,8 @@ LOST_SECONDS = 0.3
 SILENT_SECONDS = 1.5
 # For a new coordinator: how long to wait for servers that others know of.
 MISSING_SECONDS = 3.0
-# A replacement that lives but does not get further on its way back is replaced itself. Too short: a slow sweep, which
+# A replacement that lives but does not get further on its way back, or is not heard of while it starts, is replaced
+# itself. Too short: a slow sweep, which
 # has a limit of its own, counts as stuck. Too long: its stripes are without protection for that long.
 BROUGHT_SECONDS_MAX = 300.0
 # How long a server is waited for that is silent and whose loss would be one of rows. Too short: a machine that swaps
@@ -406,6 +407,8 @@ class Coordinator:
             return "its connection closed"
         if place.heard is not None and now - place.heard >= self._silent_seconds and place.means_silence:
             return f"silent for {now - place.heard:.1f} s"
+        if state is MemberState.STARTING and place.heard is not None and now - place.heard >= BROUGHT_SECONDS_MAX:
+            return "it registered, and did not say that it is ready"  # the launcher, which asks it, may still hear it
         if place.brought_at is not None and now - place.brought_at >= BROUGHT_SECONDS_MAX:
             return f"nothing was brought back to it for {now - place.brought_at:.0f} s"
         if self._learned_at is not None and self.view is None and state is MemberState.AWAITED:

@@ -476,7 +476,7 @@ class Hangs:
         def check() -> None:
             node = world.nodes.get(identity)
             undisturbed = self.saboteur.serious == serious + 1 and coordinator is self._find_coordinator()
-            knows = coordinator is not None and coordinator.machine.view is not None
+            knows = coordinator is not None and machines.minds_silence(coordinator.machine, identity)
             unnoticed = node is not None and identity not in world.condemned
             # It may still answer; and who hangs himself does not notice anything.
             heard = max(since, world.heard.get(identity.id, 0.0), self._coordinator_since)

@@ -282,6 +282,12 @@ def is_cutting(coordinator: Any) -> bool:
     return coordinator.cuts is not None and coordinator.cuts._attempt is not None
 
 
+def minds_silence(coordinator: Any, peer: Identity) -> bool:
+    """Whether a silence of this server means something soon; while it starts, only after minutes."""
+    place = coordinator.places[peer.id]
+    return coordinator.view is not None and place.is_filled_by(peer) and bool(place.means_silence)
+
+
 def awaits_captures(coordinator: Any) -> bool:
     """Whether servers were told where to cut, and not all are there yet (asynchronously)."""
     cuts = coordinator.cuts

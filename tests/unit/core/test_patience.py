@@ -121,6 +121,18 @@ def test_a_replacement_that_gets_nowhere_is_replaced() -> None:
     assert [effect.peer for effect in replaced] == [cluster.who[0]]
 
 
+def test_a_replacement_that_registers_and_is_not_heard_again_is_replaced() -> None:
+    """Between the two it may take memory for its rows, and silence means nothing; but not for ever."""
+    cluster = Cluster(CODED)
+    cluster.live(1.0)
+    cluster.machine.receive(Died(peer=cluster.who[0]))
+    cluster.who[0] = Identity(role="server", id=0, incarnation=1)
+    cluster.arrive(0)
+    assert cluster.live(coordinator.BROUGHT_SECONDS_MAX / 2, silent=[0]) == []
+    replaced = cluster.live(coordinator.BROUGHT_SECONDS_MAX, silent=[0])
+    assert [effect.peer for effect in replaced] == [cluster.who[0]]
+
+
 def test_a_server_that_is_whole_has_nothing_to_bring() -> None:
     cluster = Cluster(CODED)
     assert cluster.live(2 * coordinator.BROUGHT_SECONDS_MAX, brings=False) == []
