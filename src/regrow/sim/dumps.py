@@ -28,6 +28,7 @@ class Loading:
 
     on_done: Callable[[], None]
     done: bool = False
+    loader: Dumps | None = None  # the newest: one that hung and was replaced does not say when the load is over
 
 
 class Dumps:
@@ -39,6 +40,8 @@ class Dumps:
         self._loading = loading
         self._request = FIRST_REQUEST
         self._writes = self._plan_writes() if worker == 0 and not loading.done else []
+        if self._writes:
+            loading.loader = self
         self._reads = self._plan_reads()
         self._asked: dict[int, tuple[ReadWanted | WriteWanted, int]] = {}  # and what was durable then
 
@@ -74,7 +77,7 @@ class Dumps:
             return f"W{self._worker} is answered twice"
         wanted, durable = self._asked.pop(effect.request)
         if isinstance(effect, WriteAnswered):
-            if not self._writes and not self._asked:
+            if not self._writes and not self._asked and self._loading.loader is self:
                 self._loading.done = True
                 self._loading.on_done()
             return None
