@@ -30,6 +30,7 @@ from regrow.launch import orders
 from regrow.runtime import connection as connection_file
 from regrow.runtime import serve
 from regrow.runtime.client import SocketClient
+from regrow.runtime.parent import Pulse
 
 C0, C1 = Identity(role="coordinator", id=0), Identity(role="coordinator", id=0, incarnation=1)
 
@@ -423,6 +424,7 @@ class FakeParent:
             frame_bytes_max=1 << 20,
         )
         self.said: list[orders.Report] = []
+        self.pulse = Pulse()
         self.commands = list(commands)
 
     def become(self, assignment: orders.Assignment) -> None:

@@ -142,6 +142,13 @@ BAD_OPTIONS: list[tuple[dict[str, Any], str, str | None]] = [
         'data = \'criteo:\': must be "synthetic" or "criteo:PATH"',
         "name the file: criteo:PATH",
     ),
+    (
+        {"silent_seconds": "boss=3"},
+        "silent_seconds = 'boss=3': 'boss' is none of server, worker, coordinator, spare",
+        None,
+    ),
+    ({"silent_seconds": "soon"}, "silent_seconds = 'soon': is not a time, such as 90s, 5m, 12h or 7d", None),
+    ({"patience": "ages"}, "patience = 'ages': is not a time, such as 90s, 5m, 12h or 7d", None),
     ({"steps": 5, "epochs": 2}, "epochs = 2: steps = 5 is given too", "give only one of the two"),
     (
         {"epochs": 2},

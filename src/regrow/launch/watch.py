@@ -23,8 +23,8 @@ ASK_SECONDS = 1.0  # From an answer to the next question. Too small: pipes full 
 OWN_PAUSE_SECONDS = 1.0  # The launcher looks several times a second: after a gap like this it was not there itself.
 # Until a new process answers for the first time: imports on a cold disk hold everything up.
 START_SECONDS_MAX = 120.0
-# ... and of a successor, of which it is known how long such a process takes: so often the longest start of its role, but
-# no less than that. Too small: a start on a busy machine counts as hung. Too large: everybody waits for it.
+# ... and of a successor, as it is known how long such a process takes: so often the longest start of its role, but no
+# less than that. Too small: a start on a busy machine counts as hung. Too large: everybody waits for it.
 START_FACTOR = 10.0
 START_SECONDS_MIN = 15.0
 # How long those may be silent that the user is not asked about. A server that does not serve yet: the coordinator minds

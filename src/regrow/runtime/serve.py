@@ -140,6 +140,8 @@ class Node:
             self.endpoint.dial(COORDINATOR, assignment.coordinator)
         self.parent.report(orders.Listening(address=address))
         tasks = [loop.create_task(self._report_often()), loop.create_task(self._tick_often())]
+        for task in tasks:
+            task.add_done_callback(self._on_task_done)
         try:
             await self._stopped
         finally:
@@ -200,6 +202,11 @@ class Node:
                 self._run_task(self._load(effect))
             case _:
                 raise AssertionError(f"an effect that a node does not know: {effect!r}")
+
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
+        """One that must not end did: a process without a clock would wait for ever."""
+        if not task.cancelled():
+            self._stop(task.exception())
 
     def _run_task(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)

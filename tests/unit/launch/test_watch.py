@@ -99,6 +99,7 @@ def test_who_never_answered_has_the_time_of_a_start() -> None:
 def test_a_successor_has_as_long_as_such_a_process_takes() -> None:
     subject = begin(C)
     heir = Identity(role="coordinator", id=0, incarnation=1)
+    assert live(subject, until=5.0) == {}
     subject.end(C)
     subject.begin(heir, 5.0)
     (found,) = live(subject, start=5.0, until=300.0, silent=[heir]).values()
