@@ -79,6 +79,10 @@ UNSHRUNK = {
     "serving.WAITING_MAX": "a guard: more than workers may have open is refused; unit tests reach it",
     "door.EARLY_OPENS_MAX": "a guard, as above",
     "door.AHEAD_MAX": "a guard, as above",
+    "holder.EARLY_MAX": "a guard, as above",
+    "rebuild.EARLY_MAX": "a guard, as above",
+    "checks.NUMBER_MAX": "what a number on the wire may be, not a bound",
+    "cuts.ATTEMPT_SECONDS_MAX": "a limit of time that no world waits for; unit tests reach it",
     "coordinator.BROUGHT_SECONDS_MAX": "a limit of time that no world waits for; unit tests reach it",
 }
 

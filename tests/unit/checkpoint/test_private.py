@@ -17,7 +17,7 @@ from regrow.checkpoint.private import check_private, make_private
 from regrow.checkpoint.staging import Stager
 from regrow.checkpoint.storage import Storage
 from regrow.errors import UserError
-from regrow.launch.rundir import SocketDir
+from regrow.runtime.sockets import SocketDir
 
 
 def test_a_new_one_is_ours_alone_whatever_the_mask(tmp_path: Path) -> None:
