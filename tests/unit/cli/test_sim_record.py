@@ -22,9 +22,8 @@ from regrow.cli import sim as command
 from regrow.cli import sim_record
 from regrow.errors import UserError
 from regrow.sim import planted
-from regrow.sim.profiles import PROFILES
 from regrow.sim.record import SEED_FIRST, Record, make_table, read_record, write_record
-from regrow.sim.runner import run
+from regrow.sim.runner import ALL, run
 
 ROOT = Path(__file__).parents[3]
 
@@ -57,7 +56,7 @@ def test_schedules_are_added_up(path: Path) -> None:
 
 
 def test_a_run_in_the_middle_of_the_profiles_uses_its_seed_up(path: Path) -> None:
-    count = len(PROFILES) + 1
+    count = len(ALL) + 1
     assert call("--seeds", str(count), "--jobs", "2", "--record", path).exit_code == 0
     record = read(path)
     assert (record.schedules, record.seed_next) == (count, SEED_FIRST + 2)
