@@ -67,7 +67,7 @@ class Driver:
                 world.probes.hit("crash between effects")
                 world.launcher.crash(node)
                 return
-            if type(effect) is Send:
+            if isinstance(effect, Send):
                 target, message = effect.target, effect.message
                 world.checker.on_send(node, target, message)
                 world.network.send(node.identity, target, message)
