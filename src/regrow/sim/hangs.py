@@ -75,9 +75,8 @@ class Hangs:
             return True
         coordinator = self.world.node(COORDINATOR)
         # Also cut off from one that is dead: it may not see that, and look for no other.
-        if any(
-            node.identity in ends and COORDINATOR in (ends[0].role, ends[1].role) for ends in self.world.network.stuck
-        ):
+        stuck = self.world.network.stuck
+        if stuck and any(node.identity in ends and COORDINATOR in (ends[0].role, ends[1].role) for ends in stuck):
             return True
         since = self._unheard_since.get(node.identity)
         if since is None:

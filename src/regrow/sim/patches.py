@@ -22,15 +22,17 @@ from regrow.core.states import CutState, SessionState, WayState
 
 
 def epoch_fencing(original: Any) -> Any:
+    sent: dict[Any, int] = {}  # message -> the epoch it was sent in
+
     def receive(self: Any, event: Any) -> Any:
         if isinstance(event, Delivered) and event.source.role == "server" and self.server is not None:
             epoch = self.server.view.epoch
-            if getattr(event.message, "sent_epoch", epoch) < epoch:
+            if sent.get(event.message, epoch) < epoch:
                 return []
         effects = original(self, event)
         for effect in effects:
             if isinstance(effect, Send) and effect.target.role == "server" and self.server is not None:
-                object.__setattr__(effect.message, "sent_epoch", self.server.view.epoch)
+                sent[effect.message] = self.server.view.epoch
         return effects
 
     return receive
