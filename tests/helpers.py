@@ -199,11 +199,11 @@ def arrays(**values: Any) -> dict[str, Any]:
 def plain(message: Message) -> tuple[str, dict[str, Any]]:
     """A message as its name and its fields, arrays as their type and elements. (-0.0 equals 0.0 here.)"""
     fields = {}
-    for field in dataclasses.fields(message):  # type: ignore[arg-type]
-        value = getattr(message, field.name)
+    for name in message.__struct_fields__:
+        value = getattr(message, name)
         if isinstance(value, np.ndarray):
             value = (value.dtype.str, value.ravel().tolist())
-        fields[field.name] = value
+        fields[name] = value
     return type(message).__name__, fields
 
 

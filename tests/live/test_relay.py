@@ -13,10 +13,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from helpers import server
@@ -260,7 +260,7 @@ def read(frame: bytes) -> Message:
 def rewrite(**fields: Any) -> Callable[[bytes], list[bytes]]:
     def trick(frame: bytes) -> list[bytes]:
         message: Any = read(frame)
-        return [b"".join(encode(dataclasses.replace(message, **fields), Stamp()))]
+        return [b"".join(encode(msgspec.structs.replace(message, **fields), Stamp()))]
 
     return trick
 

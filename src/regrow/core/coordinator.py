@@ -159,7 +159,8 @@ class Coordinator:
 
     def receive(self, event: Event) -> list[Effect]:
         if isinstance(event, Tick):
-            event = Tick(now=self._time.read(event.now))
+            now = self._time.read(event.now)
+            event = event if now == event.now else Tick(now=now)
         effects = self._receive(event)
         if self._cut_plan is None or self.view is None:
             return effects

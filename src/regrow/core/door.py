@@ -75,10 +75,12 @@ class ServerDoor:
         return self.server.report() if self.server is not None else {"pulls": 0, "pushes": 0}
 
     def receive(self, event: Event) -> list[Effect]:
-        if isinstance(event, Delivered):
-            return self._on_message(event)
         if isinstance(event, Tick):
             return self._on_tick(self._time.read(event.now))
+        if self.server is not None:
+            self.server.rests = False
+        if isinstance(event, Delivered):
+            return self._on_message(event)
         if isinstance(event, Lost):
             return [Log(text=f"{event.peer} is gone: {event.reason}")]
         if isinstance(event, Joined):

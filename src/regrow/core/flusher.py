@@ -76,11 +76,12 @@ class Budget:
     def __init__(self, bytes_per_s: float) -> None:
         self._rate = bytes_per_s
         self._left = float(STREAM_BYTES)
+        self._most = max(self._left, bytes_per_s / 4)
         self._now: float | None = None
 
     def refill(self, now: float) -> None:
-        if self._now is not None and self._rate:
-            self._left = min(self._left + (now - self._now) * self._rate, max(STREAM_BYTES, self._rate / 4))
+        if self._left < self._most and self._now is not None and self._rate:
+            self._left = min(self._left + (now - self._now) * self._rate, self._most)
         self._now = now
 
     def has_some(self) -> bool:
@@ -131,6 +132,7 @@ class Flusher:
         self.flush_count = 0
         self.flush_bytes = 0
         self.flush_rows = 0
+        self.rests = False  # the last tick found nothing to flush
         self.geometry = groups
         self.floats = [store.record_floats(table) for table in range(len(groups.job.tables))]
         self._store = store
@@ -198,7 +200,8 @@ class Flusher:
 
     def tick(self, now: float) -> list[Send]:
         """Flushes what has waited long enough, or when nothing more seems to come."""
-        if not self._has_unflushed():
+        self.rests = not self._has_unflushed()
+        if self.rests:
             self._since = None
             return []
         if self._pushes != self._pushes_seen:
@@ -209,8 +212,9 @@ class Flusher:
         return self.flush_all() if idle or now - self._since >= self._spec.seconds else []
 
     def _has_unflushed(self) -> bool:
-        for g, group in enumerate(self.coded):
-            if group.active and (group.flushed != tuple(self.applied[g]) or self._store.pending_rows(g)):
+        store = self._store
+        for g, (group, applied) in enumerate(zip(self.coded, self.applied, strict=False)):
+            if group.active and (group.flushed != tuple(applied) or store.pending_rows(g)):
                 return True
         return False
 

@@ -17,6 +17,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import TypeVar
 
+import msgspec
+
 from regrow.core.framing import HEADER_BYTES, Stamp
 from regrow.core.identity import ROLES, Identity
 from regrow.core.messages import PROTOCOL_VERSION, Challenge, Hello, Message, Refused, Welcome, encode_meta
@@ -328,11 +330,11 @@ _Proved = TypeVar("_Proved", Hello, Welcome, Refused)
 
 def _prove(message: _Proved, token: bytes, label: bytes, *said: Message) -> _Proved:
     """The same message with a proof of itself and of all that was said before it."""
-    return dataclasses.replace(message, proof=_authenticate(token, label, *said, message))
+    return msgspec.structs.replace(message, proof=_authenticate(token, label, *said, message))
 
 
 def _proves(message: _Proved, token: bytes, label: bytes, *said: Message) -> bool:
-    bare = dataclasses.replace(message, proof=b"")
+    bare = msgspec.structs.replace(message, proof=b"")
     return hmac.compare_digest(message.proof, _authenticate(token, label, *said, bare))
 
 

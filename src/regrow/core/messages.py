@@ -1,15 +1,14 @@
 """Every message of the protocol, and how one becomes bytes.
 
-A message is a frozen dataclass. Its plain fields form the **meta** (a short msgpack array, decoded against
+A message is a frozen struct. Its plain fields form the **meta** (a short msgpack array, decoded against
 the declared types); its array fields are **sections**, sent as they lie in memory and received where they are
 needed. Nothing is pickled. Semantic checks (is this slot in range?) belong to the receiver, not here.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
-from typing import Annotated, Any, ClassVar, TypeVar, dataclass_transform, get_args, get_type_hints
+from typing import Annotated, Any, ClassVar, TypeVar, get_args, get_type_hints
 
 import msgspec
 import numpy as np
@@ -34,10 +33,9 @@ UInt8Array = Annotated[npt.NDArray[np.uint8], "|u1"]
 Float32Array = Annotated[npt.NDArray[np.float32], "<f4"]
 
 
-class Message:
+class Message(msgspec.Struct, frozen=True, eq=False):
     """Base of all messages; the class attributes are filled in by `@message`."""
 
-    __slots__ = ()
     KIND: ClassVar[int]
     META_FIELDS: ClassVar[tuple[str, ...]]
     SECTION_FIELDS: ClassVar[tuple[str, ...]]
@@ -50,14 +48,13 @@ _M = TypeVar("_M", bound=type[Message])
 _encoder = msgspec.msgpack.Encoder()
 
 
-@dataclass_transform(frozen_default=True, kw_only_default=True)
 def message(kind: int) -> Callable[[_M], _M]:
-    """Makes a message class: a frozen, keyword-only dataclass with a number on the wire."""
+    """Gives a message class its number on the wire."""
 
     def decorate(cls: _M) -> _M:
-        made: Any = dataclasses.dataclass(frozen=True, kw_only=True, eq=False)(cls)
+        made: Any = cls
         hints = get_type_hints(made, include_extras=True)
-        names = [field.name for field in dataclasses.fields(made)]
+        names = made.__struct_fields__
         arrays = {name: _array_dtype(hints[name]) for name in names}
         made.KIND = kind
         made.META_FIELDS = tuple(name for name in names if arrays[name] is None)
@@ -86,7 +83,7 @@ def encode_meta(item: Message) -> bytes:
 
 
 @message(1)
-class Challenge(Message):
+class Challenge(Message, frozen=True, kw_only=True):
     """Acceptor -> initiator, first on every connection: prove that you hold the token."""
 
     protocol: U32
@@ -94,7 +91,7 @@ class Challenge(Message):
 
 
 @message(2)
-class Hello(Message):
+class Hello(Message, frozen=True, kw_only=True):
     """Initiator -> acceptor: who I am, whom I mean, and the proof of all that. Carries a challenge of its own."""
 
     protocol: U32
@@ -111,7 +108,7 @@ class Hello(Message):
 
 
 @message(3)
-class Welcome(Message):
+class Welcome(Message, frozen=True, kw_only=True):
     """Acceptor -> initiator: who I am, and my proof. From here on the link is numbered, and sealed if one of us
     wants it."""
 
@@ -124,7 +121,7 @@ class Welcome(Message):
 
 
 @message(4)
-class Refused(Message):
+class Refused(Message, frozen=True, kw_only=True):
     """Either way, last before closing: why this connection cannot go on, and whether another one may. Instead of a
     Welcome it needs a proof: whoever cannot give one cannot make anybody stop dialing."""
 
@@ -134,7 +131,7 @@ class Refused(Message):
 
 
 @message(5)
-class Ack(Message):
+class Ack(Message, frozen=True, kw_only=True):
     """Either way, unnumbered, when much has arrived and nothing went back: the frame's header says it all."""
 
 
@@ -163,7 +160,7 @@ class KnownView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @message(10)
-class Register(Message):
+class Register(Message, frozen=True, kw_only=True):
     """Server -> coordinator: where I listen, and the newest view I know (a new coordinator learns it so)."""
 
     address: Text
@@ -171,14 +168,14 @@ class Register(Message):
 
 
 @message(11)
-class Declare(Message):
+class Declare(Message, frozen=True, kw_only=True):
     """Worker -> coordinator: the job I am here for. The first one counts; a different one is refused."""
 
     job: JobSpec
 
 
 @message(12)
-class View(Message):
+class View(Message, frozen=True, kw_only=True):
     """Coordinator -> all: who serves, and what. Epochs order views and nothing else.
     `lost` is empty, or says which rows are gone for good: then nobody goes on."""
 
@@ -189,7 +186,7 @@ class View(Message):
 
 
 @message(13)
-class Ready(Message):
+class Ready(Message, frozen=True, kw_only=True):
     """Server -> coordinator: the tables of this job are in memory."""
 
     rows: U62
@@ -197,12 +194,12 @@ class Ready(Message):
 
 
 @message(14)
-class Recovered(Message):
+class Recovered(Message, frozen=True, kw_only=True):
     """Server -> coordinator: every row and every parity of mine is back."""
 
 
 @message(15)
-class Beat(Message):
+class Beat(Message, frozen=True, kw_only=True):
     """Server -> coordinator, often: I am alive, and have come to this step; and, on my way back, so much was brought to
     me so far. A stopped process sends none."""
 
@@ -215,12 +212,12 @@ class Beat(Message):
 
 
 @message(20)
-class Open(Message):
+class Open(Message, frozen=True, kw_only=True):
     """Worker -> server, first: a session of this worker begins (again)."""
 
 
 @message(21)
-class Opened(Message):
+class Opened(Message, frozen=True, kw_only=True):
     """Server -> worker: how far this worker's pushes are durable, and which step is committed (sync mode)."""
 
     durable: U62
@@ -228,7 +225,7 @@ class Opened(Message):
 
 
 @message(22)
-class Pull(Message):
+class Pull(Message, frozen=True, kw_only=True):
     """Worker -> server: the weights of these slots. Step 0 reads at once and takes part in nothing;
     in sync mode the pull for step t + 1 is also the commit of step t."""
 
@@ -239,7 +236,7 @@ class Pull(Message):
 
 
 @message(23)
-class Rows(Message):
+class Rows(Message, frozen=True, kw_only=True):
     """Server -> worker: the weights asked for, received straight into the plan's buffer."""
 
     request: U62
@@ -249,7 +246,7 @@ class Rows(Message):
 
 
 @message(24)
-class Push(Message):
+class Push(Message, frozen=True, kw_only=True):
     """Worker -> server: summed gradients of distinct slots. In sync mode seq is the step."""
 
     seq: U62
@@ -259,7 +256,7 @@ class Push(Message):
 
 
 @message(25)
-class Pushed(Message):
+class Pushed(Message, frozen=True, kw_only=True):
     """Server -> worker: push `seq` has arrived (async: applied; sync: staged)."""
 
     seq: U62
@@ -268,7 +265,7 @@ class Pushed(Message):
 
 
 @message(26)
-class Assign(Message):
+class Assign(Message, frozen=True, kw_only=True):
     """Worker -> server: initial weights for rows that nobody has touched; a touched row keeps its own.
     Every worker sends the same values before its first push, so no barrier is needed."""
 
@@ -278,21 +275,21 @@ class Assign(Message):
 
 
 @message(27)
-class Durable(Message):
+class Durable(Message, frozen=True, kw_only=True):
     """Server -> worker: this worker's pushes up to `durable` survive the loss of any r servers."""
 
     durable: U62
 
 
 @message(28)
-class Commit(Message):
+class Commit(Message, frozen=True, kw_only=True):
     """Worker -> server: push `seq` is staged everywhere (two-phase commit)."""
 
     seq: U62
 
 
 @message(29)
-class Expect(Message):
+class Expect(Message, frozen=True, kw_only=True):
     """Worker -> replacement: rows of batches to come. Those that are not back are asked for; nobody waits."""
 
     counts: Int32Array
@@ -300,7 +297,7 @@ class Expect(Message):
 
 
 @message(30)
-class ReadRecords(Message):
+class ReadRecords(Message, frozen=True, kw_only=True):
     """Worker -> server: whole records (weights and state) of a range of slots, for digests and exports.
     With `parity` the range is of parity slots, and the records are parities."""
 
@@ -312,7 +309,7 @@ class ReadRecords(Message):
 
 
 @message(31)
-class Records(Message):
+class Records(Message, frozen=True, kw_only=True):
     """Server -> worker: the records asked for."""
 
     request: U62
@@ -320,7 +317,7 @@ class Records(Message):
 
 
 @message(32)
-class WriteRecords(Message):
+class WriteRecords(Message, frozen=True, kw_only=True):
     """Worker -> server: replace the whole records of these slots, when a saved state is loaded."""
 
     request: U62
@@ -330,7 +327,7 @@ class WriteRecords(Message):
 
 
 @message(33)
-class RecordsWritten(Message):
+class RecordsWritten(Message, frozen=True, kw_only=True):
     """Server -> worker: the records are in place."""
 
     request: U62
@@ -342,7 +339,7 @@ class RecordsWritten(Message):
 
 
 @message(40)
-class Flush(Message):
+class Flush(Message, frozen=True, kw_only=True):
     """Source -> holder: what changed in the rows of a group since flush `number` - 1. Applied whole.
     With `staged` it is only kept until the source commits it (two-phase commit)."""
 
@@ -357,7 +354,7 @@ class Flush(Message):
 
 
 @message(41)
-class FlushAck(Message):
+class FlushAck(Message, frozen=True, kw_only=True):
     """Holder -> source: every flush of the group up to `number` is in my parity (or staged)."""
 
     group: U32
@@ -366,7 +363,7 @@ class FlushAck(Message):
 
 
 @message(42)
-class FlushCommit(Message):
+class FlushCommit(Message, frozen=True, kw_only=True):
     """Source -> holder: the staged flushes of the group up to `number` count now (two-phase commit)."""
 
     group: U32
@@ -374,7 +371,7 @@ class FlushCommit(Message):
 
 
 @message(43)
-class Stream(Message):
+class Stream(Message, frozen=True, kw_only=True):
     """Source -> new holder: rows it did not have yet, or what changed in rows it has. Acknowledged for pace."""
 
     group: U32
@@ -384,14 +381,14 @@ class Stream(Message):
 
 
 @message(44)
-class StreamAck(Message):
+class StreamAck(Message, frozen=True, kw_only=True):
     """New holder -> source: one Stream has arrived."""
 
     group: U32
 
 
 @message(45)
-class StreamEnd(Message):
+class StreamEnd(Message, frozen=True, kw_only=True):
     """Source -> new holder: that was all; the parity is now that of flush `number`. The sections are the last
     step's changes, for a holder that must undo it (sync)."""
 
@@ -404,7 +401,7 @@ class StreamEnd(Message):
 
 
 @message(46)
-class Undo(Message):
+class Undo(Message, frozen=True, kw_only=True):
     """Holder -> replacement, before Have: what the last step changed in the rows of the group (sync)."""
 
     group: U32
@@ -414,7 +411,7 @@ class Undo(Message):
 
 
 @message(47)
-class Have(Message):
+class Have(Message, frozen=True, kw_only=True):
     """Holder -> replacement: the parity of your group is at flush `number`, and these rows were ever touched:
     bit b of a table's words is its block b, table after table."""
 
@@ -425,7 +422,7 @@ class Have(Message):
 
 
 @message(48)
-class Restored(Message):
+class Restored(Message, frozen=True, kw_only=True):
     """Decoder -> replacement: rows come back. In the background (`request` is not 0) it is acknowledged, for pace."""
 
     request: U62
@@ -435,7 +432,7 @@ class Restored(Message):
 
 
 @message(49)
-class Fault(Message):
+class Fault(Message, frozen=True, kw_only=True):
     """Replacement -> decoder: somebody waits for these rows, bring them first."""
 
     counts: Int32Array
@@ -443,14 +440,14 @@ class Fault(Message):
 
 
 @message(56)
-class RestoredAck(Message):
+class RestoredAck(Message, frozen=True, kw_only=True):
     """Replacement -> decoder: these rows are in place."""
 
     request: U62
 
 
 @message(50)
-class SnapAsk(Message):
+class SnapAsk(Message, frozen=True, kw_only=True):
     """Decoder -> member: the published values of these rows, relative to their initial ones."""
 
     request: U62
@@ -459,7 +456,7 @@ class SnapAsk(Message):
 
 
 @message(51)
-class Snap(Message):
+class Snap(Message, frozen=True, kw_only=True):
     """Member -> decoder: the answer, behind every flush that it contains."""
 
     request: U62
@@ -467,7 +464,7 @@ class Snap(Message):
 
 
 @message(52)
-class Tail(Message):
+class Tail(Message, frozen=True, kw_only=True):
     """Holder -> holder, when `source` was replaced by `incarnation`: a flush of its group you may lack (r >= 2)."""
 
     source: U32
@@ -481,7 +478,7 @@ class Tail(Message):
 
 
 @message(53)
-class TailEnd(Message):
+class TailEnd(Message, frozen=True, kw_only=True):
     """Holder -> holder: that was all I have; I am at flush `number`."""
 
     source: U32
@@ -491,7 +488,7 @@ class TailEnd(Message):
 
 
 @message(54)
-class SyndromeAsk(Message):
+class SyndromeAsk(Message, frozen=True, kw_only=True):
     """Decoder -> other holder: your parity of these stripes without their living members (r >= 2)."""
 
     request: U62
@@ -504,7 +501,7 @@ class SyndromeAsk(Message):
 
 
 @message(55)
-class Syndrome(Message):
+class Syndrome(Message, frozen=True, kw_only=True):
     """Holder -> decoder: the answer, and the flush of each unknown member it was made at."""
 
     request: U62
@@ -516,14 +513,14 @@ class Syndrome(Message):
 
 
 @message(57)
-class CutAsk(Message):
+class CutAsk(Message, frozen=True, kw_only=True):
     """Coordinator -> server: a cut is to be made; what have you applied? (Asynchronous: and hold pushes back.)"""
 
     number: U62
 
 
 @message(58)
-class CutMarks(Message):
+class CutMarks(Message, frozen=True, kw_only=True):
     """Server -> coordinator: this; or, with an error, that it cannot take part now."""
 
     number: U62
@@ -532,7 +529,7 @@ class CutMarks(Message):
 
 
 @message(59)
-class CutAt(Message):
+class CutAt(Message, frozen=True, kw_only=True):
     """Coordinator -> server: capture your rows when you have applied exactly this; they are part of this piece."""
 
     number: U62
@@ -543,7 +540,7 @@ class CutAt(Message):
 
 
 @message(60)
-class CutBegun(Message):
+class CutBegun(Message, frozen=True, kw_only=True):
     """Server -> coordinator: my rows are captured; or it was too late for that."""
 
     number: U62
@@ -551,7 +548,7 @@ class CutBegun(Message):
 
 
 @message(61)
-class CutSaved(Message):
+class CutSaved(Message, frozen=True, kw_only=True):
     """Server -> coordinator: they are stored in these chunks (JSON), or why they are not."""
 
     number: U62
@@ -560,7 +557,7 @@ class CutSaved(Message):
 
 
 @message(62)
-class CutEnd(Message):
+class CutEnd(Message, frozen=True, kw_only=True):
     """Coordinator -> server: the cut is over. If it is durable, forget that these rows changed."""
 
     number: U62

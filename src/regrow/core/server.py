@@ -67,6 +67,7 @@ from regrow.core.reload import Reload
 from regrow.core.serving import Parts, Serving, Store
 from regrow.core.serving_async import AsyncServing
 from regrow.core.serving_sync import SyncServing
+from regrow.core.states import CutState
 from regrow.core.wayback import Load, LoadedAll, LoadedRows, WayBack, Ways, plan_ways
 
 Effect = Send | Refuse | Log | Dial | Forget | Notice | Save | Unsave | Load
@@ -133,6 +134,9 @@ class Server:
         self._row_budget, self._parity_budget = Budget(rate), Budget(rate)
         self._retry_due = False  # rows of the background have come; somebody may have waited for one of them
         self._notice_at = 0.0
+        # Nothing happens in ticks until something else does: most ticks of most servers find nothing to do. The door
+        # ends it with every other event.
+        self.rests = False
         self._began: float | None = None  # when the way back was first looked at
         self._now = 0.0
 
@@ -331,20 +335,31 @@ class Server:
 
     def tick(self, now: float) -> list[Effect]:
         self._now = now
+        self._row_budget.refill(now)
+        self._parity_budget.refill(now)
+        if self.rests:
+            return []
         effects: list[Effect] = []
         if self.cut.tick(now):
             effects += self.serving.release()
         effects += self.cut.check_aside()  # rows that were loaded or assigned change too
         if self.view.job.protection.has_parities:
-            self._row_budget.refill(now)
-            self._parity_budget.refill(now)
             effects += self.flusher.tick(now)
             effects += self.serving.answer_durable()
             effects += self.serving.tell_durable()
             effects += self.work_in_background()
         if not self.recovered or not self.ways.is_whole:
             effects += self._tick_ways(now)
+        self.rests = not effects and self._has_rest()
         return effects
+
+    def _has_rest(self) -> bool:
+        """Whether nothing is left that time alone could bring further."""
+        if not self.recovered or not self.ways.is_whole or self.cut.life.state is not CutState.IDLE:
+            return False
+        if not self.view.job.protection.has_parities:
+            return True
+        return self.flusher.rests and not self.flusher.is_streaming and not self.holder.decoder.sweeping
 
     def _tick_ways(self, now: float) -> list[Effect]:
         if self._began is None:

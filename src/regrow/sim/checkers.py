@@ -365,13 +365,13 @@ class Checker:
         window = world.scenario.window_pushes
         for node in world.nodes.values():
             if node.program is not None:
-                redo = machines.redo_pushes(node.machine)
-                if redo > max(window, 2):
+                if node.changed and (redo := machines.redo_pushes(node.machine)) > max(window, 2):
                     self.fail("I9", f"{short(node.identity)} keeps {redo} pushes, the window is {window}")
                 if node.program.window_full and node.program.has_rows:
                     world.probes.hit("window full")
-            elif node.identity.role == "server" and (reason := machines.unbounded_reason(node.machine, TAIL_MAX)):
+            elif node.is_server and node.changed and (reason := machines.unbounded_reason(node.machine, TAIL_MAX)):
                 self.fail("I9", f"{short(node.identity)} {reason}")
+            node.changed = False
         if world.network.kept_bytes_max > KEPT_BYTES_MAX:
             self.fail("I9", f"a link keeps {world.network.kept_bytes_max} bytes")
         if world.scenario.cuts is not None and (overdue := self._holds.overdue_reason(world)):

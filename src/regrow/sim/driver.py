@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from regrow.core.cut import Save, Unsave
 from regrow.core.cuts import WriteManifest
-from regrow.core.effects import Condemn, Delivered, Dial, Forget, Log, Notice, Refuse, Replace, Send, Stop
+from regrow.core.effects import Condemn, Delivered, Dial, Forget, Log, Notice, Refuse, Replace, Send, Stop, Tick
 from regrow.core.identity import Identity
 from regrow.core.session import Connect, PushReceived
 from regrow.core.states import ForbiddenMove
@@ -30,6 +30,7 @@ class Driver:
         """Gives an event to a machine and carries out what it asks for. `checksum`: of its message, if known."""
         world = self.world
         world.record(node, event, checksum)
+        node.changed = True
         is_checked = node.is_server and type(event) is Delivered
         if is_checked:
             world.checker.before(node, event)
@@ -39,6 +40,23 @@ class Driver:
             raise _blame(node.identity, event, error) from error
         if is_checked:
             world.checker.after(node, event, effects)
+        self._follow(node, event, effects)
+
+    def hand_tick(self, node: Node, tick: Tick) -> None:
+        """The same for a tick of a server or the coordinator: most of them ask for nothing."""
+        world = self.world
+        world.record(node, tick, None)
+        try:
+            effects = node.machine.receive(tick)
+        except Exception as error:
+            raise _blame(node.identity, tick, error) from error
+        if effects or world.scenario.bounds:
+            node.changed = True
+            self._follow(node, tick, effects)
+
+    def _follow(self, node: Node, event: Any, effects: list[Any]) -> None:
+        """Carries out what a machine asks for."""
+        world = self.world
         if world.scenario.bounds:
             bounds.probe(world.probes, node, event, effects)
         dies = node.crash_after
@@ -49,6 +67,11 @@ class Driver:
                 world.probes.hit("crash between effects")
                 world.launcher.crash(node)
                 return
+            if isinstance(effect, Send):
+                target, message = effect.target, effect.message
+                world.checker.on_send(node, target, message)
+                world.network.send(node.identity, target, message)
+                continue
             self._carry_out(node, effect)
             if not node.alive:
                 return
@@ -57,11 +80,7 @@ class Driver:
 
     def _carry_out(self, node: Node, effect: Any) -> None:
         identity = node.identity
-        if isinstance(effect, Send):
-            target, message = effect.target, effect.message
-            self.world.checker.on_send(node, target, message)
-            self.world.network.send(identity, target, message)
-        elif isinstance(effect, Dial):
+        if isinstance(effect, Dial):
             self.world.network.dial(identity, effect.peer)
         elif isinstance(effect, Connect):
             for member in effect.view.servers:

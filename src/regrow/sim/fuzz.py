@@ -412,6 +412,7 @@ def look(machine: Any) -> bytes:
     hasher = hashlib.blake2b(digest_size=16)
     server = machine.server if isinstance(machine, ServerDoor) else None
     if server is not None:
+        server.rests = False  # it only saves work in ticks, and whatever comes ends it, a refused message too
         for _ in range(BACKGROUND_MAX):
             if not server.work_in_background():
                 break

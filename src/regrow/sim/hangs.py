@@ -57,7 +57,7 @@ class Hangs:
         self.world: World = saboteur.world
         profile = self.world.scenario.profile
         self._clocks: dict[Identity, Clock] = {}
-        self._has_clocks = profile.clocks
+        self.has_clocks = profile.clocks  # every machine has its own
         self._unheard_since: dict[Identity, float] = {}  # released, and not known to have been heard since
         self._ticked: dict[Identity, float] = {}
         self._slow: Identity | None = None
@@ -75,9 +75,8 @@ class Hangs:
             return True
         coordinator = self.world.node(COORDINATOR)
         # Also cut off from one that is dead: it may not see that, and look for no other.
-        if any(
-            node.identity in ends and COORDINATOR in (ends[0].role, ends[1].role) for ends in self.world.network.stuck
-        ):
+        stuck = self.world.network.stuck
+        if stuck and any(node.identity in ends and COORDINATOR in (ends[0].role, ends[1].role) for ends in stuck):
             return True
         since = self._unheard_since.get(node.identity)
         if since is None:
@@ -90,6 +89,8 @@ class Hangs:
     def gets_tick(self, node: Node) -> bool:
         if node.starved:
             return False
+        if node.is_server:
+            return True
         if node.identity == self._slow and self.world.now < self._ticked.get(node.identity, 0.0) + SLOW_SECONDS:
             return False
         self._ticked[node.identity] = self.world.now
@@ -97,7 +98,7 @@ class Hangs:
 
     def read_clock(self, node: Node) -> float:
         now = self.world.now
-        if not self._has_clocks:
+        if not self.has_clocks:
             return now
         clock = self._clocks.get(node.identity)
         if clock is None:

@@ -35,7 +35,7 @@ from regrow.sim.probes import Probes
 from regrow.store.memory import MemoryStore
 
 REPLY_BYTES_MAX = 1 << 20
-PROBED = {
+PROBED: dict[type[Any], str] = {
     Expect: "rows expected",
     Fault: "fault",
     Stream: "stream",

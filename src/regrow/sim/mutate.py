@@ -8,7 +8,6 @@ from the generator that is given, so that a seed says what is sent.
 
 from __future__ import annotations
 
-import dataclasses
 import random
 from collections import deque
 from typing import Any, get_origin, get_type_hints
@@ -101,17 +100,17 @@ def mutate(message: Message, pool: Pool, rng: random.Random) -> Message:
     if not fields:
         return message
     if sections and "counts" in sections and rng.random() < 0.25:
-        return dataclasses.replace(message, **_change_rows(message, rng))  # type: ignore[type-var]
+        return msgspec.structs.replace(message, **_change_rows(message, rng))
     name = fields[rng.randrange(len(fields))]
     value = getattr(message, name)
     dtype = message.SECTION_DTYPES[sections.index(name)] if name in sections else None
     other = pool.value(name, rng, dtype=dtype)
     if other is not None and rng.random() < 0.25:
-        return dataclasses.replace(message, **{name: other})  # type: ignore[type-var]
+        return msgspec.structs.replace(message, **{name: other})
     if dtype is not None:
         changed = _change_array(np.asarray(value), rng).astype(dtype, copy=False)
-        return dataclasses.replace(message, **{name: changed})  # type: ignore[type-var]
-    return dataclasses.replace(message, **{name: change(value, rng)})  # type: ignore[type-var]
+        return msgspec.structs.replace(message, **{name: changed})
+    return msgspec.structs.replace(message, **{name: change(value, rng)})
 
 
 def change(value: Any, rng: random.Random, depth: int = 0) -> Any:

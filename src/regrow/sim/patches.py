@@ -6,7 +6,6 @@ patch; should the core change under it, it must be changed too, or its plant is 
 
 from __future__ import annotations
 
-import dataclasses
 from collections import deque
 from typing import Any
 
@@ -23,15 +22,17 @@ from regrow.core.states import CutState, SessionState, WayState
 
 
 def epoch_fencing(original: Any) -> Any:
+    sent: dict[Any, int] = {}  # message -> the epoch it was sent in
+
     def receive(self: Any, event: Any) -> Any:
         if isinstance(event, Delivered) and event.source.role == "server" and self.server is not None:
             epoch = self.server.view.epoch
-            if getattr(event.message, "sent_epoch", epoch) < epoch:
+            if sent.get(event.message, epoch) < epoch:
                 return []
         effects = original(self, event)
         for effect in effects:
             if isinstance(effect, Send) and effect.target.role == "server" and self.server is not None:
-                object.__setattr__(effect.message, "sent_epoch", self.server.view.epoch)
+                sent[effect.message] = self.server.view.epoch
         return effects
 
     return receive
@@ -39,7 +40,7 @@ def epoch_fencing(original: Any) -> Any:
 
 def stream_end_without_marks(original: Any) -> Any:
     def on_stream_end(self: Any, source: Any, end: Any) -> Any:
-        return original(self, source, dataclasses.replace(end, marks=(0,) * len(end.marks)))
+        return original(self, source, msgspec.structs.replace(end, marks=(0,) * len(end.marks)))
 
     return on_stream_end
 
@@ -135,7 +136,7 @@ def piecewise_flush(original: Any) -> Any:
         last = np.zeros_like(flush.counts)
         last[table] = 1
         self._rest_of_flush = source.id, last, flush.slots[-1:], flush.deltas[-floats:]
-        first = dataclasses.replace(flush, counts=counts, slots=flush.slots[:-1], deltas=flush.deltas[:-floats])
+        first = msgspec.structs.replace(flush, counts=counts, slots=flush.slots[:-1], deltas=flush.deltas[:-floats])
         return original(self, source, first)
 
     return on_flush
@@ -164,7 +165,7 @@ def restart_from_applied(original: Any) -> Any:
         effects = original(self, source, message)
         for index, effect in enumerate(effects):
             if isinstance(effect, Send) and isinstance(effect.message, Opened):
-                opened = dataclasses.replace(effect.message, durable=self.span(source.id)[0])
+                opened = msgspec.structs.replace(effect.message, durable=self.span(source.id)[0])
                 effects[index] = msgspec.structs.replace(effect, message=opened)
         return effects
 
@@ -210,7 +211,7 @@ def touched_bits_lost(original: Any) -> Any:
     def know_touched(self: Any, have: Any) -> Any:
         touched = have.touched.copy()
         touched &= ~np.uint64(1)
-        return original(self, dataclasses.replace(have, touched=touched))
+        return original(self, msgspec.structs.replace(have, touched=touched))
 
     return know_touched
 

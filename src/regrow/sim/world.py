@@ -202,12 +202,17 @@ class World:
         self.agenda.pass_time(self.now + seconds)
         self.now += seconds
         self.clock_due = self.network.order + CLOCK_EVENTS
-        for node in list(self.nodes.values()):
-            if node.alive and not node.paused and node.program is None and self.sabotage.hangs.gets_tick(node):
-                self.driver.hand(node, Tick(now=self.sabotage.hangs.read_clock(node)))
+        self._hand_ticks()
         self.launcher.tick()
         self.checker.often()
         self.sabotage.hangs.check_cut()
+
+    def _hand_ticks(self) -> None:
+        hangs, hand = self.sabotage.hangs, self.driver.hand_tick
+        tick = Tick(now=self.now)
+        for node in list(self.nodes.values()):
+            if node.program is None and node.alive and not node.paused and hangs.gets_tick(node):
+                hand(node, Tick(now=hangs.read_clock(node)) if hangs.has_clocks else tick)
 
     def _is_cutting(self) -> bool:
         coordinator = self.node(COORDINATOR)

@@ -6,7 +6,6 @@ machine knows and holds is compared with what it was before. Each of these once 
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import msgspec
@@ -89,7 +88,7 @@ def test_a_view_is_followed_only_if_it_names_everybody_in_place() -> None:
     first, second, third = good.servers
     old = msgspec.structs.replace(second, incarnation=-1)
     for servers in [(second, first, third), (first, second), (first, second, second), (first, old, third), ()]:
-        bad = dataclasses.replace(good, servers=servers)
+        bad = msgspec.structs.replace(good, servers=servers)
         assert find_view_flaw(servers, CODED) is not None
         check_refused(shard_server(CODED), COORDINATOR, bad, "view 2 names")
         session = Session()
@@ -115,7 +114,7 @@ def test_a_server_cannot_begin_with_rows_that_nobody_has() -> None:
     bare = job(table(rows=60, k=2, r=1), table("bare"), servers=3)
     bad = view_with(bare, replaced(0))
     check_refused(machine, COORDINATOR, bad, "rows without parities were lost")
-    for said in (dataclasses.replace(bad, lost="all of it"), view(bare)):  # the last view, and one before its time
+    for said in (msgspec.structs.replace(bad, lost="all of it"), view(bare)):  # the last view, and one before its time
         assert machine.receive(Delivered(source=COORDINATOR, message=said)) == []
 
 
@@ -142,9 +141,11 @@ def cutting() -> ServerDoor:
 
 def test_a_cut_names_all_marks_and_a_piece() -> None:
     at = CutAt(number=1, marks=(0,), piece=PIECE, full=True)
-    check_refused(cutting(), COORDINATOR, dataclasses.replace(at, marks=(0, 0)), "CutAt: 2 marks, this job has 1")
-    check_refused(cutting(), COORDINATOR, dataclasses.replace(at, marks=(-1,)), "CutAt: marks must be between")
-    check_refused(cutting(), COORDINATOR, dataclasses.replace(at, piece="../x"), "'../x' is not the name of a piece")
+    check_refused(cutting(), COORDINATOR, msgspec.structs.replace(at, marks=(0, 0)), "CutAt: 2 marks, this job has 1")
+    check_refused(cutting(), COORDINATOR, msgspec.structs.replace(at, marks=(-1,)), "CutAt: marks must be between")
+    check_refused(
+        cutting(), COORDINATOR, msgspec.structs.replace(at, piece="../x"), "'../x' is not the name of a piece"
+    )
 
 
 def test_a_cut_is_not_durable_before_its_rows_were_taken() -> None:
@@ -229,7 +230,7 @@ def test_a_flush_has_marks_and_a_past(staged: bool) -> None:
         (arrays(slots=[0, 1]), "slot" if not staged else "rows that are not in group 1"),
         (arrays(deltas=[1.0] * 7), "floats" if not staged else "7 values are not the records of 2 slots"),
     ]:
-        check_refused(shard_server(CODED, index=2), server(0), dataclasses.replace(good, **wrong), reason)
+        check_refused(shard_server(CODED, index=2), server(0), msgspec.structs.replace(good, **wrong), reason)
 
 
 def test_a_commit_applies_all_that_it_names_or_nothing() -> None:
@@ -247,7 +248,7 @@ def test_a_stream_ends_with_marks_and_rows_of_its_group() -> None:
         (arrays(deltas=[1.0]), "1 values are not the records"),
         (arrays(slots=[0, 1]), "rows that are not in group 1"),
     ]:
-        check_refused(replacement(index=2), server(0), dataclasses.replace(end, **wrong), reason)
+        check_refused(replacement(index=2), server(0), msgspec.structs.replace(end, **wrong), reason)
 
 
 def test_an_acknowledgement_is_of_a_flush_that_is_remembered() -> None:
@@ -280,7 +281,7 @@ def test_tails_come_from_holders_and_end_where_they_end() -> None:
     of_s1: dict[str, Any] = {"source": 1, "incarnation": 1, "group": 1}
     tail = Tail(**of_s1, number=1, marks=(1,), **PART)
     check_refused(agreeing(), server(2), tail, "S2 holds no parity of group 1 of S1")
-    check_refused(agreeing(), server(0), dataclasses.replace(tail, marks=()), "0 marks")
+    check_refused(agreeing(), server(0), msgspec.structs.replace(tail, marks=()), "0 marks")
     check_refused(agreeing(), server(0), TailEnd(**of_s1, number=1), "a tail ended at flush 1 before all")
     machine = agreeing()
     machine.receive(Delivered(source=server(0), message=tail))
@@ -307,9 +308,9 @@ def test_what_is_brought_fits_before_a_part_of_it_is_believed() -> None:
         ({"touched": np.zeros(2, np.uint64)}, "2 words of bits"),
         ({"touched": np.array([1 << 10], np.uint64)}, "bits beyond the last of 10 blocks"),
     ]:
-        check_refused(replacement(), server(2), dataclasses.replace(have, **wrong), reason)
+        check_refused(replacement(), server(2), msgspec.structs.replace(have, **wrong), reason)
     undo = Undo(group=1, **PART)
-    check_refused(replacement(), server(2), dataclasses.replace(undo, **arrays(deltas=[1.0])), "1 values are not")
+    check_refused(replacement(), server(2), msgspec.structs.replace(undo, **arrays(deltas=[1.0])), "1 values are not")
     rows = Restored(request=0, **arrays(counts=[1], slots=[2**31], relatives=[1.0] * 4))
     check_refused(replacement(), server(2), rows, "out of range")
     machine = replacement()
@@ -321,8 +322,8 @@ def test_holders_that_do_not_agree_are_not_believed() -> None:
     machine = replacement(PAIRED)  # group 1 of S0 is held by S2 and S3
     have = Have(group=1, number=1, marks=(1,), touched=np.array([1], np.uint64))
     machine.receive(Delivered(source=server(2), message=have))
-    check_refused(machine, server(3), dataclasses.replace(have, number=2), "do not agree")
-    check_refused(machine, server(3), dataclasses.replace(have, marks=(2,)), "do not agree")
+    check_refused(machine, server(3), msgspec.structs.replace(have, number=2), "do not agree")
+    check_refused(machine, server(3), msgspec.structs.replace(have, marks=(2,)), "do not agree")
 
 
 def test_marks() -> None:

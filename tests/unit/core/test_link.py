@@ -8,7 +8,6 @@ a link is tried frame by frame, and then by chance: two links over connections t
 
 from __future__ import annotations
 
-import dataclasses
 import random
 from collections import deque
 from typing import Any
@@ -66,8 +65,7 @@ def forged_welcome(right: Acceptor, hello: Any, who: Identity) -> Any:
 
 def changed(message: Any, **fields: Any) -> Any:
     """Of a message, or of a stamp."""
-    replace = dataclasses.replace if dataclasses.is_dataclass(message) else msgspec.structs.replace
-    return replace(message, **fields)
+    return msgspec.structs.replace(message, **fields)
 
 
 # --- The handshake ---

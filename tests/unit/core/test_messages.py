@@ -6,7 +6,6 @@ of the wire format is a visible change of this file. Jobs are checked one wrong 
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import msgspec
@@ -100,7 +99,7 @@ def test_messages_are_frozen_and_name_their_fields() -> None:
         "Pull",
         {"request": 1, "step": 2, "counts": ("<i4", [1]), "slots": ("<u4", [3])},
     )
-    with pytest.raises(dataclasses.FrozenInstanceError):
+    with pytest.raises(AttributeError):
         pull.step = 3  # type: ignore[misc]
     with pytest.raises(TypeError):
         Pull(1, 2, np.zeros(0, np.int32), np.zeros(0, np.uint32))  # type: ignore[misc]
