@@ -23,13 +23,31 @@ from regrow.core.groups import Groups
 from regrow.core.identity import Identity
 from regrow.core.job import JobSpec
 from regrow.core.messages import Beat, CutAsk, CutAt, CutEnd, KnownView, Open, Recovered, Register, View
+from regrow.core.own_saves import OwnSaved, SaveOwn, SavePlan, UnsaveOwn
+from regrow.core.recall_events import SavedRowsLoaded, SavesFound, SavesLoaded
 from regrow.core.server import Server
 from regrow.core.serving import WAITING_MAX, Store
 from regrow.core.steady import SteadyTime
-from regrow.core.wayback import Load, LoadedAll, LoadedRows, find_ways_flaw
+from regrow.core.wayback import FetchSaved, FindSaves, Load, LoadedAll, LoadedRows, find_ways_flaw
 
-Event = Joined | Delivered | Lost | Tick | Saved | LoadedRows | LoadedAll
-Effect = Send | Refuse | Log | Dial | Forget | Stop | Notice | Save | Unsave | Load
+Stored = Saved | OwnSaved | LoadedRows | LoadedAll | SavesFound | SavedRowsLoaded | SavesLoaded
+Event = Joined | Delivered | Lost | Tick | Stored
+Effect = (
+    Send
+    | Refuse
+    | Log
+    | Dial
+    | Forget
+    | Stop
+    | Notice
+    | Save
+    | Unsave
+    | SaveOwn
+    | UnsaveOwn
+    | Load
+    | FindSaves
+    | FetchSaved
+)
 
 EARLY_OPENS_MAX = 4096  # A worker sends one Open and waits; more than this is somebody misbehaving.
 AHEAD_MAX = 1 << 16  # Messages of servers whose view is on its way.
@@ -47,14 +65,16 @@ class ServerDoor:
         reply_bytes_max: int,
         address: str = "",
         cut: str | None = None,
+        save_plan: SavePlan | None = None,
     ) -> None:
-        """`cut`: the run begins with this checkpoint."""
+        """`cut`: the run begins with this checkpoint. `save_plan`: when this server saves its own rows, if it does."""
         self.identity = identity
         self.address = address
         self.server: Server | None = None
         self._build_store = build_store
         self._reply_bytes_max = reply_bytes_max
         self._cut = cut
+        self._save_plan = save_plan
         self._coordinator: Identity | None = None
         self._early: list[Delivered] = []  # of workers, before the first view
         self._ahead: list[Delivered] = []  # of servers that the next view will name
@@ -89,6 +109,8 @@ class ServerDoor:
             return []  # of an attempt before this one: nothing is stored or loaded without a view
         if isinstance(event, Saved):
             return [*self.server.cut.on_saved(self._coordinator, event)] if self._coordinator is not None else []
+        if isinstance(event, OwnSaved):
+            return [*self.server.on_own_saved(event)]
         return [*self.server.on_loaded(event)]
 
     def _on_message(self, event: Delivered) -> list[Effect]:
@@ -209,6 +231,7 @@ class ServerDoor:
                 build_store=self._build_store,
                 reply_bytes_max=self._reply_bytes_max,
                 cut=self._cut,
+                save_plan=self._save_plan,
                 coordinator=coordinator,
             )
             effects += self.server.begin()

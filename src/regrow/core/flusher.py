@@ -17,7 +17,8 @@ other holders alive they have acknowledged everything before the end is sent (fl
 end would never come); without, the source flushes first. While all holders of a group are new, what is applied counts.
 
 Rows without parities are a group too, the bare one: no holders, nothing pending, and what is applied is as durable as
-it gets.
+it gets. How many updates they have had (`updates`) goes along with every flush: after a loss the holders know it, and
+with that what a replacement lacks that comes back with older rows (`recall.py`).
 
 What breaks without the rules:
 - Marks only with rows: pushes that change nothing in a group never become durable, windows fill, training stops.
@@ -108,6 +109,7 @@ class FlushGroup:
     def __init__(self, marks: int) -> None:
         self.number = 0  # of the last flush
         self.flushed: tuple[int, ...] = (0,) * marks  # the marks of that flush
+        self.updates = 0  # and how many updates the bare rows had had then
         self.history: dict[int, tuple[int, ...]] = {0: self.flushed}  # number -> marks, from the least acknowledged
         self.acked: dict[int, int] = {}  # holder -> last flush it has
         self.prepared: dict[int, int] = {}  # holder -> last flush it has staged (two-phase commit)
@@ -129,6 +131,7 @@ class Flusher:
         self.coded = self.groups[: len(groups)]  # those that have holders: all but the bare one
         # The last push (step) applied to the rows of each group.
         self.applied: list[list[int]] = [[0] * marks for _ in self.groups]
+        self.updates = 0  # of bare rows so far, a row once for each push that has it; also by servers before this one
         self.flush_count = 0
         self.flush_bytes = 0
         self.flush_rows = 0
@@ -247,6 +250,7 @@ class Flusher:
         if self._keeps_undo and group.flushed != marks:  # what is loaded between two steps is not undone with one
             group.last = part
         group.flushed = marks
+        group.updates = self.updates
         group.history[group.number] = marks
         staged = self._spec.commit == "2pc"
         sends: list[Send] = []
@@ -262,6 +266,7 @@ class Flusher:
                 stable=self._stable(group),
                 marks=marks,
                 staged=staged,
+                updates=self.updates,
                 counts=part[0],
                 slots=part[1],
                 deltas=part[2],
@@ -397,13 +402,15 @@ class Flusher:
                     group.history.setdefault(0, (0,) * len(self._durable))
         self._settle()
 
-    def activate(self, g: int, *, number: int, marks: tuple[int, ...], undo: Part | None) -> None:
+    def activate(self, g: int, *, number: int, marks: tuple[int, ...], updates: int, undo: Part | None) -> None:
         """A replacement learns where its group stands: its holders have all of flush `number`."""
         group = self.groups[g]
         assert not group.active
         group.active = True
         group.number = number
         group.flushed = marks
+        group.updates = updates
+        self.updates = max(updates, self.updates)
         group.history = {0: (0,) * len(marks), number: marks}
         group.last = undo
         self.applied[g] = list(marks)
@@ -413,6 +420,16 @@ class Flusher:
                 group.acked[holder] = group.prepared[holder] = number
         if all(each.active for each in self.groups):
             self._settle()
+
+    def join_bare(self) -> tuple[int, ...]:
+        """The bare rows count as being where the coded ones are: what they lack of that is lost. Returns the marks."""
+        bare = self.geometry.bare
+        assert bare is not None and all(group.active for group in self.coded)
+        marks = tuple(map(min, zip(*self.applied[: len(self.coded)], strict=True)))
+        self.applied[bare] = list(marks)
+        self.groups[bare].active = True
+        self._settle()
+        return marks
 
     @property
     def is_streaming(self) -> bool:
@@ -494,7 +511,15 @@ class Flusher:
         elif any(group.acked[h] < group.number for h in others):
             return self._commit_staged(g, others)
         counts, slots, deltas = group.last or make_empty_part(len(self.geometry.job.tables))
-        end = StreamEnd(group=g, number=group.number, marks=group.flushed, counts=counts, slots=slots, deltas=deltas)
+        end = StreamEnd(
+            group=g,
+            number=group.number,
+            marks=group.flushed,
+            updates=group.updates,
+            counts=counts,
+            slots=slots,
+            deltas=deltas,
+        )
         del group.streams[holder]
         group.since[holder] = group.number
         group.history.setdefault(group.number, group.flushed)

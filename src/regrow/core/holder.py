@@ -45,6 +45,7 @@ class Held:
     def __init__(self, marks: int) -> None:
         self.number = 0
         self.marks: tuple[int, ...] = (0,) * marks
+        self.updates = 0  # that the bare rows of the source had had at these marks
         self.ended = True  # False: a new holder that is still being streamed to
         self.tail: deque[Flush] = deque()  # flushes that some other holder may lack (r >= 2)
         self.last: Part | None = None  # what the last flush changed (sync)
@@ -120,6 +121,7 @@ class Holder:
             state.last = (flush.counts, flush.slots, flush.deltas)
         state.number = flush.number
         state.marks = flush.marks
+        state.updates = flush.updates
         if self._groups.list[flush.group][1] > 1:
             state.tail.append(flush)
             while state.tail and state.tail[0].number <= flush.stable:
@@ -145,6 +147,7 @@ class Holder:
         state.ended = True
         state.number = end.number
         state.marks = end.marks
+        state.updates = end.updates
         state.last = (end.counts, end.slots, end.deltas) if self._keeps_last else None
         if not end.number:
             return []  # nothing was ever flushed, and nothing is to be acknowledged
@@ -185,6 +188,7 @@ class Holder:
                     group=g,
                     number=flush.number,
                     marks=flush.marks,
+                    updates=flush.updates,
                     counts=flush.counts,
                     slots=flush.slots,
                     deltas=flush.deltas,
@@ -210,7 +214,9 @@ class Holder:
             counts, slots, deltas = state.last
             undo = Undo(group=g, counts=counts, slots=slots, deltas=deltas)
             sends.append(Send(target=target, message=undo))
-        have = Have(group=g, number=state.number, marks=state.marks, touched=np.concatenate(words))
+        have = Have(
+            group=g, number=state.number, marks=state.marks, updates=state.updates, touched=np.concatenate(words)
+        )
         return [*sends, Send(target=target, message=have)]
 
     def on_holder_message(self, peer: Identity, message: Message) -> list[Send | Refuse]:
@@ -261,6 +267,7 @@ class Holder:
                     stable=0,
                     marks=message.marks,
                     staged=False,
+                    updates=message.updates,
                     counts=message.counts,
                     slots=message.slots,
                     deltas=message.deltas,

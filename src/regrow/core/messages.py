@@ -18,7 +18,7 @@ from regrow.core.identity import Identity
 from regrow.core.job import JobSpec
 from regrow.errors import Refusal
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 
 U62 = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 U32 = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
@@ -348,6 +348,7 @@ class Flush(Message, frozen=True, kw_only=True):
     stable: U62  # flushes up to here are acknowledged by all holders
     marks: tuple[int, ...]
     staged: bool = False
+    updates: U62 = 0  # of rows without parities, that pushes up to these marks made at the source
     counts: Int32Array
     slots: UInt32Array
     deltas: Float32Array
@@ -395,6 +396,7 @@ class StreamEnd(Message, frozen=True, kw_only=True):
     group: U32
     number: U62
     marks: tuple[int, ...]
+    updates: U62 = 0
     counts: Int32Array
     slots: UInt32Array
     deltas: Float32Array
@@ -418,6 +420,7 @@ class Have(Message, frozen=True, kw_only=True):
     group: U32
     number: U62
     marks: tuple[int, ...]
+    updates: U62 = 0
     touched: UInt64Array
 
 
@@ -472,6 +475,7 @@ class Tail(Message, frozen=True, kw_only=True):
     group: U32
     number: U62
     marks: tuple[int, ...]
+    updates: U62 = 0
     counts: Int32Array
     slots: UInt32Array
     deltas: Float32Array

@@ -8,6 +8,7 @@ at a table's parities to find out (a test counts the places that do). All of the
     replaces_servers    is a server that dies followed by a successor while the others go on?
     lost_together_max   how many servers may die together, at the most: so many spares are worth having
     begins_together     must recoveries that are under way begin again, together, when another server dies?
+    recalls_bare        do rows without parities come back from what their own server saved last?
     verdict(down)       can this set of servers be lost together? With the reason, which names what is lost.
 
 To add one: a struct here with these answers and a new tag, its name in `Protection`, and whatever brings its rows back
@@ -72,6 +73,7 @@ class Unprotected(msgspec.Struct, frozen=True, kw_only=True, tag="unprotected"):
     replaces_servers: ClassVar[bool] = False
     lost_together_max: ClassVar[int] = 0
     begins_together: ClassVar[bool] = False
+    recalls_bare: ClassVar[bool] = False
 
     def verdict(self, down: Collection[int], *, tables: Sequence[TableSpec], servers: int) -> Verdict:
         if not down:
@@ -99,6 +101,7 @@ class Coded(msgspec.Struct, frozen=True, kw_only=True, tag="coded"):
 
     has_parities: ClassVar[bool] = True
     replaces_servers: ClassVar[bool] = True
+    recalls_bare: ClassVar[bool] = False
 
     @property
     def lost_together_max(self) -> int:
@@ -111,14 +114,7 @@ class Coded(msgspec.Struct, frozen=True, kw_only=True, tag="coded"):
 
     def verdict(self, down: Collection[int], *, tables: Sequence[TableSpec], servers: int) -> Verdict:
         """No stripe may have more members on the servers `down` than it has parities."""
-        lost = count_lost_rows(down, tables=tables, servers=servers, rings=self.rings)
-        if not lost:
-            return Verdict(True, f"no stripe has lost more members than it has parities, without {name_servers(down)}")
-        rows = sum(count for _, count in lost)
-        named = ", ".join(f"{name} ({count})" for name, count in lost[:TABLES_NAMED_MAX])
-        more = f" and {len(lost) - TABLES_NAMED_MAX} more tables" if len(lost) > TABLES_NAMED_MAX else ""
-        reason = f"{name_servers(down)} are down together: up to {rows} rows are lost, in {named}{more}"
-        return Verdict(False, reason[:REASON_LENGTH_MAX])
+        return judge_loss(down, count_lost_rows(down, tables=tables, servers=servers, rings=self.rings))
 
     def invalid_reason(self, *, tables: Sequence[TableSpec], servers: int, mode: str) -> str | None:
         if self.rings < 1 or servers % self.rings:
@@ -135,7 +131,63 @@ class Coded(msgspec.Struct, frozen=True, kw_only=True, tag="coded"):
         return None if most.r else "no table has a parity (r >= 1), but the job is coded"
 
 
-Protection = Unprotected | Coded
+class Partial(msgspec.Struct, frozen=True, kw_only=True, tag="partial"):
+    """Partial recovery: a lost server goes back to what it last saved by itself, and nobody else goes back at all.
+
+    Tables without parities (r = 0) lose what came since their server's last save. The others, dense parameters above
+    all, are copied r times (k = 1) and lose nothing; and what their holders know of them says how far the lost server
+    was, so that the loss is counted to the push.
+    """
+
+    r: int = 1
+    flush: FlushSpec = FlushSpec()
+
+    rings: ClassVar[int] = 1
+    has_parities: ClassVar[bool] = True
+    replaces_servers: ClassVar[bool] = True
+    recalls_bare: ClassVar[bool] = True
+
+    @property
+    def lost_together_max(self) -> int:
+        return self.r
+
+    @property
+    def begins_together(self) -> bool:
+        return self.r > 1
+
+    def verdict(self, down: Collection[int], *, tables: Sequence[TableSpec], servers: int) -> Verdict:
+        """Only copies can be lost: of all other rows their servers have saves."""
+        lost = count_lost_rows(down, tables=tables, servers=servers, rings=1)
+        copied = {table.name for table in tables if table.r}
+        return judge_loss(down, [(name, count) for name, count in lost if name in copied])
+
+    def invalid_reason(self, *, tables: Sequence[TableSpec], servers: int, mode: str) -> str | None:
+        if reason := self.flush.invalid_reason():
+            return reason
+        if self.flush.commit != "exactly-once":
+            return f"commit = {self.flush.commit!r} does not go with partial recovery"
+        if self.r < 1:
+            return f"partial recovery keeps at least one copy of dense parameters, not {self.r}"
+        for table in tables:
+            if table.k != 1 or table.r not in (0, self.r):
+                return f"table {table.name!r} has k={table.k}, r={table.r}; here it is k=1 and r=0 or r={self.r}"
+        if not any(table.r for table in tables):
+            return "no table has copies, so nobody would know how far a lost server was"
+        return None
+
+
+Protection = Unprotected | Coded | Partial
+
+
+def judge_loss(down: Collection[int], lost: Sequence[tuple[str, int]]) -> Verdict:
+    """What to say of servers that are down together, and with them these (table, rows)."""
+    if not lost:
+        return Verdict(True, f"no stripe has lost more members than it has parities, without {name_servers(down)}")
+    rows = sum(count for _, count in lost)
+    named = ", ".join(f"{name} ({count})" for name, count in lost[:TABLES_NAMED_MAX])
+    more = f" and {len(lost) - TABLES_NAMED_MAX} more tables" if len(lost) > TABLES_NAMED_MAX else ""
+    reason = f"{name_servers(down)} are down together: up to {rows} rows are lost, in {named}{more}"
+    return Verdict(False, reason[:REASON_LENGTH_MAX])
 
 
 def count_lost_rows(

@@ -50,6 +50,7 @@ class Rebuild:
         sizes = [store.slots(table) for table in range(len(groups.job.tables))]
         self._first_slot = np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.int64)
         self._asked = np.zeros(sum(sizes), bool)  # faults sent: the slots of all tables, one after the other
+        self._is_coded = np.array([table.r > 0 for table in groups.job.tables])
         for group in flusher.coded:
             group.active = False
 
@@ -88,7 +89,9 @@ class Rebuild:
         first = haves[self._living[have.group][0]]
         self._know_touched(first)
         undo = self._undo.pop(have.group, None)
-        self._flusher.activate(have.group, number=first.number, marks=first.marks, undo=undo)
+        self._flusher.activate(
+            have.group, number=first.number, marks=first.marks, updates=first.updates, undo=undo
+        )
         if not all(group.active for group in self._flusher.coded):
             return []
         self.life.move("holders have told")
@@ -125,14 +128,20 @@ class Rebuild:
                 self._store.know_touched(have.group, table, have.touched[start : start + count])
                 start += count
 
+    def check(self) -> list[Effect]:
+        return []
+
     def find_missing(self, counts: Int32Array, slots: UInt32Array, peers: dict[int, Identity]) -> list[Send] | None:
-        """None: all these rows are here. Else somebody has to wait, and these are the faults to send, if any."""
+        """None: all coded ones of these rows are here. Else somebody has to wait, and these are the faults to send."""
         if self.life.state is WayState.WHOLE:
             return None
         counts, slots = self._store.prepare(counts, slots)
+        tables = np.repeat(np.arange(counts.size), counts)
+        if self._groups.bare is not None:
+            mine = self._is_coded[tables]
+            tables, slots = tables[mine], slots[mine]
         if not slots.size:
             return None
-        tables = np.repeat(np.arange(counts.size), counts)
         places = self._first_slot[tables] + slots
         fresh = ~self._asked[places]
         if not fresh.any():  # whoever waits is looked at again with every answer

@@ -53,6 +53,9 @@ class Reload:
         self.life.move("all loaded")
         return [*flushed, *self.on_acknowledged()]
 
+    def check(self) -> list[Effect]:
+        return []
+
     def find_missing(self, counts: Int32Array, slots: UInt32Array, peers: dict[int, Identity]) -> list[Send] | None:
         """Nobody is served before all rows are here, and then none is missing."""
         return None

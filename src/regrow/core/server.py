@@ -8,7 +8,9 @@ together what concerns several of them.
     holder     same flush number, same parity, at every holder                 holder.py
     decoder    a decoded row contains a push if and only if the marks do       decode.py
     cut        what is captured is one instant, and forgotten when it exists   cut.py
-    ways       no row ahead of its marks                                       wayback.py, rebuild.py, reload.py
+    saves      what is saved counts as saved once it is durable                own_saves.py
+    ways       no row ahead of its marks                                       wayback.py, rebuild.py, reload.py,
+                                                                               recall.py
 
 All of them exist from the first view to the end; none is optional. Without parities there are no groups with holders,
 and flusher, holder and decoder have nothing to do. A server with all its rows has no way back to go.
@@ -22,6 +24,7 @@ What concerns several parts, and why it is here:
   towards tolerance, answers snapshots, and the coordinator is told.
 - A source streams its rows to a new holder only when it has them all: it cannot send what it lacks.
 - Decoding and streaming are background work: after every message a bit of it goes on, within a budget.
+- A store captures for one at a time: a cut, for which all servers wait, ends a save of this server's own.
 """
 
 from __future__ import annotations
@@ -62,15 +65,33 @@ from regrow.core.messages import (
     Undo,
     View,
 )
+from regrow.core.own_saves import OwnSaved, OwnSaves, SaveOwn, SavePlan, UnsaveOwn
 from regrow.core.rebuild import Rebuild
+from regrow.core.recall import Recall
+from regrow.core.recall_events import SavedRowsLoaded, SavesFound, SavesLoaded
 from regrow.core.reload import Reload
 from regrow.core.serving import Parts, Serving, Store
 from regrow.core.serving_async import AsyncServing
 from regrow.core.serving_sync import SyncServing
 from regrow.core.states import CutState
-from regrow.core.wayback import Load, LoadedAll, LoadedRows, WayBack, Ways, plan_ways
+from regrow.core.wayback import FetchSaved, FindSaves, Load, LoadedAll, LoadedRows, WayBack, Ways, plan_ways
 
-Effect = Send | Refuse | Log | Dial | Forget | Notice | Save | Unsave | Load
+Loaded = LoadedRows | LoadedAll | SavesFound | SavedRowsLoaded | SavesLoaded
+Effect = (
+    Send
+    | Refuse
+    | Log
+    | Dial
+    | Forget
+    | Notice
+    | Save
+    | Unsave
+    | SaveOwn
+    | UnsaveOwn
+    | Load
+    | FindSaves
+    | FetchSaved
+)
 
 NOTICE_SECONDS = 0.25
 # What brings rows and parities back to a server; while none comes, it does not get further.
@@ -88,6 +109,7 @@ class Server:
         build_store: Callable[[JobSpec, int, bool], Store],
         reply_bytes_max: int,
         cut: str | None,
+        save_plan: SavePlan | None,
         coordinator: Identity,
     ) -> None:
         job, server = view.job, identity.id
@@ -119,6 +141,7 @@ class Server:
         )
         self.ways = self._plan_ways(groups, cut)
         self.cut = CutSide(store=self.store, holds_pushes=not sync)
+        self.saves = OwnSaves(store=self.store, flusher=self.flusher, plan=save_plan, ways=self.ways)
         parts = Parts(
             job=job,
             store=self.store,
@@ -157,6 +180,8 @@ class Server:
         if plan.reloaded:
             assert cut is not None
             ways.append(Reload(groups=groups, mine=plan.reloaded, store=self.store, flusher=self.flusher, cut=cut))
+        if plan.recalled:
+            ways.append(Recall(server=self.identity.id, groups=groups, store=self.store, flusher=self.flusher))
         return Ways(ways)
 
     def report(self) -> dict[str, Any]:
@@ -219,12 +244,16 @@ class Server:
         effects: list[Effect]
         if isinstance(message, CutAsk):
             whole = self.recovered and self.ways.serves
-            effects = [*self.cut.on_ask(source, message, applied, whole=whole)]
+            effects = [*self.saves.give_up(), *self.cut.on_ask(source, message, applied, whole=whole)]
         elif isinstance(message, CutAt):
             effects = [*self.cut.on_at(source, message, applied)]
         else:
             effects = [*self.cut.on_end(message)]
         return [*effects, *self.serving.release()]
+
+    def on_own_saved(self, saved: OwnSaved) -> list[Effect]:
+        """The driver has stored what this server saved by itself, or cannot."""
+        return [*self.saves.on_saved(saved)]
 
     def give_up_cut(self) -> list[Effect]:
         """Whoever made it is gone."""
@@ -286,10 +315,14 @@ class Server:
 
     # --- The way back ---
 
-    def on_loaded(self, event: LoadedRows | LoadedAll) -> list[Effect]:
-        """The driver brings rows of a checkpoint."""
+    def on_loaded(self, event: Loaded) -> list[Effect]:
+        """The driver brings rows of a checkpoint, or of saves."""
         self.brought += 1
-        return self._take(lambda: self.ways.receive(None, event))
+        served = self.ways.serves
+        effects = self._take(lambda: self.ways.receive(None, event))
+        if served and self.ways.serves:
+            effects += self._retry()  # somebody may have waited for one of them
+        return effects + self._check_recovered()
 
     def _on_brought(self, source: Identity, message: Undo | Have | Restored) -> list[Effect]:
         effects: list[Effect] = []
@@ -337,7 +370,7 @@ class Server:
         self._now = now
         self._row_budget.refill(now)
         self._parity_budget.refill(now)
-        if self.rests:
+        if self.rests and not self.saves.is_due(now, self.serving.committed):
             return []
         effects: list[Effect] = []
         if self.cut.tick(now):
@@ -350,6 +383,8 @@ class Server:
             effects += self.work_in_background()
         if not self.recovered or not self.ways.is_whole:
             effects += self._tick_ways(now)
+        if self.cut.life.state is CutState.IDLE:
+            effects += self.saves.tick(now, self.serving.committed)
         self.rests = not effects and self._has_rest()
         return effects
 

@@ -41,11 +41,11 @@ from regrow.core.messages import (
     UInt32Array,
     WriteRecords,
 )
-from regrow.core.wayback import Ways
+from regrow.core.wayback import FetchSaved, Ways
 from regrow.errors import Refusal
 from regrow.store.interface import Store
 
-Effect = Send | Refuse | Save | Unsave
+Effect = Send | Refuse | Save | Unsave | FetchSaved
 Waiting = tuple[Identity, Message]
 
 WAITING_MAX = 1 << 16  # Requests of all workers that wait for a replacement; a worker's own window is far smaller.
@@ -82,6 +82,9 @@ class Serving(ABC):
         self._parked: list[Waiting] = []  # requests whose rows are not back
         self._writes: list[tuple[list[int], Send]] = []  # answers that wait for their flushes
         self._reported: dict[int, int] = {}  # worker -> durable as it was last told
+        # Which tables have rows that may be lost, and whose updates are counted for it.
+        self._recalled = np.array([not table.r and parts.job.protection.recalls_bare for table in parts.job.tables])
+        self._counts_updates = bool(self._recalled.any())
 
     # --- What the two modes differ in ---
 
@@ -244,6 +247,11 @@ class Serving(ABC):
         lacking = np.array([marks[mark] < seq for marks in self.flusher.applied])
         wanted = lacking[self.flusher.geometry.of_slots(counts, slots)]
         return self.requests.select(wanted, np.repeat(np.arange(counts.size), counts), slots, grads)
+
+    def count_updates(self, counts: Int32Array, slots: UInt32Array) -> None:
+        """A worker's push is applied: a row of it that could be lost with this server counts once."""
+        if self._counts_updates:
+            self.flusher.updates += int(counts[self._recalled].sum())
 
     def acknowledge(self, source: Identity, seq: int) -> Send:
         durable = self.report_durable(source.id)

@@ -144,6 +144,8 @@ class SyncServing(Serving):
         if faults is not None:
             return faults
         self._apply(summed, step)
+        for counts, slots, _ in parts:
+            self.count_updates(counts, slots)
         del self._staged[step]
         self.clock += len(parts)
         cut = self.cut.check_marks(self.flusher.applied) or self.cut.check_aside()

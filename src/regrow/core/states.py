@@ -145,6 +145,23 @@ ATTEMPT = Moves(
 )
 
 
+# --- A save of a server's own rows (core/own_saves.py) ---------------------------------------------------------
+
+
+class OwnSaveState(State):
+    IDLE = "no save is under way here"
+    CAPTURED = "the rows of that instant are captured and being stored, while training goes on"
+
+
+OWN_SAVE = Moves(
+    "a save of one server",
+    (
+        (OwnSaveState.IDLE, "captured", OwnSaveState.CAPTURED),
+        (OwnSaveState.CAPTURED, "over", OwnSaveState.IDLE),
+    ),
+)
+
+
 # --- The way back of a server that begins without its rows (core/wayback.py) -----------------------------------
 
 
@@ -160,6 +177,7 @@ WAY = Moves(
     "a way back",
     (
         (WayState.LEARNING, "holders have told", WayState.RETURNING),
+        (WayState.LEARNING, "saves were found", WayState.RETURNING),
         (WayState.RETURNING, "last row is back", WayState.FILLING),
         (WayState.FILLING, "all filled", WayState.WHOLE),
         (WayState.LEARNING, "all loaded", WayState.SETTLING),
@@ -238,8 +256,9 @@ ALL: tuple[
     Moves[LinkState]
     | Moves[CutState]
     | Moves[AttemptState]
+    | Moves[OwnSaveState]
     | Moves[WayState]
     | Moves[MemberState]
     | Moves[SessionState],
     ...,
-] = (LINK, SESSION, MEMBER, WAY, CUT, ATTEMPT)
+] = (LINK, SESSION, MEMBER, WAY, CUT, ATTEMPT, OWN_SAVE)

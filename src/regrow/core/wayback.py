@@ -1,7 +1,8 @@
 """Ways back: how a server that begins without its rows gets them, and what it may do meanwhile.
 
-There are two: from parities that other servers hold (`rebuild.py`), and from a checkpoint (`reload.py`). Both answer
-the same four questions, for the groups of rows that they are responsible for:
+There are three: from parities that other servers hold (`rebuild.py`), from a checkpoint (`reload.py`), and from what
+this server's predecessors saved by themselves (`recall.py`). All answer the same four questions, for the groups of rows
+that they are responsible for:
 
     what is missing?            `find_missing` says which of some rows are not here, and asks for them
     who brings it?              `begin` asks; `receive` takes what holders, or the driver, bring
@@ -26,6 +27,7 @@ from regrow.core.groups import Groups
 from regrow.core.identity import Identity
 from regrow.core.job import JobSpec
 from regrow.core.messages import Have, Int32Array, Restored, UInt32Array, Undo
+from regrow.core.recall_events import SavedRowsLoaded, SavesFound, SavesLoaded
 from regrow.core.states import Life, WayState
 from regrow.store.interface import TableRows
 
@@ -54,8 +56,26 @@ class LoadedAll:
     marks: tuple[int, ...]
 
 
-Brought = Undo | Have | Restored | LoadedRows | LoadedAll
-Effect = Send | Log | Notice | Load
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class FindSaves:
+    """Effect of a server: find what was saved of its rows of these tables; tell it as `SavesFound`, then the rows as
+    `SavedRowsLoaded`, newest first, then `SavesLoaded`."""
+
+    job: JobSpec
+    tables: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class FetchSaved:
+    """Effect of a server: somebody waits for these rows of its saves, bring them first."""
+
+    table: int
+    ids: UInt32Array
+
+
+Brought = Undo | Have | Restored | LoadedRows | LoadedAll | SavesFound | SavedRowsLoaded | SavesLoaded
+Effect = Send | Log | Notice | Load | FindSaves | FetchSaved
+Asking = Send | FetchSaved  # how rows are asked for that somebody waits for
 
 
 class WayBack(Protocol):
@@ -76,8 +96,13 @@ class WayBack(Protocol):
     def receive(self, source: Identity | None, brought: Brought) -> list[Effect]:
         """Takes what was brought. ValueError: nobody asked for it, and nothing changed."""
 
-    def find_missing(self, counts: Int32Array, slots: UInt32Array, peers: dict[int, Identity]) -> list[Send] | None:
-        """None: all these rows are here. Else somebody has to wait, and these are the messages that ask for them."""
+    def check(self) -> list[Effect]:
+        """Something came, perhaps for another way: is this one further for it?"""
+
+    def find_missing(
+        self, counts: Int32Array, slots: UInt32Array, peers: dict[int, Identity]
+    ) -> Sequence[Asking] | None:
+        """None: all its own of these rows are here. Else somebody has to wait, and this is what asks for them."""
 
     def on_acknowledged(self) -> list[Effect]:
         """Parity holders have more than before."""
@@ -110,14 +135,15 @@ class Ways:
     def receive(self, source: Identity | None, brought: Brought) -> list[Effect]:
         """What is for nobody is dropped: a row that comes once more after all is here."""
         effects = [effect for way in self.all if way.takes(brought) for effect in way.receive(source, brought)]
+        effects += [effect for way in self.all for effect in way.check()]
         self._look()
         return effects
 
-    def find_missing(self, counts: Int32Array, slots: UInt32Array, peers: dict[int, Identity]) -> list[Send] | None:
-        """None: all these rows are here. Else somebody has to wait, and these are the messages that ask for them."""
+    def find_missing(self, counts: Int32Array, slots: UInt32Array, peers: dict[int, Identity]) -> list[Asking] | None:
+        """None: all these rows are here. Else somebody has to wait, and this is what asks for them."""
         if self.is_whole:
             return None
-        asked: list[Send] | None = None
+        asked: list[Asking] | None = None
         for way in self.all:
             found = way.find_missing(counts, slots, peers)
             if found is not None:
@@ -149,28 +175,33 @@ class Ways:
 class Plan:
     """Which groups of a server come back by which way, and why."""
 
-    rebuilt: tuple[int, ...]  # from parities
-    reloaded: tuple[int, ...]  # from a checkpoint
+    rebuilt: tuple[int, ...] = ()  # from parities
+    reloaded: tuple[int, ...] = ()  # from a checkpoint
+    recalled: tuple[int, ...] = ()  # from what its predecessors saved
     reason: str
 
 
 def find_ways_flaw(groups: Groups, *, recovering: bool, cut: str | None) -> str | None:
     """Why a server cannot begin like this, or None."""
-    if recovering and groups.bare is not None and cut is None:
+    is_lost = recovering and groups.bare is not None and not groups.job.protection.recalls_bare
+    if is_lost and cut is None:
         return "rows without parities were lost, and no cut is named to load them from"
     return None
 
 
 def plan_ways(groups: Groups, *, recovering: bool, cut: str | None) -> Plan:
-    """A replacement gets from parities what has parities, and the rest from the cut. A server of a run that begins
-    with a cut gets everything from there; of any other run it computes its rows, which takes no way at all."""
+    """A replacement gets from parities what has parities, and the rest from its saves, if the protection makes any, or
+    from the cut. A server of a run that begins with a cut gets everything from there; of any other run it computes its
+    rows, which takes no way at all."""
     everything = tuple(range(groups.total))
     if not recovering:
         reason = "its rows are computed" if cut is None else f"all rows are loaded from {cut}"
-        return Plan(rebuilt=(), reloaded=() if cut is None else everything, reason=reason)
+        return Plan(reloaded=() if cut is None else everything, reason=reason)
     coded = everything[: len(groups)]
     bare = everything[len(groups) :]
     if flaw := find_ways_flaw(groups, recovering=recovering, cut=cut):
         raise ValueError(flaw)
+    if bare and groups.job.protection.recalls_bare:
+        return Plan(rebuilt=coded, recalled=bare, reason="copies come back as they were, other rows as they were saved")
     reason = "rows come back from parities" + (f", those without from {cut}" if bare else "")
     return Plan(rebuilt=coded, reloaded=bare, reason=reason)

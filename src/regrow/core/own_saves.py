@@ -1,0 +1,140 @@
+"""Saves of one server: its own rows, at an instant of its own, without asking anybody.
+
+Partial recovery takes back one server alone, so what it goes back to need not fit together with anything: a server
+captures its rows when its time comes and goes on. No cut is made, nobody is held up, nobody is told. The driver stores
+what was captured, writes a manifest of its own, and says so (`OwnSaved`).
+
+A save has all rows that changed since the last one, or, where a share is set and more have changed, those that the
+store's priority picks; the others stay dirty, and are in a later one. It names the marks of its instant, and how many
+updates all saves together then contain.
+
+The rules to keep: rows count as saved when the save is durable, and not before; there is one capture at a time, and a
+cut, for which all servers wait, goes first; a replacement saves nothing before all its rows are back.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from regrow.core.effects import Notice
+from regrow.core.flusher import Flusher
+from regrow.core.recall import SAVES_TENANT, Recall
+from regrow.core.states import OWN_SAVE, Life, OwnSaveState
+from regrow.core.wayback import Ways
+from regrow.store.interface import CapturedRows
+
+RETRY_SECONDS = 10.0  # after a save that failed, or was given up for a cut; sooner if they are made more often
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SavePlan:
+    """How often a server saves its own rows: one of the two, as seconds or as steps (pushes of the slowest worker)."""
+
+    every_seconds: float | None = None
+    every_steps: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SaveOwn:
+    """Effect of a server: its rows are captured; store them as a save of its own, then say `OwnSaved`."""
+
+    number: int
+    full: bool
+    marks: tuple[int, ...]
+    updates: int  # that are in this save and those before it, together
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class UnsaveOwn:
+    """Effect of a server: whatever is being stored of this save is void."""
+
+    number: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class OwnSaved:
+    """Event at a server: the save is durable, or why not. `full_wanted`: the next one must stand alone."""
+
+    number: int
+    error: str = ""
+    full_wanted: bool = False
+
+
+class OwnSaves:
+    """When a server saves its own rows, and how that ended. Its life is `states.OWN_SAVE`."""
+
+    def __init__(self, *, store: CapturedRows, flusher: Flusher, ways: Ways, plan: SavePlan | None) -> None:
+        self.life = Life(OWN_SAVE)
+        self.plan = plan
+        self.count = 0
+        self.failed = 0
+        self._store = store
+        self._flusher = flusher
+        self._ways = ways
+        self._number = 0
+        # A replacement goes on where its predecessor's saves end; the first server of a place begins with all it has.
+        self._full_wanted = not any(isinstance(way, Recall) for way in ways.all)
+        self._due_at: float | None = None
+        self._due_step = 0 if plan is None or plan.every_steps is None else plan.every_steps
+        self._now = 0.0
+        self._step = 0
+
+    def is_due(self, now: float, step: int) -> bool:
+        """Whether it is time for a save."""
+        plan = self.plan
+        if plan is None or self.life.state is not OwnSaveState.IDLE:
+            return False
+        if plan.every_steps is not None:
+            return step >= self._due_step and (self._due_at is None or now >= self._due_at)
+        return self._due_at is None or now >= self._due_at
+
+    def tick(self, now: float, step: int) -> list[SaveOwn]:
+        self._now, self._step = now, step
+        if not self.is_due(now, step) or not self._ways.is_back:
+            return []
+        if self._due_at is None and self.plan is not None and self.plan.every_seconds is not None:
+            self._due_at = now + self.plan.every_seconds  # counted from the first look
+            return []
+        return self._begin()
+
+    def _begin(self) -> list[SaveOwn]:
+        bare = self._flusher.geometry.bare
+        assert bare is not None
+        self._number += 1
+        self._store.begin_capture(SAVES_TENANT, self._full_wanted)
+        self.life.move("captured")
+        lost = sum(way.updates_lost for way in self._ways.all if isinstance(way, Recall))
+        contained = self._flusher.updates - lost - self._store.updates_uncaptured(SAVES_TENANT)
+        marks = tuple(self._flusher.applied[bare])
+        return [SaveOwn(number=self._number, full=self._full_wanted, marks=marks, updates=contained)]
+
+    def on_saved(self, saved: OwnSaved) -> list[Notice]:
+        """What was captured is stored, or cannot be: then it counts as changed again."""
+        if saved.number != self._number or self.life.state is not OwnSaveState.CAPTURED:
+            return []
+        self._store.end_capture(not saved.error)
+        self.life.move("over")
+        self._full_wanted = saved.full_wanted or (self._full_wanted and bool(saved.error))
+        self.count += not saved.error
+        self.failed += bool(saved.error)
+        self._plan_next(failed=bool(saved.error))
+        values = {"number": saved.number, "error": saved.error, "count": self.count, "failed": self.failed}
+        return [Notice(name="own save", values=values)]
+
+    def give_up(self) -> list[UnsaveOwn]:
+        """A cut comes first."""
+        if self.life.state is not OwnSaveState.CAPTURED:
+            return []
+        self._store.end_capture(False)
+        self.life.move("over")
+        self._plan_next(failed=True)
+        return [UnsaveOwn(number=self._number)]
+
+    def _plan_next(self, *, failed: bool) -> None:
+        plan = self.plan
+        assert plan is not None
+        if plan.every_steps is not None:
+            self._due_at = self._now + RETRY_SECONDS if failed else None
+            self._due_step = self._due_step if failed else self._step + plan.every_steps
+        elif plan.every_seconds is not None:
+            self._due_at = self._now + (min(RETRY_SECONDS, plan.every_seconds) if failed else plan.every_seconds)

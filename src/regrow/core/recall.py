@@ -1,0 +1,144 @@
+"""The way back from a server's own saves: older rows, at once, and exactly what they lack.
+
+Theory of operation. With partial recovery (CPR) a lost server goes back alone. Its rows without parities are those of
+its last save; all updates since are lost, and nobody trains them again. What is left to do is to begin soon, to hand
+out no row that is older than it must be, and to say what was lost.
+
+**Where it stands.** Rows with copies (dense parameters) come back as they were, with their marks: so many pushes of
+each worker had this server applied, as far as anybody else knows. The bare rows *join at these marks*: pushes behind
+them are sent again by the workers and count for all rows alike, pushes up to them are over. So no worker has to know
+of the loss, no push is applied to some rows only, and the loss is an interval: behind the marks of the save, up to the
+marks of the copies.
+
+**What was lost.** The source counts the updates of its bare rows, a row once for each push that has it. The count
+travels with every flush, beside the marks; a save knows how many of them it contains. The difference is the number of
+updates that are lost, all of them ever, to the last one.
+
+**When rows are served.** The driver reads first which rows are in saves. All others were never touched, and are
+computed from the seed. Saves are read newest first and the first value of a row counts, so a row is right when it is
+there, however much is still to be read; whoever needs one that is not waits for that row, and it is fetched first.
+
+What breaks without the rules:
+- A row from an older save, given out before the newer save was read: rows go back further than they must, and the
+  count is wrong. Hence newest first, and one value for each row.
+- The marks of the save instead of those of the copies: workers no longer have pushes that old, and everybody waits.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from regrow.core.bitmaps import to_words
+from regrow.core.effects import Log, Notice
+from regrow.core.flusher import Flusher
+from regrow.core.groups import Groups
+from regrow.core.identity import Identity
+from regrow.core.job import JobSpec
+from regrow.core.messages import Int32Array, UInt32Array
+from regrow.core.rebuild import FILL_ROWS
+from regrow.core.recall_events import SavedRowsLoaded, SavesFound, SavesLoaded
+from regrow.core.states import WAY, Life, WayState
+from regrow.core.wayback import Brought, Effect, FetchSaved, FindSaves
+from regrow.store.interface import Store
+
+SAVES_TENANT = 1  # of the rows' dirty bits: the server's own saves
+
+
+class Recall:
+    """The bare rows of one replacement until they are back. Its life is `states.WAY`."""
+
+    def __init__(self, *, server: int, groups: Groups, store: Store, flusher: Flusher) -> None:
+        assert groups.bare is not None
+        self.life = Life(WAY)
+        self.rows_total = self.rows_back = self.bytes_back = self.faults = 0
+        self.updates_lost = 0  # by this server and all before it
+        self._job: JobSpec = groups.job
+        self._server = server
+        self._groups = groups
+        self._bare: int = groups.bare
+        self._store = store
+        self._flusher = flusher
+        self._tables = tuple(t for t, spec in enumerate(groups.job.tables) if not spec.r)
+        self._found: SavesFound | None = None
+        self._asked = {t: np.zeros(store.slots(t), bool) for t in self._tables}  # rows that somebody waits for
+        flusher.groups[self._bare].active = False
+
+    def begin(self) -> list[Effect]:
+        return [FindSaves(job=self._job, tables=self._tables)]
+
+    def takes(self, brought: Brought) -> bool:
+        return isinstance(brought, SavesFound | SavedRowsLoaded | SavesLoaded)
+
+    def receive(self, source: Identity | None, brought: Brought) -> list[Effect]:
+        if isinstance(brought, SavesFound):
+            assert self._found is None
+            self._found = brought
+            for table in self._tables:
+                ids = brought.ids.get(table, np.zeros(0, np.uint32))
+                self._store.know_touched(self._bare, table, self._find_words(table, ids))
+        elif isinstance(brought, SavedRowsLoaded):
+            for table, ids, parts in brought.rows:
+                if table in self._asked:
+                    self.rows_back += self._store.load_rows(table, ids, parts)
+                    self.bytes_back += sum(part.nbytes for part in parts)
+        else:
+            assert not self._store.missing_rows(self._bare), "the saves ended before all their rows were here"
+        return []
+
+    def _find_words(self, table: int, ids: UInt32Array) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
+        """The slots of rows that live here, as a bitmap."""
+        servers, slots = self._job.layout(table).place(ids, table=table)
+        return to_words(slots[servers == self._server], self._store.slots(table))
+
+    def check(self) -> list[Effect]:
+        """Once it is known what was saved, and where the copies stand, the bare rows join them there."""
+        effects: list[Effect] = []
+        if self.life.state is WayState.LEARNING and self._is_known():
+            effects += self._join()
+        if self.life.state is WayState.RETURNING and not self._store.missing_rows(self._bare):
+            self.life.move("last row is back")
+        return effects
+
+    def _is_known(self) -> bool:
+        return self._found is not None and all(group.active for group in self._flusher.coded)
+
+    def _join(self) -> list[Effect]:
+        assert self._found is not None
+        marks = self._flusher.join_bare()
+        self.updates_lost = self._flusher.updates - self._found.updates
+        self.rows_total = self._store.missing_rows(self._bare)
+        self.life.move("saves were found")
+        text = f"back to marks {self._found.marks} of {marks}: {self.updates_lost} updates are lost by now"
+        values = {"saved": self._found.marks, "joined": marks, "updates_lost": self.updates_lost}
+        return [Log(text=text), Notice(name="joined", values=values)]
+
+    def find_missing(
+        self, counts: Int32Array, slots: UInt32Array, peers: dict[int, Identity]
+    ) -> list[FetchSaved] | None:
+        """None: all bare ones of these rows are here. Else somebody has to wait, and these are to be fetched first."""
+        if self.life.state not in (WayState.RETURNING, WayState.FILLING):
+            return None
+        counts, slots = self._store.prepare(counts, slots)
+        tables = np.repeat(np.arange(counts.size), counts)
+        wanted: list[FetchSaved] = []
+        waits = False
+        for table in self._tables:
+            mine = slots[tables == table]
+            waits |= bool(mine.size)
+            fresh = mine[~self._asked[table][mine]]
+            if fresh.size:
+                self._asked[table][fresh] = True
+                self.faults += fresh.size
+                rows = self._job.layout(table).row_of(np.full(fresh.size, self._server), fresh, table=table)
+                wanted.append(FetchSaved(table=table, ids=rows.astype(np.uint32)))
+        return wanted if waits else None
+
+    def on_acknowledged(self) -> list[Effect]:
+        return []
+
+    def tick(self) -> None:
+        """Computes some rows that nobody ever touched."""
+        if self.life.state is WayState.FILLING and not self._store.fill(FILL_ROWS):
+            self.life.move("all filled")
