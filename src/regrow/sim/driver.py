@@ -9,9 +9,10 @@ from regrow.core.cut import Save, Unsave
 from regrow.core.cuts import WriteManifest
 from regrow.core.effects import Condemn, Delivered, Dial, Forget, Log, Notice, Refuse, Replace, Send, Stop, Tick
 from regrow.core.identity import Identity
+from regrow.core.own_saves import SaveOwn, UnsaveOwn
 from regrow.core.session import Connect, PushReceived
 from regrow.core.states import ForbiddenMove
-from regrow.core.wayback import Load
+from regrow.core.wayback import FetchSaved, FindSaves, Load
 from regrow.sim import bounds
 from regrow.sim.net import COORDINATOR, short
 from regrow.sim.nodes import Node, Violation
@@ -113,6 +114,8 @@ class Driver:
                 self.world.log(f"{short(identity)}: {effect.text}")
         elif isinstance(effect, Save | Unsave | WriteManifest | Load | Notice):
             self._store(node, effect)
+        elif isinstance(effect, SaveOwn | UnsaveOwn | FindSaves | FetchSaved):
+            self._save_own(node, effect)
         elif isinstance(effect, PushReceived):
             pass
         elif node.program is not None:
@@ -133,8 +136,21 @@ class Driver:
             storage.write_manifest(node, effect)
         elif isinstance(effect, Load):
             storage.load(node, effect)
+        elif effect.name == "joined":
+            self.world.own_storage.on_joined(node, effect)
         else:
             storage.notice(node, effect)
+
+    def _save_own(self, node: Node, effect: SaveOwn | UnsaveOwn | FindSaves | FetchSaved) -> None:
+        storage = self.world.own_storage
+        if isinstance(effect, SaveOwn):
+            storage.save(node, effect)
+        elif isinstance(effect, UnsaveOwn):
+            storage.unsave(node, effect.number)
+        elif isinstance(effect, FindSaves):
+            storage.find(node, effect)
+        else:
+            storage.fetch(node, effect)
 
     def _forget(self, node: Node, peer: Identity) -> None:
         late = self.world.network.forget(node.identity, peer)

@@ -42,7 +42,8 @@ class Launcher:
         elif role == "server":
             on_capture = self.world.storage.note_capture if cuts is not None else None
             begins_with = self.world.start.cut if self.world.start is not None else None
-            server = machines.make_server(identity, on_capture=on_capture, start=begins_with)
+            saves = self.world.scenario.saves
+            server = machines.make_server(identity, on_capture=on_capture, start=begins_with, save_plan=saves)
             node = Node(identity, server)
         else:
             plan = cuts.plan if cuts is not None else None

@@ -10,6 +10,7 @@ import numpy as np
 
 from regrow.core import cuts, decode, flusher
 from regrow.core.coordinator import PATIENCE_SECONDS, Coordinator
+from regrow.core.cut import TENANT
 from regrow.core.cuts import CutPlan
 from regrow.core.door import ServerDoor
 from regrow.core.effects import Send
@@ -30,8 +31,12 @@ from regrow.core.messages import (
     View,
     WriteRecords,
 )
+from regrow.core.own_saves import SavePlan
 from regrow.core.states import AttemptState
+from regrow.core.wayback import FetchSaved
 from regrow.sim.probes import Probes
+from regrow.sim.reference import Key, Reference
+from regrow.store.interface import TableRows
 from regrow.store.memory import MemoryStore
 
 REPLY_BYTES_MAX = 1 << 20
@@ -50,18 +55,25 @@ SERVING_QUEUES = ("_queued", "_pushes", "_parked", "_held", "_staged", "_step_pu
 
 
 def make_server(
-    identity: Identity, *, on_capture: Callable[[Identity, bool], None] | None = None, start: str | None = None
+    identity: Identity,
+    *,
+    on_capture: Callable[[Identity, bool], None] | None = None,
+    start: str | None = None,
+    save_plan: SavePlan | None = None,
 ) -> ServerDoor:
-    """`on_capture` hears of every cut, at its instant; None: there are no cuts. `start`: the cut a run begins with."""
+    """`on_capture` hears of every cut, at its instant; None: there are no cuts. `start`: the cut a run begins with.
+    `save_plan`: when the server saves its own rows, if it does."""
 
     def build_store(job: JobSpec, server: int, recovering: bool) -> MemoryStore:
         store = MemoryStore(job, server, recovering)
-        if on_capture is not None:
+        for _ in range(2 if save_plan is not None else on_capture is not None):
             store.add_tenant()
+        if on_capture is not None:
             begin = store.begin_capture
 
             def begin_capture(tenant: int, full: bool) -> None:
-                on_capture(identity, full)
+                if tenant == TENANT:
+                    on_capture(identity, full)
                 begin(tenant, full)
 
             store.begin_capture = begin_capture
@@ -73,6 +85,7 @@ def make_server(
         reply_bytes_max=REPLY_BYTES_MAX,
         address=f"sim:{identity.id}.{identity.incarnation}",
         cut=start,
+        save_plan=save_plan,
     )
 
 
@@ -129,6 +142,47 @@ def cut_number(server: Any) -> int:
 def holds_pushes(server: Any) -> bool:
     """Whether a cut keeps pushes from being applied."""
     return bool(getattr(server.serving, "_held", ()))
+
+
+def read_touched_rows(server: Any, reference: Reference) -> dict[Key, bytes]:
+    """All rows of a server that were ever touched, as whole records."""
+    store, found = server.store, {}
+    for table in range(len(reference.job.tables)):
+        bits = np.unpackbits(store.touched(table).view(np.uint8), bitorder="little")
+        record = np.empty(store.record_floats(table), np.float32)
+        for slot in np.flatnonzero(bits).tolist():
+            row = reference.places.row_at.get((server.identity.id, table, slot))
+            if row is not None:
+                store.read_records(table, slot, 1, record)
+                found[table, row] = record[: reference.initial[table, 0].size].tobytes()
+    return found
+
+
+def take_captured(store: Any, bytes_max: int, reference: Reference) -> dict[Key, bytes]:
+    """Some captured rows, as whole records."""
+    found = {}
+    for table, ids, parts in store.capture_chunk(bytes_max):
+        values = np.concatenate(parts, axis=1)
+        padding = reference.initial[table, 0].size - values.shape[1]
+        for row, record in zip(ids.tolist(), np.pad(values, ((0, 0), (0, padding))), strict=True):
+            found[table, row] = record.tobytes()
+    return found
+
+
+def make_table_rows(rows: dict[Key, bytes], reference: Reference, job: JobSpec) -> list[TableRows]:
+    """Whole records in the form in which a driver loads them."""
+    found: list[TableRows] = []
+    for table, spec in enumerate(job.tables):
+        mine = sorted(row for t, row in rows if t == table)
+        if not mine:
+            continue
+        values = np.array([np.frombuffer(rows[table, row], np.float32) for row in mine])
+        parts, start = [], 0
+        for width in (spec.dim, *(width for _, width in spec.optimizer.state_parts(spec.dim))):
+            parts.append(np.ascontiguousarray(values[:, start : start + width]))
+            start += width
+        found.append((table, np.array(mine, np.uint32), parts))
+    return found
 
 
 def is_decoding(server: Any) -> bool:
@@ -246,8 +300,12 @@ def probe(probes: Probes, door: Any, event: Any, effects: list[Any]) -> None:
     kind = "push" if isinstance(message, Push) else "pull" if isinstance(message, Pull) else "record"
     if kind == "push" and _has(server, event):
         probes.hit("push seen before")
-    if any(isinstance(effect, Send) and isinstance(effect.message, Fault) for effect in effects):
+    if any(_asks_for_rows(effect) for effect in effects):
         probes.hit(f"{kind} waits for rows")
+
+
+def _asks_for_rows(effect: Any) -> bool:
+    return isinstance(effect, FetchSaved) or (isinstance(effect, Send) and isinstance(effect.message, Fault))
 
 
 def _is_late(effect: Any) -> bool:

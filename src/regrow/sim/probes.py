@@ -88,6 +88,18 @@ PROBES = {
     "coordinator dies with two servers down": "and its successor must find out who is whole",
 }
 
+# Partial recovery (own_saves.py)
+PROBES |= {
+    "own save": "a server saved its own rows",
+    "own save fails": "... and the storage did not take them",
+    "own save given up": "... and a cut came first",
+    "zombie saves": "a replaced server saves its rows",
+    "saves found": "a replacement goes back to what its predecessor saved",
+    "no save found": "... which had saved nothing",
+    "saved row waited for": "a row of a save is needed before it is back",
+    "updates lost": "updates are lost with a server",
+}
+
 # Faults of which nobody dies (hangs.py): each happened, and lasted long enough to matter.
 PROBES |= {
     "spare": "a spare was started",

@@ -13,7 +13,8 @@ import msgspec
 
 from regrow.core.cuts import CutPlan
 from regrow.core.job import JobSpec, Mode, OptimizerKind, OptimizerSpec, TableSpec
-from regrow.core.protection import Coded, Commit, FlushSpec, Protection, Unprotected
+from regrow.core.own_saves import SavePlan
+from regrow.core.protection import Coded, Commit, FlushSpec, Partial, Protection, Unprotected
 from regrow.sim.bounds import Bounds, draw_bounds
 from regrow.sim.choices import Choices
 
@@ -35,6 +36,7 @@ class Profile:
     beyond: bool = False
     mixed_r: bool = False  # the second table may have fewer parities than the first
     bare: bool = False  # the second table has none at all
+    partial: bool = False  # the first table has none, and its rows come back from saves
     cuts: bool = False  # checkpoints are made
     bounds: bool = False  # the bounds of the core are drawn too, small enough to be met (bounds.py)
     optimizers: tuple[OptimizerKind, ...] = ()  # () is plain sums in asynchronous worlds, else the usual four
@@ -138,6 +140,20 @@ PROFILES |= {
     )
 }
 
+# A lost server goes back to its own saves, and nobody else goes back.
+LOSING = (
+    *(("server", 8), ("replacement", 4), ("worker", 2), ("coordinator", 2)),
+    *(("pause", 3), ("reset", 2), ("worker zombie", 1)),
+)
+COPIES = ((1, 1),)
+PROFILES |= {
+    profile.name: profile
+    for profile in (
+        Profile(name="partial", r=(1, 1, 2), ks=COPIES, partial=True, weights=LOSING, faults=10),
+        Profile(name="partial-sync", mode="sync", r=(1, 1, 2), ks=COPIES, partial=True, weights=LOSING, faults=10),
+    )
+}
+
 # Nobody lets these go on again: the supervisor must end them (forever.py).
 FOREVER = (
     *(("coordinator for good", 3), ("worker for good", 3), ("server for good", 4), ("spare for good", 4)),
@@ -188,6 +204,7 @@ class Scenario:
     eager: float  # how often simply the oldest event is next
     lanes: tuple[tuple[str, int, int], ...]  # (message kind, receiver or -1 for all servers, delay in events)
     cuts: CutScenario | None = None
+    saves: SavePlan | None = None  # servers save their own rows
     bounds: Bounds = dataclasses.field(default_factory=dict)
 
 
@@ -216,7 +233,7 @@ def make_scenario(profile: Profile, choices: Choices) -> Scenario:
     blocks = 2 + choices.pick(2)
     holes = choices.pick(3)
     kinds: tuple[OptimizerKind, ...] = profile.optimizers or ("sgd", "momentum", "adagrad", "adam")
-    sums = not sync and not profile.optimizers  # pushes only add, in any order
+    sums = profile.partial or (not sync and not profile.optimizers)  # pushes only add, in any order
     tables = []
     for t in range(2):
         kind = "sgd" if sums else kinds[choices.pick(len(kinds), dull=0.1 if profile.optimizers else 0.4)]
@@ -227,8 +244,9 @@ def make_scenario(profile: Profile, choices: Choices) -> Scenario:
             r = 1
         if t and profile.bare:
             r = 0
+        parities = 0 if profile.partial and not t else r
         table = TableSpec(
-            name=f"t{t}", rows=rows, dim=DIMS[t], init_bound=init_bound, optimizer=optimizer, k=ks[t], r=r
+            name=f"t{t}", rows=rows, dim=DIMS[t], init_bound=init_bound, optimizer=optimizer, k=ks[t], r=parities
         )
         tables.append(table)
     workers = 1 + choices.pick(3)
@@ -241,6 +259,8 @@ def make_scenario(profile: Profile, choices: Choices) -> Scenario:
     )
     most = max(table.r for table in tables)
     protection: Protection = Coded(k=max(ks), r=most, rings=rings, flush=flush) if most else Unprotected()
+    if profile.partial:
+        protection = Partial(r=most, flush=flush)
     job = JobSpec(tables=tuple(tables), servers=ring * rings, workers=workers, mode=profile.mode, protection=protection)
     assert job.invalid_reason() is None, job.invalid_reason()
     lane_count = choices.pick(4, dull=0.1)
@@ -264,6 +284,7 @@ def make_scenario(profile: Profile, choices: Choices) -> Scenario:
         eager=(0.9, 0.6, 0.3, 0.0)[choices.pick(4)],
         lanes=lanes,
         cuts=_make_cuts(choices) if profile.cuts else None,
+        saves=_make_saves(choices) if profile.partial else None,
     )
     if not profile.bounds:
         return scenario
@@ -287,6 +308,11 @@ def _make_cuts(choices: Choices) -> CutScenario:
         error_rate=(0.0, 0.05, 0.3)[choices.pick(3)],
         resumes=choices.flag(0.3),
     )
+
+
+def _make_saves(choices: Choices) -> SavePlan:
+    seconds, steps = ((0.1, None), (0.4, None), (None, 1), (None, 2), (2.0, None))[choices.pick(5)]
+    return SavePlan(every_seconds=seconds, every_steps=steps)
 
 
 def make_resumed(scenario: Scenario, choices: Choices) -> Scenario:

@@ -161,6 +161,10 @@ class Reference:
     def record(self, key: Key, marks: Sequence[int]) -> F32:
         raise NotImplementedError
 
+    def record_without(self, key: Key, marks: Sequence[int], lost: int) -> F32:
+        """The same where some pushes may be lost."""
+        raise NotImplementedError
+
     def describe(self, key: Key, record: F32) -> str:
         """A record in short, for people."""
         raise NotImplementedError
@@ -229,7 +233,11 @@ class AsyncReference(Reference):
         return f"lacks the pushes {missing} of its own: {self.describe(key, record)}" if missing else None
 
     def record(self, key: Key, marks: Sequence[int]) -> F32:
-        pushes = self.find_pushes(key, marks)
+        return self.record_without(key, marks, 0)
+
+    def record_without(self, key: Key, marks: Sequence[int], lost: int) -> F32:
+        """The row with the pushes up to these marks, but for those that are lost: a bit for each of `units`."""
+        pushes = self.find_pushes(key, marks) & ~lost
         known = self._expected.get((key, pushes))
         if known is None:
             known = self.base[key].copy()
@@ -357,6 +365,8 @@ def make_reference(job: JobSpec, *, steps: int, rows_seed: int, assigned: bool) 
     kind: type[Reference] = SyncReference
     if job.mode == "async":
         kind = AsyncReference if sums else OrderedReference
+    if job.protection.recalls_bare:
+        kind = AsyncReference  # with lost updates in them, rows are told by what they contain
     return kind(job, steps=steps, rows_seed=rows_seed, assigned=assigned)
 
 

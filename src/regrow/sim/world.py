@@ -33,6 +33,7 @@ from regrow.sim.dumps import Loading
 from regrow.sim.launcher import Launcher
 from regrow.sim.net import COORDINATOR, Item, Network, Wire, checksum, short
 from regrow.sim.nodes import Action, Node, Violation
+from regrow.sim.own_saves import OwnStorage
 from regrow.sim.probes import Probes
 from regrow.sim.profiles import CutScenario, Scenario
 from regrow.sim.reference import make_reference
@@ -90,6 +91,7 @@ class World:
         self.sabotage = Saboteur(self)
         self.checker = Checker(self)
         self.storage = Storage(self)
+        self.own_storage = OwnStorage(self)
         self._lanes = {(kind, server): delay for kind, server, delay in scenario.lanes}
         self._actions_made = 0
         self._fault_max = self.sabotage.rate_max

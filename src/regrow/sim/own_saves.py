@@ -1,0 +1,241 @@
+"""Saves of single servers in the simulator: what is on storage, what comes back of it, and what is lost then.
+
+With partial recovery rows may be lost, so "every push exactly once" cannot hold. What must hold instead (I14):
+
+    a save has the rows of its instant, as far as it has them, at the marks that it names
+    a replacement joins with each of its rows as its last durable save has it, or as it was made
+    from then on a row has exactly those, and all pushes behind the marks that were joined at
+    the number of updates that are reported as lost is the true one
+
+`lost` keeps, for each row, which of its pushes are gone; the reference leaves them out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from regrow.core.effects import Notice
+from regrow.core.identity import Identity
+from regrow.core.own_saves import OwnSaved, SaveOwn
+from regrow.core.recall_events import SavedRowsLoaded, SavesFound, SavesLoaded
+from regrow.core.wayback import FetchSaved, FindSaves
+from regrow.sim import machines
+from regrow.sim.net import short
+from regrow.sim.nodes import Node, Violation
+from regrow.sim.reference import AsyncReference, Key
+
+if TYPE_CHECKING:
+    from regrow.sim.world import World
+
+Rows = dict[Key, bytes]  # whole records
+ROWS_AT_ONCE = 2  # that come back in one event
+
+
+@dataclasses.dataclass(slots=True)
+class Saving:
+    """A save under way."""
+
+    save: SaveOwn
+    instant: Rows  # all touched bare rows, as they were
+    rows: Rows = dataclasses.field(default_factory=dict)  # taken so far
+    fails_after: int | None = None  # bites
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Durable:
+    """A save that exists."""
+
+    save: SaveOwn
+    rows: Rows
+
+
+class OwnStorage:
+    """All savers and loaders of one world."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.lost: dict[Key, int] = {}  # of each row: the pushes that are gone, a bit for each of `reference.units`
+        self.reported: dict[int, int] = {}  # by server: updates lost so far, as it said
+        self._chains: dict[int, list[Durable]] = {}  # by server, oldest first
+        self._owners: dict[int, Identity] = {}  # whose saves count: an older one was replaced
+        self._saving: dict[Identity, Saving] = {}
+        self._wanted: dict[Identity, list[Key]] = {}
+
+    # --- Saving ---
+
+    def save(self, node: Node, save: SaveOwn) -> None:
+        world = self.world
+        applied = machines.read_applied(node.server)[self._bare]
+        if tuple(applied) != save.marks:
+            raise Violation("I14", f"{short(node.identity)} saves at {applied}, and says {save.marks}")
+        saving = Saving(save, self._read_rows(node))
+        if not world.calm and world.choices.flag(0.2):
+            saving.fails_after = world.choices.pick(4)
+        self._saving[node.identity] = saving
+        self._owners.setdefault(node.identity.id, node.identity)
+        world.later(lambda: self._bite(node, saving), of=node)
+
+    @property
+    def _bare(self) -> int:
+        bare = self.world.groups.bare
+        assert bare is not None
+        return bare
+
+    def _read_rows(self, node: Node) -> Rows:
+        rows = machines.read_touched_rows(node.server, self.world.reference)
+        return {key: record for key, record in rows.items() if not self.world.job.tables[key[0]].r}
+
+    def unsave(self, node: Node, number: int) -> None:
+        self._saving.pop(node.identity, None)
+        self.world.probes.hit("own save given up")
+
+    def _bite(self, node: Node, saving: Saving) -> None:
+        world = self.world
+        if not node.alive or self._saving.get(node.identity) is not saving:
+            return
+        if saving.fails_after == 0:
+            del self._saving[node.identity]
+            world.probes.hit("own save fails")
+            world.driver.hand(node, OwnSaved(number=saving.save.number, error="the storage is full"))
+            return
+        if saving.fails_after is not None:
+            saving.fails_after -= 1
+        store = node.server.store
+        if not store.capture_left():
+            world.later(lambda: self._put(node, saving), of=node)
+            return
+        for key, record in machines.take_captured(store, 64, world.reference).items():
+            if not world.job.tables[key[0]].r:
+                saving.rows[key] = record
+                if saving.instant.get(key) != record:
+                    raise Violation("I14", f"{short(node.identity)} saves row {key[1]} of table {key[0]} of another time")
+        world.later(lambda: self._bite(node, saving), of=node)
+
+    def _put(self, node: Node, saving: Saving) -> None:
+        """It exists from here on, whoever hears of that. What a zombie puts is in nobody's chain."""
+        world, identity = self.world, node.identity
+        if not node.alive or self._saving.get(identity) is not saving:
+            return
+        if saving.save.full and (missing := saving.instant.keys() - saving.rows.keys()):
+            raise Violation("I14", f"a full save of {short(identity)} lacks the rows {sorted(missing)}")
+        del self._saving[identity]
+        if self._owners[identity.id] == identity:
+            chain = self._chains.setdefault(identity.id, [])
+            if saving.save.full:
+                chain.clear()
+            chain.append(Durable(saving.save, saving.rows))
+            self._check_updates(identity.id)
+            world.probes.hit("own save")
+        else:
+            world.probes.hit("zombie saves")
+        full_wanted = not world.calm and world.choices.flag(0.2)
+
+        def tell() -> None:
+            if node.alive:
+                world.driver.hand(node, OwnSaved(number=saving.save.number, full_wanted=full_wanted))
+
+        world.later(tell, of=node)
+
+    def _check_updates(self, server: int) -> None:
+        """A chain contains as many updates as its newest save says."""
+        reference = self.world.reference
+        assert isinstance(reference, AsyncReference)
+        count = 0
+        for key, record in self._merge(server).items():
+            count += len(reference.contents(key, np.frombuffer(record, np.float32)))
+        said = self._chains[server][-1].save.updates
+        if count != said:
+            raise Violation("I14", f"the saves of S{server} contain {count} updates, and say {said}")
+
+    def _merge(self, server: int) -> Rows:
+        """Each row of a chain, as its newest save has it."""
+        merged: Rows = {}
+        for durable in self._chains.get(server, []):
+            merged |= durable.rows
+        return merged
+
+    # --- Coming back ---
+
+    def find(self, node: Node, find: FindSaves) -> None:
+        """From here on this server owns the chain; what it finds is told after a while, then come the rows."""
+        world, server = self.world, node.identity.id
+
+        def tell() -> None:
+            if not node.alive:
+                return
+            if not world.is_current(node.identity):
+                return
+            self._owners[server] = node.identity
+            chain = list(self._chains.get(server, []))
+            rows = self._merge(server)
+            newest = chain[-1].save if chain else None
+            ids = {
+                table: np.array(sorted(row for t, row in rows if t == table), np.uint32) for table in find.tables
+            }
+            marks = newest.marks if newest is not None else (0,) * world.job.marks
+            found = SavesFound(marks=marks, updates=newest.updates if newest is not None else 0, ids=ids)
+            world.probes.hit("saves found" if chain else "no save found")
+            self._wanted[node.identity] = []
+            world.driver.hand(node, found)
+            if not node.alive:
+                return
+            left = [(key, record) for durable in reversed(chain) for key, record in sorted(durable.rows.items())]
+            world.later(lambda: self._bring(node, left), of=node)
+
+        world.later(tell, of=node)
+
+    def fetch(self, node: Node, fetch: FetchSaved) -> None:
+        self.world.probes.hit("saved row waited for")
+        self._wanted[node.identity] += [(fetch.table, row) for row in fetch.ids.tolist()]
+
+    def _bring(self, node: Node, left: list[tuple[Key, bytes]]) -> None:
+        world = self.world
+        if not node.alive:
+            return
+        wanted = self._wanted[node.identity]
+        rows = self._merge(node.identity.id) if self._owners[node.identity.id] == node.identity else {}
+        if wanted and rows:
+            part = {key: rows[key] for key in wanted}
+            wanted.clear()
+        else:
+            part = {}
+            for key, record in left[:ROWS_AT_ONCE]:
+                part.setdefault(key, record)
+            del left[:ROWS_AT_ONCE]
+        if part:
+            world.driver.hand(node, SavedRowsLoaded(rows=machines.make_table_rows(part, world.reference, world.job)))
+        elif not left:
+            world.driver.hand(node, SavesLoaded())
+            return
+        world.later(lambda: self._bring(node, left), of=node)
+
+    def on_joined(self, node: Node, notice: Notice) -> None:
+        """A replacement knows where it is: this, and no more, is lost."""
+        world, server = self.world, node.identity.id
+        reference = world.reference
+        assert isinstance(reference, AsyncReference)
+        saved, lost_total = self._merge(server), 0
+        marks = notice.values["joined"]
+        for key, (place, _) in reference.places.of_row.items():
+            if place != server or world.job.tables[key[0]].r:
+                continue
+            have = reference.contents(key, np.frombuffer(saved[key], np.float32)) if key in saved else {}
+            due = reference.find_pushes(key, marks)
+            lost = 0
+            for index, unit in enumerate(reference.units[key]):
+                if unit in have and not due >> index & 1:
+                    raise Violation("I14", f"{short(node.identity)} joins at {marks}, behind its save with {unit}")
+                if due >> index & 1 and unit not in have:
+                    lost |= 1 << index
+            self.lost[key] = lost
+            lost_total += lost.bit_count()
+        said = notice.values["updates_lost"]
+        if said != lost_total:
+            raise Violation("I14", f"{short(node.identity)} says that {said} updates are lost, these are {lost_total}")
+        if said > self.reported.get(server, 0):
+            world.probes.hit("updates lost")
+        self.reported[server] = said
+
