@@ -32,6 +32,7 @@ from regrow.protection import (
     R_DEFAULT,
     SERVERS_MAX,
     ErasureCode,
+    PartialRecovery,
     Sabotage,
     check_choice,
     check_range,
@@ -49,7 +50,8 @@ OPTIMIZERS = ("rowwise_adagrad", "adagrad", "sgd", "momentum", "adam", "partial_
 DENSE_OPTIMIZERS = ("sgd", "momentum", "adagrad", "adam")
 TRANSPORTS = ("unix", "tcp")
 AUTHENTICATE = ("auto", "always", "never")
-PROTECTIONS = ("none", "ec", "full", "delta", "ec+delta")
+PROTECTIONS = ("none", "ec", "full", "delta", "ec+delta", "partial")
+PRIORITIES = ("none", "scar", "mfu", "ssu")
 ROLES = ("server", "worker", "coordinator")
 RANDOM_ROLES = (*ROLES, "spare")  # a spare has no number of its own that a user could name
 
@@ -69,6 +71,7 @@ PREFETCH_MAX = 64
 BATCH_DEFAULT, BATCH_SMALL = 2048, 128
 STEPS_PER_EPOCH_WANTED = 400
 CRITEO_ROW_BYTES, CRITEO_GZ_ROW_BYTES = 241, 88  # mean of the public file
+EVERY_DEFAULT, AUTO = "60s", "auto"
 FRAMES_PER_FLUSH = 2  # the push that fills a flush goes along with it
 STEPS_DEFAULT = 300  # of a synthetic run, which has no end of its own
 THREADS_PER_WORKER_DEFAULT_MAX = 8  # past this the small matrices of a DLRM do not get faster
@@ -171,6 +174,8 @@ class TrainConfig:
     # other servers; servers, workers and the coordinator are replaced and training goes on. "full" and "delta": copies
     # on storage (`ckpt`) every now and then, whole or only the rows that changed; who dies takes everybody back to the
     # newest. "ec+delta": both, so that more losses than r, or of the whole machine, cost what came since the last copy.
+    # "partial": a server that dies goes back alone to what it last saved; nothing is trained again, and what is lost
+    # is counted.
     protection: str = "none"
     # Rows that share r parities. Too small: parities take 1/k of the memory of the rows, and as much traffic.
     # Too large: a lost row is computed from more servers, and k + r of them are needed in a ring.
@@ -196,8 +201,9 @@ class TrainConfig:
 
     # Where checkpoints are kept: a path or any URL that fsspec knows. Needed for "full" and "delta".
     ckpt: str | None = None
-    # How often: "60s" or "500steps". Too often: storage cannot follow. Too rarely: more is trained again.
-    every: str = "60s"
+    # How often: "60s" or "500steps". Too often: storage cannot follow. Too rarely: more is trained again, or lost. With
+    # "partial" by default "auto": as rarely as `target_pls` allows.
+    every: str = DERIVED
     # With "delta": every so many checkpoints one stands alone. Too few: restoring reads many, where nobody merges
     # them. Too many: more is written.
     full_every: int = 12
@@ -211,6 +217,23 @@ class TrainConfig:
     ckpt_bytes_per_s: int | None = None
     # True: training stands still while a checkpoint is stored, as it does elsewhere. To compare with.
     ckpt_pause: bool = False
+
+    # With "partial": the share of all training that may be lost, expected over the whole run (PLS). Too small: servers
+    # save all the time. Too large: the model learns less than the data has.
+    target_pls: float = 0.1
+    # With "partial", which rows are saved first where more have changed than the share allows: those that changed most
+    # ("scar", which keeps a copy of every weight), that were updated most often ("mfu", a byte a row), or a sample of
+    # those ("ssu"). "none": all that changed, every time.
+    priority: str = "ssu"
+    # So much of the rows is saved, so much more often. 1: all at once. Too small: many saves of few rows.
+    priority_share: float = 0.125
+    # "largest" (those that hold 99 % of all rows), "all", or names of tables. The others are always saved whole.
+    priority_tables: str = "largest"
+    # "ssu" looks at every so-many-th push. Too small: it keeps rows that come once. Too large: it misses hot ones.
+    ssu_period: int = 2
+    # How often a server is expected to die, for the interval. None: as --mtbf says, or estimated as failures come.
+    expect_mtbf: str | None = None
+
     # Start from a checkpoint: URL, or URL@CUT. With the same workers and mode; servers may be others.
     resume: str | None = None
 
@@ -328,12 +351,18 @@ class TrainConfig:
         return Path(self.model).stem if self.model.endswith(".toml") else self.model
 
     @property
-    def code(self) -> ErasureCode | None:
-        """How rows are protected; None: not at all."""
-        if self.protection not in ("ec", "ec+delta"):
+    def code(self) -> ErasureCode | PartialRecovery | None:
+        """How rows are protected in the memory of other servers; None: not at all."""
+        if self.protection not in ("ec", "ec+delta", "partial"):
             return None
-        names = [field.name for field in dataclasses.fields(ErasureCode)]
-        return ErasureCode(**{name: getattr(self, name) for name in names})
+        kind = PartialRecovery if self.protection == "partial" else ErasureCode
+        names = [field.name for field in dataclasses.fields(kind)]
+        return kind(**{name: getattr(self, name) for name in names})
+
+    @property
+    def saves_own(self) -> bool:
+        """Whether each server saves its own rows, to go back to alone."""
+        return self.protection == "partial"
 
     @property
     def silent_limits(self) -> dict[str, float]:
@@ -351,12 +380,12 @@ class TrainConfig:
     @property
     def saves(self) -> bool:
         """Whether this run makes checkpoints."""
-        return self.protection in ("full", "delta", "ec+delta")
+        return self.protection in ("full", "delta", "ec+delta", "partial")
 
     @property
     def interval(self) -> Interval:
-        """Between checkpoints."""
-        return parse_interval(self.every)
+        """Between checkpoints, or, with partial recovery, saves; neither of the two: as the planner says."""
+        return Interval() if self.every == AUTO else parse_interval(self.every)
 
     @property
     def sabotage(self) -> tuple[Sabotage, ...]:
@@ -410,6 +439,8 @@ def _derive_values(config: TrainConfig) -> dict[str, Any]:
         # A synthetic stream without an end can only be counted in steps.
         endless = given["data"] == "synthetic" and given["train_rows"] is None
         derived |= {"steps": STEPS_DEFAULT} if endless else {"epochs": 1}
+    if given["every"] is None:
+        derived["every"] = AUTO if given["protection"] == "partial" else EVERY_DEFAULT
     if given["flush_pushes"] is None:
         derived["flush_pushes"] = flush_pushes_default(given["commit"])
     for name in ("kill", "pause"):
@@ -419,7 +450,7 @@ def _derive_values(config: TrainConfig) -> dict[str, Any]:
         roles = given["mtbf_roles"].split(",")
         derived["mtbf_roles"] = ",".join(role.strip().removesuffix("s") for role in roles)
     # A TOML file may well say `learning_rate = 1`.
-    for name in ("learning_rate", "dense_learning_rate", "skew", "mtbf", "mtbf_hangs"):
+    for name in ("learning_rate", "dense_learning_rate", "skew", "mtbf", "mtbf_hangs", "target_pls", "priority_share"):
         if type(given[name]) is int:
             derived[name] = float(given[name])
     return derived
@@ -485,7 +516,10 @@ def _check(config: TrainConfig) -> None:
 
 
 def _check_checkpoints(config: TrainConfig) -> None:
-    parse_field(config, "every", parse_interval)
+    if config.every == AUTO and not config.saves_own:
+        raise ConfigError("every", config.every, 'goes with protection "partial" only', hint="60s, or 500steps")
+    if config.every != AUTO:
+        parse_field(config, "every", parse_interval)
     check_range(config, "full_every", 1, 1 << 20)
     check_range(config, "ckpt_bytes_per_s", 1, 1 << 40)
     check_range(config, "ckpt_keep_last", 1, 1 << 20)
@@ -496,8 +530,43 @@ def _check_checkpoints(config: TrainConfig) -> None:
         hint = "--ckpt DIRECTORY, or a URL such as s3://bucket/run"
         raise ConfigError("protection", config.protection, "needs a place for checkpoints", hint=hint)
     if config.ckpt is not None and not config.saves:
-        hint = 'protect "full", "delta" or "ec+delta"'
+        hint = 'protect "full", "delta", "ec+delta" or "partial"'
         raise ConfigError("ckpt", config.ckpt, f'protection "{config.protection}" makes no checkpoints', hint=hint)
+
+
+def _check_partial(config: TrainConfig) -> None:
+    """Numbers must be sane always; that they are asked for without partial recovery is a mistake too."""
+    # Written so that NaN fails too.
+    if not 0.0 < config.target_pls <= 1.0:
+        hint = "0.1: a tenth of the training may be lost, expected over the whole run"
+        raise ConfigError("target_pls", config.target_pls, "must be above 0 and at most 1", hint=hint)
+    if not 0.0 < config.priority_share <= 1.0:
+        hint = "0.125: an eighth of the rows, eight times as often"
+        raise ConfigError("priority_share", config.priority_share, "must be above 0 and at most 1", hint=hint)
+    check_choice(config, "priority", PRIORITIES)
+    check_range(config, "ssu_period", 1, 1 << 20)
+    if config.expect_mtbf is not None:
+        parse_field(config, "expect_mtbf", parse_seconds)
+        if not parse_seconds(config.expect_mtbf) > 0.0:
+            raise ConfigError("expect_mtbf", config.expect_mtbf, "must be above 0", hint="14h, or 30m")
+    if config.saves_own:
+        _check_priority_tables(config)
+        return
+    for name in ("target_pls", "priority", "priority_share", "priority_tables", "ssu_period", "expect_mtbf"):
+        default = TrainConfig.__dataclass_fields__[name].default
+        if getattr(config, name) != default:
+            problem = f'protection "{config.protection}" does not use it'
+            raise ConfigError(name, getattr(config, name), problem, hint='protect "partial"')
+
+
+def _check_priority_tables(config: TrainConfig) -> None:
+    if config.priority_tables in ("all", "largest"):
+        return
+    known = [f"t_cat_{index}" for index in range(config.load_model().tables)]
+    for name in config.priority_tables.split(","):
+        if name.strip() not in known:
+            hint = nearest(name.strip(), ["all", "largest", *known])
+            raise ConfigError("priority_tables", config.priority_tables, f"there is no table {name!r}", hint=hint)
 
 
 def _check_protection(config: TrainConfig) -> None:
@@ -506,6 +575,7 @@ def _check_protection(config: TrainConfig) -> None:
         check_range(config, name, low, high)
     check_choice(config, "commit", COMMITS)
     _check_checkpoints(config)
+    _check_partial(config)
     if config.code is not None:
         config.code.check(servers=config.servers, mode=config.mode)
         if config.frame_bytes_max < FRAMES_PER_FLUSH * config.flush_bytes:

@@ -77,6 +77,26 @@ class ErasureCode:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PartialRecovery:
+    """Protection of dense parameters by r copies; other rows come back as their server saved them last. See the fields
+    of the same names in `TrainConfig`."""
+
+    r: int = R_DEFAULT
+    flush_pushes: int = FLUSH_PUSHES_DEFAULT
+    flush_bytes: int = FLUSH_BYTES_DEFAULT
+    commit: str = "exactly-once"
+    sweep_bytes_per_s: int = 0
+
+    def check(self, *, servers: int, mode: str) -> None:
+        """Raises ConfigError where this does not fit the cluster."""
+        if self.commit != "exactly-once":
+            raise ConfigError("commit", self.commit, 'protection "partial" always commits exactly once')
+        if servers <= self.r:
+            hint = f"{self.r + 1} servers, or r = {servers - 1}" if servers > 1 else "2 servers"
+            raise ConfigError("r", self.r, f"so many copies need more than {servers} servers", hint=hint)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Sabotage:
     """Something that is done to a process when the furthest worker has made `step` steps."""
 

@@ -117,7 +117,8 @@ KNOBS: dict[str, tuple[Knob, ...]] = {
             name="protection",
             type=CHOICE(configuration.PROTECTIONS),
             flag_short="--protect",
-            help="What keeps rows when a process dies. none: the run ends. ec: erasure coding. full, delta: storage.",
+            help="What keeps rows when a process dies. none: the run ends. ec: erasure coding. full, delta: storage. "
+            "partial: who dies goes back alone, and loses a little.",
         ),
         Knob(name="k", type=int, help="Rows that share parities. More is less memory; k + r servers are needed."),
         Knob(name="r", type=int, help="Parities: so many servers may be lost together."),
@@ -143,7 +144,12 @@ KNOBS: dict[str, tuple[Knob, ...]] = {
     ),
     "Checkpoints": (
         Knob(name="ckpt", metavar="URL", default="none", help="Where: a directory, or a URL such as s3://bucket/run."),
-        Knob(name="every", metavar="TIME|STEPS", help="How often: 60s, 5m or 500steps."),
+        Knob(
+            name="every",
+            metavar="TIME|STEPS",
+            default="60s; with partial auto",
+            help="How often: 60s, 5m or 500steps. auto: as rarely as --target-pls allows.",
+        ),
         Knob(name="full_every", type=int, help="With delta: every so many stands alone."),
         Knob(name="ckpt_keep_last", type=int, help="So many of the newest stay; of older ones, a full a day."),
         Knob(name="ckpt_encoding", type=CHOICE(("raw", "zstd")), help="zstd compresses; embeddings gain little."),
@@ -161,6 +167,23 @@ KNOBS: dict[str, tuple[Knob, ...]] = {
             name="patience",
             metavar="T",
             help="How long a hung server is waited for if rows would be lost without it: 60s, 10m.",
+        ),
+    ),
+    "Partial recovery": (
+        Knob(name="target_pls", type=float, help="The share of training that may be lost, expected over the run."),
+        Knob(
+            name="priority",
+            type=CHOICE(configuration.PRIORITIES),
+            help="Which rows are saved first: changed most (scar), updated most often (mfu), a sample of those (ssu).",
+        ),
+        Knob(name="priority_share", type=float, metavar="SHARE", help="So much of the rows, so much more often."),
+        Knob(name="priority_tables", metavar="NAMES", help="all, largest (99 % of the rows), or names with commas."),
+        Knob(name="ssu_period", type=int, help="ssu looks at every so-many-th push."),
+        Knob(
+            name="expect_mtbf",
+            metavar="T",
+            default="--mtbf, or from failures",
+            help="How often a server is expected to die: 14h.",
         ),
     ),
     "What goes wrong on purpose": (

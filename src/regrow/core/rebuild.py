@@ -89,9 +89,7 @@ class Rebuild:
         first = haves[self._living[have.group][0]]
         self._know_touched(first)
         undo = self._undo.pop(have.group, None)
-        self._flusher.activate(
-            have.group, number=first.number, marks=first.marks, updates=first.updates, undo=undo
-        )
+        self._flusher.activate(have.group, number=first.number, marks=first.marks, updates=first.updates, undo=undo)
         if not all(group.active for group in self._flusher.coded):
             return []
         self.life.move("holders have told")

@@ -26,8 +26,6 @@ What breaks without the rules:
 
 from __future__ import annotations
 
-import dataclasses
-
 import numpy as np
 
 from regrow.core.bitmaps import to_words

@@ -78,19 +78,7 @@ from regrow.core.wayback import FetchSaved, FindSaves, Load, LoadedAll, LoadedRo
 
 Loaded = LoadedRows | LoadedAll | SavesFound | SavedRowsLoaded | SavesLoaded
 Effect = (
-    Send
-    | Refuse
-    | Log
-    | Dial
-    | Forget
-    | Notice
-    | Save
-    | Unsave
-    | SaveOwn
-    | UnsaveOwn
-    | Load
-    | FindSaves
-    | FetchSaved
+    Send | Refuse | Log | Dial | Forget | Notice | Save | Unsave | SaveOwn | UnsaveOwn | Load | FindSaves | FetchSaved
 )
 
 NOTICE_SECONDS = 0.25
@@ -199,6 +187,7 @@ class Server:
             "faults_served": self.holder.decoder.faults,
             "faults": self.ways.count("faults"),
             "recovering": not self.recovered,
+            "updates": self.flusher.updates,
         }
 
     # --- Views ---

@@ -166,6 +166,8 @@ class LiveDisplay:
         rows += [Text(news, style="yellow") for news in news_lines(status)]
         if status.checkpoints["last"] is not None:
             rows.append(Text(checkpoint_line(status), style="dim"))
+        if (lost := loss_text(status)) is not None:
+            rows.append(Text(lost, style="dim"))
         rows += [Text(text, style="yellow") for text in waiting_texts(status, now)]
         quiet = status.stalled_seconds(now)
         if quiet is not None:
@@ -221,6 +223,7 @@ def progress_line(status: RunStatus, now: float) -> str | None:
             f"{status.servers_alive}/{len(status.servers)} servers",
         ]
         parts.append(left_text(status, now))
+        parts.append(loss_text(status) or "")
         parts += waiting_texts(status, now)
         quiet = status.stalled_seconds(now)
         if quiet is not None:
@@ -259,9 +262,26 @@ def failure_line(failure: Failure, now: float) -> str:
         parts.append(f"its successor at work after {failure.resumed_at - failure.at:.1f} s")
     else:
         parts[0] += f" ({failure.reason})"
+    if failure.loss is not None:
+        parts.append(f"{count_text(failure.loss.updates)} updates lost ({count_text(failure.loss.samples)} samples)")
     if failure.ratio is not None:
         parts.append(f"throughput {failure.ratio:.2f} of before")
     return "; ".join(parts)
+
+
+def loss_text(status: RunStatus) -> str | None:
+    """With partial recovery: what was saved, and what was lost so far."""
+    losses = status.losses
+    if losses is None:
+        return None
+    found = losses.to_dict()
+    pls = "?" if found["pls"] is None else f"{found['pls']:.3g}"
+    failed = f", {found['saves_failed']} failed" if found["saves_failed"] else ""
+    left = (
+        f", {count_text(found['rows_left_by_priority'])} rows left for later" if found["rows_left_by_priority"] else ""
+    )
+    lost = f"{count_text(found['updates_lost'])} updates lost" if found["updates_lost"] else "nothing lost"
+    return f"PLS {pls} of {status.config.target_pls:g}, {lost}; {found['saves']} saves{failed}{left}"
 
 
 def news_lines(status: RunStatus) -> list[str]:
@@ -359,6 +379,11 @@ def summary_text(summary: dict[str, Any], path: Path) -> str:
         rows.append(("checkpoints", f"{saved['saved']}{failed}; the last is {saved['last']['cut']}"))
     elif saved.get("failed"):
         rows.append(("checkpoints", f"none! {saved['failed']} failed: {saved['last_error']}"))
+    if summary.get("partial"):
+        lost = summary["partial"]
+        pls = "?" if lost["pls"] is None else f"{lost['pls']:.3g}"
+        share = "" if lost["share_lost"] is None else f", {100 * lost['share_lost']:.3g} % of all"
+        rows.append(("lost", f"PLS {pls}; {lost['updates_lost']:,} row updates{share}; {lost['saves']} saves"))
     if summary.get("sabotage_unreached"):
         steps = ", ".join(str(sabotage["step"]) for sabotage in summary["sabotage_unreached"])
         rows.append(("not reached", f"sabotage at step {steps}: the data ended before"))

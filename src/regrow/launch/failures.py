@@ -6,10 +6,12 @@ Times are readings of the launcher's clock; what is kept of them are seconds fro
 
 from __future__ import annotations
 
+import dataclasses
 from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
+from regrow.launch.losses import Loss
 from regrow.launch.orders import Listening, Planned, Ready, Recovered, Recovery, Report, ServerCounters
 
 BEFORE_SECONDS = 5.0  # throughput before a failure: shorter is noise, longer reaches back to the last one
@@ -69,6 +71,7 @@ class Failure:
     rows_counted: int = 0  # of these, there again by the last report
     bytes: int = 0
     faults: int = 0  # rows that somebody waited for
+    loss: Loss | None = None  # with partial recovery
     throughput_before: float | None = None
     throughput_during: float | None = None
     settled: bool = False  # nothing changes any more
@@ -119,10 +122,17 @@ class Failure:
             "rows": self.rows_total,
             "bytes": self.bytes,
             "faults": self.faults,
+            **self._describe_loss(),
             "throughput_before": round_known(self.throughput_before, 1),
             "throughput_during": round_known(self.throughput_during, 1),
             "ratio": round_known(self.ratio, 4),
         }
+
+    def _describe_loss(self) -> dict[str, Any]:
+        if self.loss is None:
+            return {}
+        lost = {"pls": self.loss.pls, "updates_lost": self.loss.updates, "samples_lost": self.loss.samples}
+        return {**lost, "load_s": self.since(self.recovered_at)}
 
 
 class Failures:
@@ -171,6 +181,20 @@ class Failures:
                 failure.count(report)
             if isinstance(report, Recovered):
                 failure.recovered_at = failure.recovered_at or now
+
+    def note_loss(self, server: int, loss: Loss) -> None:
+        """What was lost with a server, for the failure that its successor comes back from."""
+        for failure in reversed(self.open):
+            if (failure.role, failure.id) == ("server", server):
+                if failure.loss is not None:  # it began anew, and went back to the same saves
+                    loss = dataclasses.replace(
+                        loss,
+                        samples=loss.samples + failure.loss.samples,
+                        updates=loss.updates + failure.loss.updates,
+                        pls=None if loss.pls is None else loss.pls + (failure.loss.pls or 0.0),
+                    )
+                failure.loss = loss
+                return
 
     def note_step(self, worker: int, samples: int | None, now: float) -> None:
         """A worker has made a step; `samples` is what all have trained, or None for one that trains no more."""

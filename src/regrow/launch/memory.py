@@ -17,6 +17,7 @@ from regrow.core.job import OptimizerSpec
 from regrow.data.catalog import table_rows
 from regrow.errors import MemoryShort
 from regrow.nn.presets import ModelConfig
+from regrow.protection import ErasureCode
 
 # Resident memory of an interpreter with what its role imports, before it holds any data.
 BASE_BYTES = {"coordinator": 60 * MIB, "server": 60 * MIB, "worker": 400 * MIB}
@@ -54,9 +55,10 @@ def check(config: TrainConfig) -> Need:
 
 def estimate_need(config: TrainConfig, model: ModelConfig) -> Need:
     code = config.code
-    k, r, rings = (code.k, code.r, code.rings) if code is not None else (1, 0, 1)
+    r = 0 if code is None else code.r
+    k, coded, rings = (code.k, code.r, code.rings) if isinstance(code, ErasureCode) else (1, 0, 1)
     per_server = sum(
-        _kernels.shard_bytes(rows, model.dim, k, r, rings, config.servers, config.optimizer)
+        _kernels.shard_bytes(rows, model.dim, k, coded, rings, config.servers, config.optimizer)
         for rows in table_rows(model)
     )
     state = OptimizerSpec(kind=config.dense_optimizer, learning_rate=0.0).state_parts(1)  # type: ignore[arg-type]

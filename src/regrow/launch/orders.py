@@ -39,6 +39,18 @@ class CheckpointTimes(msgspec.Struct, frozen=True, kw_only=True):
     pause: bool = False
 
 
+class OwnSaving(msgspec.Struct, frozen=True, kw_only=True):
+    """How a server saves its own rows, to come back to alone: how often, and which rows first."""
+
+    every_seconds: float | None = None
+    every_steps: int | None = None
+    priority: str = "none"
+    share: float = 1.0
+    tables: tuple[str, ...] = ()  # whose rows have priorities; all others are saved whole
+    period: int = 2
+    seed: int = 0
+
+
 class Saving(msgspec.Struct, frozen=True, kw_only=True):
     """How checkpoints are made: for servers, the coordinator and the merger."""
 
@@ -55,6 +67,7 @@ class Saving(msgspec.Struct, frozen=True, kw_only=True):
     pinned: tuple[str, ...] = ()  # cuts that are never removed
     dead: tuple[str, ...] = ()  # cuts that nobody stores any more, for the merger to clear away
     merge_seconds: float  # between two looks of the merger
+    own: OwnSaving | None = None  # partial recovery
 
 
 class StoredCut(msgspec.Struct, frozen=True, kw_only=True):
@@ -182,6 +195,8 @@ class ServerCounters(Report, frozen=True, kw_only=True, tag="server"):
     recovering: bool | None = None
     capture_seconds_max: float | None = None
     hold_seconds_max: float | None = None
+    updates: int | None = None
+    priority_bytes: int | None = None
 
 
 class Recovery(Report, frozen=True, kw_only=True, tag="recovery"):
@@ -202,6 +217,25 @@ class Recovered(Report, frozen=True, kw_only=True, tag="recovered"):
     bytes: int
     faults: int
     seconds: float
+
+
+class Joined(Report, frozen=True, kw_only=True, tag="joined"):
+    """A replacement went back to its saves: their marks, those at which it joined the others, and how many updates are
+    lost by now, with it and all before it."""
+
+    saved: tuple[int, ...]
+    joined: tuple[int, ...]
+    updates_lost: int
+
+
+class OwnSaved(Report, frozen=True, kw_only=True, tag="own save"):
+    """A server has saved its own rows, or could not."""
+
+    number: int
+    error: str = ""
+    rows: int = 0
+    rows_left: int = 0  # changed, and left for a later save by priority
+    seconds: float = 0.0
 
 
 class Loading(Report, frozen=True, kw_only=True, tag="loading"):
@@ -359,6 +393,8 @@ AnyReport = (
     | ServerCounters
     | Recovery
     | Recovered
+    | Joined
+    | OwnSaved
     | Loading
     | Loaded
     | Damaged

@@ -21,6 +21,7 @@ import numpy as np
 
 from regrow.config import TrainConfig
 from regrow.launch.failures import Failures, round_known
+from regrow.launch.losses import Losses
 from regrow.launch.orders import (
     CheckpointBegun,
     CheckpointFailed,
@@ -28,10 +29,12 @@ from regrow.launch.orders import (
     Damaged,
     Evaluated,
     Evaluating,
+    Joined,
     Listening,
     Loaded,
     Loading,
     MergerNews,
+    OwnSaved,
     Planned,
     Progress,
     Ready,
@@ -196,6 +199,7 @@ class RunStatus:
         self.phase_at = started_at
         self.servers = [ServerStatus() for _ in range(config.servers)]
         self.workers = [WorkerStatus() for _ in range(config.workers)]
+        self.losses = self._make_losses() if config.saves_own else None
         self.evaluated: Evaluated | None = None
         self.test_samples_done = 0
         self.progress_at = started_at
@@ -229,7 +233,7 @@ class RunStatus:
         if not isinstance(report, ServerCounters) or self.servers[id].has_moved(report):
             self.moved_at = now
         if role == "server":
-            self._receive_server(self.servers[id], report)
+            self._receive_server(self.servers[id], id, report)
         elif role == "worker":
             self._receive_worker(self.workers[id], report, now)
         elif isinstance(report, CheckpointBegun | CheckpointSaved | CheckpointFailed):
@@ -298,7 +302,7 @@ class RunStatus:
         place.state, place.incarnation = "starting", incarnation
         place.carried = {name: getattr(place, name) for name in place.COUNTERS}
 
-    def _receive_server(self, server: ServerStatus, report: Report) -> None:
+    def _receive_server(self, server: ServerStatus, id: int, report: Report) -> None:
         match report:
             case Listening():
                 server.state = "allocating" if server.incarnation == 0 else "recovering"
@@ -316,8 +320,17 @@ class RunStatus:
                 server.state, server.missing_rows = "recovering", total - back
             case Recovered():
                 server.state, server.missing_rows = "ready", 0
+            case Joined():
+                assert self.losses is not None
+                loss = self.losses.note_joined(id, report, self.samples_total)
+                self.failures.note_loss(id, loss)
+            case OwnSaved():
+                assert self.losses is not None
+                self.losses.note_saved(id, report)
             case ServerCounters():
                 server.count(report)
+                if self.losses is not None:
+                    self.losses.note_counters(id, report)
 
     def _receive_worker(self, worker: WorkerStatus, report: Report, now: float) -> None:
         match report:
@@ -355,7 +368,22 @@ class RunStatus:
             self._histogram_samples -= _count(self._histograms.popleft())
         return True
 
+    def _make_losses(self) -> Losses:
+        config = self.config
+        return Losses(
+            servers=config.servers,
+            samples_per_push=config.batch,
+            is_sync=config.mode == "sync",
+            workers=config.workers,
+        )
+
     # -- what comes out --------------------------------------------------------------------------------------
+
+    @property
+    def samples_total(self) -> int | None:
+        """Of the whole run, as far as that is known."""
+        total = self.steps_total
+        return None if total is None else total * self.config.batch
 
     @property
     def step(self) -> int:
@@ -474,6 +502,7 @@ class RunStatus:
             "wait_seconds": round_known(sum(worker.wait_seconds for worker in self.workers), 3),
             "bytes_in": self.bytes_in,
             "bytes_out": self.bytes_out,
+            **({} if self.losses is None else {"partial": self.losses.to_dict()}),
         }
 
     def totals(self) -> dict[str, Any]:
@@ -513,6 +542,7 @@ class RunStatus:
             "merges": self.merges,
             "restores": self.restores,
             "damage_gone_around": self.gone_around,
+            "partial": None if self.losses is None else self.losses.to_dict(),
             "per_server": [server.to_dict() for server in self.servers],
         }
 

@@ -1,28 +1,35 @@
-"""From an erasure code, as a user asks for it, to the protection of a job and the parities of its tables. Dense
-parameters, which every worker reads in every step, are kept whole (k = 1)."""
+"""From a protection, as a user asks for it, to that of a job and the parities of its tables. Dense parameters, which every
+worker reads in every step, are kept whole (k = 1)."""
 
 from __future__ import annotations
 
 import msgspec
 
 from regrow.core.job import TableSpec
-from regrow.core.protection import Coded, FlushSpec, Protection, Unprotected
-from regrow.protection import ErasureCode
+from regrow.core.protection import Coded, FlushSpec, Partial, Protection, Unprotected
+from regrow.protection import ErasureCode, PartialRecovery
+
+Wish = ErasureCode | PartialRecovery | None
 
 
-def protect(table: TableSpec, code: ErasureCode | None, *, k: int | None = None) -> TableSpec:
-    """The same table with its parities; `k` instead of the code's."""
-    return table if code is None else msgspec.structs.replace(table, k=k or code.k, r=code.r)
+def protect(table: TableSpec, wish: Wish, *, dense: bool = False) -> TableSpec:
+    """The same table with its parities."""
+    if wish is None or (isinstance(wish, PartialRecovery) and not dense):
+        return table
+    k = 1 if dense or isinstance(wish, PartialRecovery) else wish.k
+    return msgspec.structs.replace(table, k=k, r=wish.r)
 
 
-def make_protection(code: ErasureCode | None) -> Protection:
+def make_protection(wish: Wish) -> Protection:
     """What the job says about it."""
-    if code is None:
+    if wish is None:
         return Unprotected()
     flush = FlushSpec(
-        pushes=code.flush_pushes,
-        bytes=code.flush_bytes,
-        commit=code.commit,  # type: ignore[arg-type]
-        sweep_bytes_per_s=code.sweep_bytes_per_s,
+        pushes=wish.flush_pushes,
+        bytes=wish.flush_bytes,
+        commit=wish.commit,  # type: ignore[arg-type]
+        sweep_bytes_per_s=wish.sweep_bytes_per_s,
     )
-    return Coded(k=code.k, r=code.r, rings=code.rings, flush=flush)
+    if isinstance(wish, PartialRecovery):
+        return Partial(r=wish.r, flush=flush)
+    return Coded(k=wish.k, r=wish.r, rings=wish.rings, flush=flush)

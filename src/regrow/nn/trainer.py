@@ -84,7 +84,7 @@ def dlrm_job(config: TrainConfig, rows: list[int], dim: int, dense: TableSpec) -
         )
         for index, count in enumerate(rows)
     ]
-    coded = (*(protect(table, code) for table in tables), protect(dense, code, k=1))
+    coded = (*(protect(table, code) for table in tables), protect(dense, code, dense=True))
     return JobSpec(
         tables=coded,
         servers=config.servers,

@@ -344,6 +344,7 @@ REPORTS: dict[tuple[str, str | None], type[orders.Report]] = {
     ("recovery", None): orders.Recovery,
     ("recovered", None): orders.Recovered,
     ("loaded", None): orders.Loaded,
+    ("joined", None): orders.Joined,
     ("waiting", None): orders.Waiting,
     ("waited", None): orders.Waited,
     ("checkpoint", "begun"): orders.CheckpointBegun,

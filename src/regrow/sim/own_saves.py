@@ -13,7 +13,7 @@ With partial recovery rows may be lost, so "every push exactly once" cannot hold
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -111,7 +111,9 @@ class OwnStorage:
             if not world.job.tables[key[0]].r:
                 saving.rows[key] = record
                 if saving.instant.get(key) != record:
-                    raise Violation("I14", f"{short(node.identity)} saves row {key[1]} of table {key[0]} of another time")
+                    raise Violation(
+                        "I14", f"{short(node.identity)} saves row {key[1]} of table {key[0]} of another time"
+                    )
         world.later(lambda: self._bite(node, saving), of=node)
 
     def _put(self, node: Node, saving: Saving) -> None:
@@ -172,9 +174,7 @@ class OwnStorage:
             chain = list(self._chains.get(server, []))
             rows = self._merge(server)
             newest = chain[-1].save if chain else None
-            ids = {
-                table: np.array(sorted(row for t, row in rows if t == table), np.uint32) for table in find.tables
-            }
+            ids = {table: np.array(sorted(row for t, row in rows if t == table), np.uint32) for table in find.tables}
             marks = newest.marks if newest is not None else (0,) * world.job.marks
             found = SavesFound(marks=marks, updates=newest.updates if newest is not None else 0, ids=ids)
             world.probes.hit("saves found" if chain else "no save found")
@@ -238,4 +238,3 @@ class OwnStorage:
         if said > self.reported.get(server, 0):
             world.probes.hit("updates lost")
         self.reported[server] = said
-
