@@ -33,6 +33,8 @@ class Groups:
             np.array([index[(t.k - j, t.r)] if t.r else self.bare for j in range(t.k)], np.int64) for t in job.tables
         ]
 
+        self.is_bare = np.array([not table.r for table in job.tables])  # by table
+
         # The same, table after table in one array, for lookups of many rows at once.
         self._k = np.array([t.k for t in job.tables], np.int64)
         self._first_member = np.concatenate([[0], np.cumsum(self._k)[:-1]]).astype(np.int64)

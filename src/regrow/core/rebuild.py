@@ -50,7 +50,6 @@ class Rebuild:
         sizes = [store.slots(table) for table in range(len(groups.job.tables))]
         self._first_slot = np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.int64)
         self._asked = np.zeros(sum(sizes), bool)  # faults sent: the slots of all tables, one after the other
-        self._is_coded = np.array([table.r > 0 for table in groups.job.tables])
         for group in flusher.coded:
             group.active = False
 
@@ -136,7 +135,7 @@ class Rebuild:
         counts, slots = self._store.prepare(counts, slots)
         tables = np.repeat(np.arange(counts.size), counts)
         if self._groups.bare is not None:
-            mine = self._is_coded[tables]
+            mine = ~self._groups.is_bare[tables]
             tables, slots = tables[mine], slots[mine]
         if not slots.size:
             return None

@@ -58,7 +58,7 @@ class Recall:
         self._bare: int = groups.bare
         self._store = store
         self._flusher = flusher
-        self._tables = tuple(t for t, spec in enumerate(groups.job.tables) if not spec.r)
+        self._tables = tuple(np.flatnonzero(groups.is_bare).tolist())
         self._found: SavesFound | None = None
         self._asked = {t: np.zeros(store.slots(t), bool) for t in self._tables}  # rows that somebody waits for
         flusher.groups[self._bare].active = False

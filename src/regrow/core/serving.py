@@ -83,7 +83,7 @@ class Serving(ABC):
         self._writes: list[tuple[list[int], Send]] = []  # answers that wait for their flushes
         self._reported: dict[int, int] = {}  # worker -> durable as it was last told
         # Which tables have rows that may be lost, and whose updates are counted for it.
-        self._recalled = np.array([not table.r and parts.job.protection.recalls_bare for table in parts.job.tables])
+        self._recalled = parts.flusher.geometry.is_bare & parts.job.protection.recalls_bare
         self._counts_updates = bool(self._recalled.any())
 
     # --- What the two modes differ in ---

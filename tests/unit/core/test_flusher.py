@@ -428,9 +428,9 @@ def test_a_replacement_knows_nothing_until_its_holders_have_told_it() -> None:
     for group in source.flusher.groups:
         group.active = False
     assert source.flusher.flush_all() == source.flusher.tick(100.0) == []
-    source.flusher.activate(0, number=7, marks=(4,), undo=None)
+    source.flusher.activate(0, number=7, marks=(4,), updates=0, undo=None)
     assert source.durable == 0
-    source.flusher.activate(1, number=9, marks=(3,), undo=None)
+    source.flusher.activate(1, number=9, marks=(3,), updates=0, undo=None)
     assert source.durable == 3
     assert [marks[0] for marks in source.flusher.applied] == [4, 3]
     flushes = of_type(source.push(5, [0]), Flush)

@@ -19,13 +19,13 @@ from rings import JOBS, MIXED, SHAPES, stripe_homes, uniform
 
 import regrow
 from regrow.core import protection
-from regrow.core.job import JobSpec
-from regrow.core.protection import Coded, Unprotected, Verdict, count_lost_rows
+from regrow.core.job import JobSpec, TableSpec
+from regrow.core.protection import Coded, FlushSpec, Partial, Unprotected, Verdict, count_lost_rows
 
 SOURCE = Path(regrow.__file__).parent
-KINDS = {"Unprotected", "Coded"}
+KINDS = {"Unprotected", "Coded", "Partial"}
 # Who may name a kind, and how often: the job has a default, a user's wish becomes one, the simulator makes jobs.
-MAKERS = {"core/job.py": 2, "nn/coded.py": 4, "sim/profiles.py": 4}
+MAKERS = {"core/job.py": 2, "nn/coded.py": 6, "sim/profiles.py": 6}
 
 
 def count_lost(of: JobSpec, down: Collection[int]) -> list[tuple[str, int]]:
@@ -186,3 +186,33 @@ def test_machines_do_not_look_at_the_parities_of_tables(name: str) -> None:
     tree = ast.parse((SOURCE / "core" / f"{name}.py").read_text())
     looks = [node.lineno for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr == "r"]
     assert len(looks) == (1 if name == "serving" else 0)
+
+
+def partial_tables(*, r: int = 1) -> tuple[TableSpec, ...]:
+    return table(name="rows", rows=100), msgspec.structs.replace(table(name="dense", rows=10), r=r)
+
+
+def test_partial_recovery_survives_what_its_copies_survive() -> None:
+    protection, tables = Partial(), partial_tables()
+    assert protection.verdict([1], tables=tables, servers=4).survivable
+    assert protection.verdict([1, 3], tables=tables, servers=4).survivable
+    verdict = protection.verdict([1, 2], tables=tables, servers=4)
+    assert not verdict.survivable
+    assert "dense" in verdict.reason and "rows (" not in verdict.reason
+
+
+@pytest.mark.parametrize(
+    ("protection", "tables", "problem"),
+    [
+        (Partial(), partial_tables(), None),
+        (Partial(r=2), partial_tables(r=2), None),
+        (Partial(), partial_tables(r=0), "no table has copies"),
+        (Partial(r=2), partial_tables(), "here it is k=1"),
+        (Partial(flush=FlushSpec(commit="2pc")), partial_tables(), "does not go with partial"),
+    ],
+)
+def test_partial_recovery_says_what_does_not_fit(
+    protection: Partial, tables: tuple[TableSpec, ...], problem: str | None
+) -> None:
+    reason = protection.invalid_reason(tables=tables, servers=5, mode="async")
+    assert (reason is None) if problem is None else (reason is not None and problem in reason)
