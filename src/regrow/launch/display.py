@@ -277,9 +277,8 @@ def loss_text(status: RunStatus) -> str | None:
     found = losses.to_dict()
     pls = "?" if found["pls"] is None else f"{found['pls']:.3g}"
     failed = f", {found['saves_failed']} failed" if found["saves_failed"] else ""
-    left = (
-        f", {count_text(found['rows_left_by_priority'])} rows left for later" if found["rows_left_by_priority"] else ""
-    )
+    waits = found["rows_left_by_priority"]
+    left = f", {count_text(waits)} rows wait" if waits else ""
     lost = f"{count_text(found['updates_lost'])} updates lost" if found["updates_lost"] else "nothing lost"
     return f"PLS {pls} of {status.config.target_pls:g}, {lost}; {found['saves']} saves{failed}{left}"
 

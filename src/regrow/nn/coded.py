@@ -1,5 +1,5 @@
-"""From a protection, as a user asks for it, to that of a job and the parities of its tables. Dense parameters, which every
-worker reads in every step, are kept whole (k = 1)."""
+"""From a protection, as a user asks for it, to that of a job and the parities of its tables. Dense parameters, which
+every worker reads in every step, are kept whole (k = 1)."""
 
 from __future__ import annotations
 

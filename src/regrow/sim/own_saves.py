@@ -111,9 +111,7 @@ class OwnStorage:
             if not world.job.tables[key[0]].r:
                 saving.rows[key] = record
                 if saving.instant.get(key) != record:
-                    raise Violation(
-                        "I14", f"{short(node.identity)} saves row {key[1]} of table {key[0]} of another time"
-                    )
+                    raise Violation("I14", f"{short(node.identity)} saves row {key} of another time")
         world.later(lambda: self._bite(node, saving), of=node)
 
     def _put(self, node: Node, saving: Saving) -> None:
@@ -166,9 +164,7 @@ class OwnStorage:
         world, server = self.world, node.identity.id
 
         def tell() -> None:
-            if not node.alive:
-                return
-            if not world.is_current(node.identity):
+            if not node.alive or not world.is_current(node.identity):
                 return
             self._owners[server] = node.identity
             chain = list(self._chains.get(server, []))
