@@ -47,6 +47,7 @@ class Rebuild:
         self._early: list[Restored] = []  # rows of a holder that was ready before all others
         self._haves: dict[int, dict[int, Have]] = {g: {} for g in range(len(groups))}
         self._living = {g: [h for h in groups.holders(server, g) if h not in recovering] for g in range(len(groups))}
+        self._coded = np.array([bool(table.r) for table in groups.job.tables])
         sizes = [store.slots(table) for table in range(len(groups.job.tables))]
         self._first_slot = np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.int64)
         self._asked = np.zeros(sum(sizes), bool)  # faults sent: the slots of all tables, one after the other
@@ -92,7 +93,7 @@ class Rebuild:
         if not all(group.active for group in self._flusher.coded):
             return []
         self.life.move("holders have told")
-        self.rows_total = self._store.missing_rows()
+        self.rows_total = self._count_missing()
         early, self._early = self._early, []
         for restored in early:
             self._on_restored(restored)
@@ -130,9 +131,11 @@ class Rebuild:
         if self.life.state is WayState.WHOLE:
             return None
         counts, slots = self._store.prepare(counts, slots)
+        tables = np.repeat(np.arange(counts.size), counts)
+        coded = self._coded[tables]
+        tables, slots = tables[coded], slots[coded]  # the others come another way
         if not slots.size:
             return None
-        tables = np.repeat(np.arange(counts.size), counts)
         places = self._first_slot[tables] + slots
         fresh = ~self._asked[places]
         if not fresh.any():  # whoever waits is looked at again with every answer
@@ -165,8 +168,11 @@ class Rebuild:
         self._check_back()
 
     def _check_back(self) -> None:
-        if self.life.state is WayState.RETURNING and not self._store.missing_rows():
+        if self.life.state is WayState.RETURNING and not self._count_missing():
             self.life.move("last row is back")
+
+    def _count_missing(self) -> int:
+        return sum(self._store.missing_rows(group) for group in range(len(self._groups)))
 
     def on_acknowledged(self) -> list[Effect]:
         return []
