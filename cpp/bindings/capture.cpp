@@ -1,6 +1,8 @@
 // The Shard's methods for checkpoints.
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/vector.h>
 
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -21,12 +23,13 @@ nb::tuple capture_chunk(Shard& shard, int64_t bytes_max, bool aside_first) {
   return nb::make_tuple(owned(std::move(captured.counts)), owned(std::move(captured.words)));
 }
 
-size_t load_rows(Shard& shard, size_t table, const Input& ids, const std::vector<Input>& parts) {
+size_t load_rows(Shard& shard, size_t table, const Input& ids, const std::vector<Input>& parts,
+                 std::optional<size_t> clean_to) {
   const auto ids_span = read<uint32_t>(ids, "ids");
   std::vector<std::span<const float>> values;
   for (const Input& part : parts) values.push_back(read<float>(part, "parts"));
   nb::gil_scoped_release release;
-  return shard.load_rows(table, ids_span, values);
+  return shard.load_rows(table, ids_span, values, clean_to);
 }
 
 }  // namespace
@@ -40,7 +43,7 @@ void bind_capture(nb::class_<Shard>& shard) {
       .def("capture_left", &Shard::capture_left)
       .def("capture_side_bytes", &Shard::capture_side_bytes)
       .def("end_capture", &Shard::end_capture, "durable"_a, Released())
-      .def("load_rows", &load_rows, "table"_a, "ids"_a, "parts"_a);
+      .def("load_rows", &load_rows, "table"_a, "ids"_a, "parts"_a, "clean_to"_a = nb::none());
 }
 
 }  // namespace regrow::bindings

@@ -1,4 +1,5 @@
 // The Shard's methods for parities and recovery, and the loops of decoding.
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/pair.h>
 
 #include <utility>
@@ -107,7 +108,7 @@ void bind_redundancy(nb::class_<Shard>& shard) {
       .def("know_touched", &know_touched, "group"_a, "table"_a, "words"_a)
       .def("prepare", &prepare, "counts"_a, "slots"_a)
       .def("put", &put, "counts"_a, "slots"_a, "relatives"_a)
-      .def("missing_rows", &Shard::missing_rows)
+      .def("missing_rows", &Shard::missing_rows, "group"_a = nb::none())
       .def("blank_rows", &Shard::blank_rows)
       .def("fill", &Shard::fill, "rows_max"_a, nb::call_guard<nb::gil_scoped_release>());
 }

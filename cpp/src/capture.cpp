@@ -229,12 +229,17 @@ std::vector<Shard::Part> Shard::parts(const Table& table) const {
   return parts;
 }
 
-size_t Shard::load_rows(size_t table, std::span<const uint32_t> ids,
-                        const std::vector<std::span<const float>>& values) {
-  const Table& found = at(table);
+size_t Shard::load_rows(size_t table, std::span<const uint32_t> ids, const std::vector<std::span<const float>>& values,
+                        std::optional<size_t> clean_to) {
+  at(table);  // or there is none
+  Table& found = tables_[table];
   const std::vector<Part> parts = this->parts(found);
   const Records& records = found.records;
-  if (found.recovery) throw std::invalid_argument("a table that comes back from parities is not loaded");
+  if (clean_to) check_tenant(*clean_to);
+  if (found.recovery && found.parity)
+    throw std::invalid_argument("a table that comes back from parities is not loaded");
+  if (found.recovery && !found.returning && found.recovery->missing[0])
+    throw std::invalid_argument("which rows of table " + std::to_string(table) + " are to come is not known yet");
   if (values.size() != parts.size())
     throw std::invalid_argument("rows of table " + std::to_string(table) + " have " + std::to_string(parts.size()) +
                                 " parts, not " + std::to_string(values.size()));
@@ -246,6 +251,7 @@ size_t Shard::load_rows(size_t table, std::span<const uint32_t> ids,
   const uint32_t most = ids.empty() ? 0 : kernels().max_u32(ids.data(), ids.size());
   if (!ids.empty() && most >= found.settings.rows)
     throw std::out_of_range("there is no row " + std::to_string(most) + " in table " + std::to_string(table));
+  const bool first_wins = found.returning || (found.recovery && found.recovery->blank);
   const std::array savers{found.pending.get(), found.aside.get()};
   for (PendingRows* saver : savers)
     if (saver) saver->reserve(ids.size());
@@ -261,13 +267,15 @@ size_t Shard::load_rows(size_t table, std::span<const uint32_t> ids,
       slots[count] = place.slot;
       count += place.server == settings_.server;
     }
+    if (first_wins) count = take_missing(found, taken, slots, count);
     for (PendingRows* saver : savers)
       if (saver) saver->save(slots, count);
     // What follows the parts in a record, up to a multiple of four, is zero and stays so.
     for (size_t p = 0; p < parts.size(); ++p)
       put_part(values[p].data(), {taken, count}, slots, parts[p].width, records.base + parts[p].first, records.stride);
+    if (first_wins) mark_loaded(found, {slots, count}, clean_to);
     uint64_t bits = 0;  // of one word: rows rise, and most of them follow each other
-    for (size_t i = 0; i < count; ++i) {
+    for (size_t i = 0; !first_wins && i < count; ++i) {
       bits |= uint64_t{1} << (slots[i] % 64);
       if (i + 1 < count && slots[i + 1] / 64 == slots[i] / 64) continue;
       __atomic_fetch_or(records.changed + slots[i] / 64, bits, __ATOMIC_RELAXED);
@@ -275,7 +283,10 @@ size_t Shard::load_rows(size_t table, std::span<const uint32_t> ids,
     }
     rows.fetch_add(count, std::memory_order_relaxed);
   });
-  return rows.load(std::memory_order_relaxed);
+  const size_t loaded = rows.load(std::memory_order_relaxed);
+  if (first_wins && loaded) found.recovery->missing[0] -= loaded;
+  end_recovery();
+  return loaded;
 }
 
 // The rows in these slots, rising, and the slots in the same order; holes, which no row has, come last and do not

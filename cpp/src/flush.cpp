@@ -22,6 +22,12 @@ void Shard::check_group(size_t group) const {
                             std::to_string(settings_.coding.size()));
 }
 
+// Rows of tables without parities are a group as well, behind all others.
+bool Shard::is_bare(size_t group) const {
+  return group == settings_.coding.size() &&
+         std::any_of(tables_.begin(), tables_.end(), [](const Table& table) { return !table.parity; });
+}
+
 // The one member of a table's blocks that is in the group, if any.
 std::optional<uint32_t> Shard::member_in(const Table& table, size_t group) const {
   const CodingGroup& coding = settings_.coding[group];

@@ -1,8 +1,10 @@
-// The Shard as the replacement of a server that died: rows that are absent until they are filled in or put.
-// Of a row that was never touched the initial value is the value; the others have to be decoded elsewhere.
+// The Shard as the replacement of a server that died: rows that are absent until they are filled in, put or loaded.
+// Of a row that was never touched the initial value is the value; the others have to be decoded elsewhere, or, without
+// parities, be read from a checkpoint (load_rows in capture.cpp).
 #include <algorithm>
 #include <atomic>
 #include <bit>
+#include <numeric>
 #include <stdexcept>
 #include <string>
 
@@ -25,22 +27,28 @@ bool set_bit(uint64_t* words, uint64_t index) {
 }  // namespace
 
 void Shard::know_touched(size_t group, size_t table, std::span<const uint64_t> words) {
-  const uint32_t member = checked_member(table, group);
+  const bool bare = is_bare(group);
+  if (bare && at(table).parity)
+    throw std::invalid_argument("table " + std::to_string(table) + " has parities; its rows are in other groups");
+  const uint32_t member = bare ? 0 : checked_member(table, group);
   Table& found = tables_[table];
-  if (words.size() != found.parity->words)
-    throw std::invalid_argument("the bits of " + std::to_string(found.blocks) + " blocks are " +
-                                std::to_string(found.parity->words) + " words, not " + std::to_string(words.size()));
-  if (found.blocks % 64 && words.back() >> (found.blocks % 64))
-    throw std::invalid_argument("there are bits beyond the last of " + std::to_string(found.blocks) + " blocks");
+  const uint32_t count = bare ? found.slots : found.blocks;  // without parities a block has nothing in common
+  const uint32_t step = bare ? 1 : found.k();
+  if (const size_t due = (size_t{count} + 63) / 64; words.size() != due)
+    throw std::invalid_argument("the bits of " + std::to_string(count) + " blocks are " + std::to_string(due) +
+                                " words, not " + std::to_string(words.size()));
+  if (count % 64 && words.back() >> (count % 64))
+    throw std::invalid_argument("there are bits beyond the last of " + std::to_string(count) + " blocks");
   if (!found.recovery) return;  // every row is there already
   Recovery& recovery = *found.recovery;
-  for (uint32_t block = 0; block < found.blocks; ++block) {
-    const uint32_t slot = block * found.k() + member;
+  for (uint32_t block = 0; block < count; ++block) {
+    const uint32_t slot = block * step + member;
     if (!recovery.absent(slot)) continue;
     const bool was_blank = bit_at(recovery.known, slot) && !found.touched(slot);
     const bool is_blank = !bit_at(words.data(), block);
     recovery.blank += is_blank - was_blank;
-    recovery.missing -= is_blank - was_blank;
+    recovery.missing[member] -= is_blank - was_blank;
+    found.returning |= bare && !is_blank;
     const uint64_t bit = uint64_t{1} << (slot % 64);
     recovery.known[slot / 64] |= bit;
     // To tenants it has not changed before it is there.
@@ -78,28 +86,32 @@ RowNames Shard::prepare(std::span<const int32_t> counts, std::span<const uint32_
 size_t Shard::put(std::span<const int32_t> counts, std::span<const uint32_t> slots, std::span<const float> relatives) {
   check_call(counts, slots, relatives.size(), Width::record);
   if (!recovering_) return 0;
-  std::vector<std::atomic<size_t>> rows(tables_.size());
+  std::vector<size_t> first{0};  // where the members of each table are counted
+  for (const Table& table : tables_) first.push_back(first.back() + table.members());
+  std::vector<std::atomic<size_t>> rows(first.back());
   for_runs(counts, slots, Width::record, [&](const Run& run) {
     const Table& table = run.table;
     if (!table.recovery) return;
     const size_t stride = table.records.stride;
-    size_t written = 0;
+    std::vector<size_t> written(table.members(), 0);
     for (size_t i = 0; i < run.count; ++i) {
       const uint32_t slot = run.slots[i];
       if (!bit_at(table.recovery->known, slot) || !table.touched(slot)) continue;
       if (bit_at(table.recovery->present, slot) || set_bit(table.recovery->present, slot)) continue;
       write_relative(table, slot, relatives.data() + run.float_begin + i * stride, table.records.base + slot * stride);
       set_bit(table.records.changed, slot);  // it was absent, so it is in no capture
-      ++written;
+      ++written[table.member_of(slot)];
     }
-    rows[static_cast<size_t>(&table - tables_.data())].fetch_add(written, std::memory_order_relaxed);
+    std::atomic<size_t>* counter = rows.data() + first[static_cast<size_t>(&table - tables_.data())];
+    for (const size_t count : written) counter++->fetch_add(count, std::memory_order_relaxed);
   });
   size_t all = 0;
-  for (size_t t = 0; t < tables_.size(); ++t) {
-    const size_t written = rows[t].load(std::memory_order_relaxed);
-    if (written) tables_[t].recovery->missing -= written;
-    all += written;
-  }
+  for (size_t t = 0; t < tables_.size(); ++t)
+    for (uint32_t member = 0; tables_[t].recovery && member < tables_[t].members(); ++member) {
+      const size_t written = rows[first[t] + member].load(std::memory_order_relaxed);
+      tables_[t].recovery->missing[member] -= written;
+      all += written;
+    }
   end_recovery();
   return all;
 }
@@ -139,6 +151,28 @@ size_t Shard::fill(int64_t rows_max) {
   return blank.slots.size();
 }
 
+// Of rows that somebody has the values of: those that were waited for. From now on they are there. They go first.
+size_t Shard::take_missing(const Table& table, uint32_t* rows, uint32_t* slots, size_t count) const {
+  size_t taken = 0;
+  for (size_t i = 0; table.recovery && i < count; ++i) {
+    const uint32_t slot = slots[i];
+    if (!bit_at(table.recovery->known, slot) || !table.touched(slot)) continue;
+    if (bit_at(table.recovery->present, slot) || set_bit(table.recovery->present, slot)) continue;
+    rows[taken] = rows[i];
+    slots[taken++] = slot;
+  }
+  return taken;
+}
+
+// Rows that came from where one of the tenants puts them: to the others they are new.
+void Shard::mark_loaded(const Table& table, std::span<const uint32_t> slots, std::optional<size_t> clean_to) const {
+  for (const uint32_t slot : slots) {
+    if (!clean_to) set_bit(table.records.changed, slot);
+    for (size_t tenant = 0; clean_to && tenant < tenants_; ++tenant)
+      if (tenant != *clean_to) set_bit(table.tracking->dirty[tenant].data(), slot);
+  }
+}
+
 // Once every row is there, a recovered shard is like any other.
 void Shard::end_recovery() {
   if (!recovering_ || missing_rows() || blank_rows()) return;
@@ -150,9 +184,18 @@ void Shard::end_recovery() {
   }
 }
 
-size_t Shard::missing_rows() const {
+size_t Shard::missing_rows(std::optional<size_t> group) const {
+  const bool bare = group && is_bare(*group);
+  if (group && !bare) check_group(*group);
   size_t rows = 0;
-  for (const Table& table : tables_) rows += table.recovery ? table.recovery->missing : 0;
+  for (const Table& table : tables_) {
+    if (!table.recovery) continue;
+    const std::vector<size_t>& missing = table.recovery->missing;
+    if (!group || (bare && !table.parity))
+      rows += std::accumulate(missing.begin(), missing.end(), size_t{0});
+    else if (const auto member = bare ? std::nullopt : member_in(table, *group))
+      rows += missing[*member];
+  }
   return rows;
 }
 

@@ -115,6 +115,7 @@ size_t Shard::add_table(const TableSettings& settings) {
               .parity = {},
               .pending = {},
               .recovery = {},
+              .returning = false,
               .tracking = {},
               .aside = {}};
   table.records.base = reinterpret_cast<float*>(table.arena.data());
@@ -122,10 +123,11 @@ size_t Shard::add_table(const TableSettings& settings) {
   table.records.dim = static_cast<size_t>(settings.dim);
   table.records.changed = reinterpret_cast<uint64_t*>(table.arena.data() + records_bytes(slots, stride));
   if (settings.r > 0 && !settings_.coding.empty()) protect(table);
-  if (settings_.recovering && table.parity) {  // rows without parities come another way: they begin as ever
+  if (settings_.recovering) {
     Arena bits(2 * bit_bytes(slots));
     auto* present = reinterpret_cast<uint64_t*>(bits.data());
-    table.recovery.emplace(Recovery{std::move(bits), present, present + bit_words(slots), slots, 0, 0});
+    std::vector<size_t> missing(table.members(), slots / table.members());
+    table.recovery.emplace(Recovery{std::move(bits), present, present + bit_words(slots), std::move(missing), 0, 0});
   } else {
     fill_initial(table);
   }

@@ -88,7 +88,7 @@ class Shard:
         coding_groups: Sequence[tuple[int, int]] = ...,
         recovering: bool = False,
     ) -> None:
-        """With `recovering`, no row is there (and no memory touched) until it was filled in or put."""
+        """With `recovering`, no row is there (and no memory touched) until it was filled in, put or loaded."""
 
     def add_table(
         self,
@@ -180,11 +180,12 @@ class Shard:
     def end_capture(self, durable: bool) -> None:
         """Not durable: what was captured is dirty again. Durable: ValueError unless every row was taken."""
 
-    def load_rows(self, table: int, ids: _U32, parts: Sequence[_F32]) -> int:
+    def load_rows(self, table: int, ids: _U32, parts: Sequence[_F32], clean_to: int | None = None) -> int:
         """Gives those rows that live on this server these values, and says how many there are.
 
         `parts` are weights, [rows, dim], and each part of the optimizer's state. Each row at most once. ValueError
-        while the table's rows are coming back from parities.
+        while the table's rows are coming back from parities. Where know_touched said of a table without parities that
+        rows are to come, only missing rows are set, and are not dirty to tenant `clean_to`.
         """
 
     def blocks(self, table: int) -> int:
@@ -233,7 +234,8 @@ class Shard:
     def know_touched(self, group: int, table: int, words: _U64) -> None:
         """Says which absent rows were touched (missing until put) and which were not (blank: filled in on demand).
 
-        Rows that are there already stay as they are.
+        Rows that are there already stay as they are. The group behind the coding groups has the tables without
+        parities: a bit per slot, and touched rows are missing until loaded.
         """
 
     def prepare(self, counts: _I32, slots: _U32) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint32]]:
@@ -242,8 +244,8 @@ class Shard:
     def put(self, counts: _I32, slots: _U32, relatives: _F32) -> int:
         """Sets missing rows to their relative values, skips all others; returns how many it set."""
 
-    def missing_rows(self) -> int:
-        """Absent rows that are not blank, those not known about included."""
+    def missing_rows(self, group: int | None = None) -> int:
+        """Absent rows, of one group or of all, that are not blank, those not known about included."""
 
     def blank_rows(self) -> int: ...
     def fill(self, rows_max: int) -> int:

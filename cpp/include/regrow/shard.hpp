@@ -50,7 +50,7 @@ struct ShardSettings {
   int64_t server = 0;
   int64_t rings = 1;                // independent rings
   std::vector<CodingGroup> coding;  // none: no table has parities, whatever its r
-  bool recovering = false;          // no row with parities is there until it was filled in or put
+  bool recovering = false;          // no row is there until it was filled in, put or loaded
 };
 
 // Rows of several tables, in the order of the tables.
@@ -148,17 +148,20 @@ class Shard {
   void end_capture(bool durable);
 
   // The way back. Of these rows of a table, given by their numbers, each at most once, and parts as above, those that
-  // live here get these values; returns how many. Not into a table that comes back from parities.
-  size_t load_rows(size_t table, std::span<const uint32_t> ids, const std::vector<std::span<const float>>& values);
+  // live here get these values; returns how many. Not into a table that comes back from parities. Into one without,
+  // once know_touched() said that rows are to come: only those that are missing, and they are not dirty to `clean_to`.
+  size_t load_rows(size_t table, std::span<const uint32_t> ids, const std::vector<std::span<const float>>& values,
+                   std::optional<size_t> clean_to = {});
 
   // ---- as the replacement of a server that died (src/recovery.cpp)
 
-  // Of rows that are not there yet: which were touched (missing, until put) and which were not (blank).
+  // Of rows that are not there yet: which were touched (missing, until put or loaded) and which were not (blank). The
+  // group behind the last is that of all tables without parities.
   void know_touched(size_t group, size_t table, std::span<const uint64_t> words);
   RowNames prepare(std::span<const int32_t> counts, std::span<const uint32_t> slots);
   size_t put(std::span<const int32_t> counts, std::span<const uint32_t> slots, std::span<const float> relatives);
   size_t fill(int64_t rows_max);
-  size_t missing_rows() const;  // those of which nothing is known included
+  size_t missing_rows(std::optional<size_t> group = {}) const;  // those of which nothing is known included
   size_t blank_rows() const;
 
  private:
@@ -172,8 +175,8 @@ class Shard {
   struct Recovery {
     Arena arena;
     uint64_t* present;
-    uint64_t* known;  // whether it was touched, in Records::touched
-    size_t missing;
+    uint64_t* known;              // whether it was touched, in Records::touched
+    std::vector<size_t> missing;  // per member; without parities, all are of one group and counted as of one member
     size_t blank;
     uint32_t fill_next;  // no slot before it is blank
     bool absent(uint32_t slot) const { return !(present[slot / 64] >> (slot % 64) & 1); }
@@ -204,10 +207,14 @@ class Shard {
     std::optional<Parity> parity;          // if r > 0 and the shard codes
     std::unique_ptr<PendingRows> pending;  // likewise
     std::optional<Recovery> recovery;      // while rows are absent
+    bool returning = false;                // rows were said to come: for good, load_rows() changes no row that is here
     std::unique_ptr<Tracking> tracking;    // once there are tenants
     std::unique_ptr<PendingRows> aside;    // while a capture has rows to take
     uint32_t k() const { return per_k.divisor(); }
     uint32_t r() const { return static_cast<uint32_t>(settings.r); }
+    // Members that are counted apart, and which of them a slot is.
+    uint32_t members() const { return parity ? k() : 1; }
+    uint32_t member_of(uint32_t slot) const { return parity ? slot - per_k.quotient(slot) * k() : 0; }
     size_t words() const { return (size_t{slots} + 63) / 64; }
     uint64_t touched_word(size_t word) const {
       // In this order: a bit that settle() moves meanwhile is seen in one of both places.
@@ -232,6 +239,7 @@ class Shard {
   int64_t ring() const { return settings_.servers / settings_.rings; }
   std::optional<uint32_t> member_in(const Table& table, size_t group) const;
   uint32_t checked_member(size_t table, size_t group) const;
+  bool is_bare(size_t group) const;
   void check_group(size_t group) const;
   void check_call(std::span<const int32_t> counts, std::span<const uint32_t> slots, size_t floats,
                   Width width = Width::weights) const;
@@ -267,6 +275,8 @@ class Shard {
   void copy_rows(const Table& table, std::span<const uint32_t> slots, Part part, float* out) const;
   void copy_part(const Run& run, Part part, float* out, bool past_caches) const;
   void forget(Table& table, std::span<const uint32_t> slots) const;
+  size_t take_missing(const Table& table, uint32_t* rows, uint32_t* slots, size_t count) const;
+  void mark_loaded(const Table& table, std::span<const uint32_t> slots, std::optional<size_t> clean_to) const;
 
   ShardSettings settings_;
   std::vector<Table> tables_;

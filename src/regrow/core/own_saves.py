@@ -104,7 +104,7 @@ class OwnSaves:
         self._store.begin_capture(SAVES_TENANT, self._full_wanted)
         self.life.move("captured")
         lost = sum(way.updates_lost for way in self._ways.all if isinstance(way, Recall))
-        contained = self._flusher.updates - lost - self._store.updates_uncaptured(SAVES_TENANT)
+        contained = self._flusher.updates - lost
         marks = tuple(self._flusher.applied[bare])
         return [SaveOwn(number=self._number, full=self._full_wanted, marks=marks, updates=contained)]
 

@@ -92,7 +92,7 @@ class Rebuild:
         if not all(group.active for group in self._flusher.coded):
             return []
         self.life.move("holders have told")
-        self.rows_total = self._store.missing_rows()
+        self.rows_total = self._count_missing()
         early, self._early = self._early, []
         for restored in early:
             self._on_restored(restored)
@@ -136,7 +136,7 @@ class Rebuild:
         tables = np.repeat(np.arange(counts.size), counts)
         if self._groups.bare is not None:
             mine = ~self._groups.is_bare[tables]
-            tables, slots = tables[mine], slots[mine]
+            tables, slots = tables[mine], slots[mine]  # the others come another way
         if not slots.size:
             return None
         places = self._first_slot[tables] + slots
@@ -171,8 +171,11 @@ class Rebuild:
         self._check_back()
 
     def _check_back(self) -> None:
-        if self.life.state is WayState.RETURNING and not self._store.missing_rows():
+        if self.life.state is WayState.RETURNING and not self._count_missing():
             self.life.move("last row is back")
+
+    def _count_missing(self) -> int:
+        return sum(self._store.missing_rows(group) for group in range(len(self._groups)))
 
     def on_acknowledged(self) -> list[Effect]:
         return []

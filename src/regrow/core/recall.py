@@ -79,7 +79,7 @@ class Recall:
         elif isinstance(brought, SavedRowsLoaded):
             for table, ids, parts in brought.rows:
                 if table in self._asked:
-                    self.rows_back += self._store.load_rows(table, ids, parts)
+                    self.rows_back += self._store.load_rows(table, ids, parts, SAVES_TENANT)
                     self.bytes_back += sum(part.nbytes for part in parts)
         else:
             assert not self._store.missing_rows(self._bare), "the saves ended before all their rows were here"

@@ -7,6 +7,10 @@ them, because from then on a loss of this server must find them there.
 
 from __future__ import annotations
 
+from typing import Protocol
+
+import numpy as np
+
 from regrow.core.effects import Log, Notice, Send
 from regrow.core.flusher import Flusher
 from regrow.core.groups import Groups
@@ -14,18 +18,23 @@ from regrow.core.identity import Identity
 from regrow.core.messages import Int32Array, UInt32Array
 from regrow.core.states import WAY, Life, WayState
 from regrow.core.wayback import Brought, Effect, Load, LoadedAll, LoadedRows
-from regrow.store.interface import WholeRecords
+from regrow.store.interface import ReturningRows, WholeRecords
+
+FILL_ROWS = 1 << 20  # rows computed at a time; nobody is served yet, so it bounds only the memory for their names
+
+
+class Store(WholeRecords, ReturningRows, Protocol):
+    """What a store has to do here: take rows, also if it began without any."""
 
 
 class Reload:
     """Some groups of one server on their way back from a cut. Its life is `states.WAY`."""
 
-    def __init__(
-        self, *, groups: Groups, mine: tuple[int, ...], store: WholeRecords, flusher: Flusher, cut: str
-    ) -> None:
+    def __init__(self, *, groups: Groups, mine: tuple[int, ...], store: Store, flusher: Flusher, cut: str) -> None:
         self.life = Life(WAY)
         self.rows_total = self.rows_back = self.bytes_back = self.faults = 0
         self._job = groups.job
+        self._bare = len(groups)
         self._mine = mine
         self._store = store
         self._flusher = flusher
@@ -34,6 +43,14 @@ class Reload:
         self._numbers: list[int] = []  # flushes that have all that was loaded
 
     def begin(self) -> list[Effect]:
+        """Rows of a replacement that have no parities are computed first: pieces of a cut come oldest first, and each
+        is written over what is there. What comes back from parities knows nothing yet, and is not filled in here."""
+        for table in self._tables:
+            if not self._job.tables[table].r:
+                words = -(-self._store.slots(table) // 64)
+                self._store.know_touched(self._bare, table, np.zeros(words, np.uint64))
+        while self._store.fill(FILL_ROWS):
+            pass
         return [Load(job=self._job, cut=self._cut, tables=self._tables)]
 
     def takes(self, brought: Brought) -> bool:

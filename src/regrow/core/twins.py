@@ -279,11 +279,11 @@ class CodedShardTwin(ShardTwin):
                 saved={},
                 parity=np.zeros((slots // k, r, floats), np.float32),
                 members=np.zeros((r, k, slots // k), np.bool_),
-                present=np.full(slots, not (self.recovering and r)),
-                known=np.full(slots, not (self.recovering and r)),
+                present=np.full(slots, not self.recovering),
+                known=np.full(slots, not self.recovering),
             )
         )
-        if self.recovering and r:
+        if self.recovering:
             self.records[index][:] = 0
         return index
 
@@ -315,6 +315,8 @@ class CodedShardTwin(ShardTwin):
         return coded.k - distance if r == coded.r and distance <= coded.k else None
 
     def _in_group(self, table: int, group: int) -> list[int]:
+        if group == len(self.coding):  # the bare one
+            return [] if self.coded[table].r else list(range(len(self.coded[table].initial)))
         member = self._member(table, group)
         coded = self.coded[table]
         return [] if member is None else [block * coded.k + member for block in range(coded.blocks)]

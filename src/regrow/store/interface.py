@@ -12,7 +12,8 @@ a multiple of four floats], and its bits are what is stored, coded and compared.
 until then its value is its initial value, which follows from the seed. A *relative* value is value ^ initial value, bit
 by bit, so that a row never touched is zero. A *coding group* is a number: rows whose parities are at the same servers,
 seen from their own; the list of groups is that of `regrow.core.groups`, the same on every server. Rows of tables
-without parities are in no group that a store knows.
+without parities are in none; where rows come back (`ReturningRows`), they are all in one more group, the *bare* one,
+whose number is the next.
 
 **Rows of a call** are named by (counts, slots): counts[t] of the slots belong to table t, tables follow each other, and
 so do the floats of the rows: `dim` of each where it says weights or gradients, `record_floats` where it says records.
@@ -20,7 +21,7 @@ so do the floats of the rows: `dim` of each where it says weights or gradients, 
 **Arrays** are C-contiguous, aligned, and of exactly the dtype named. What is passed in is read (or, where it is called
 `out`, written) during the call only: the caller keeps it, changes it in no other thread meanwhile, and may use it again
 when the call returns. What is given out is the caller's for ever, unless the method says otherwise. Arguments are given
-by position, but for `keep` and `aside_first`, which may be named.
+by position, but for `keep`, `aside_first`, `clean_to` and the `group` of `missing_rows`, which may be named.
 
 **Errors.** Everything is checked before anything is changed: after an exception the store, and `out`, are as they were.
 ValueError: an array, a number of entries or a value that cannot be, or a call whose time has not come. IndexError: a
@@ -134,13 +135,21 @@ class WholeRecords(Sizes, Protocol):
         The rows become touched, pending and dirty, as by `update`. ValueError if one of them is not there yet.
         """
 
-    def load_rows(self, table: int, ids: UInt32Array, parts: Sequence[Float32Array]) -> int:
+    def load_rows(
+        self, table: int, ids: UInt32Array, parts: Sequence[Float32Array], clean_to: int | None = None
+    ) -> int:
         """Gives those of the rows that live on this server these values, and returns how many they are.
 
         `ids` are numbers of rows of the table, each at most once, in any order; `parts` are their weights, [rows, dim],
         and each part of the optimizer's state, as `capture_chunk` gave them; the padding of a record stays as it is. It
-        is a change like any other. ValueError if rows of the table are coming back from parities (`ReturningRows`), or
-        if the parts are not those of the table; IndexError if the table has no such row, on whatever server.
+        is a change like any other, and `clean_to` means nothing. ValueError if the parts are not those of the table;
+        IndexError if the table has no such row, on whatever server, or there is no tenant `clean_to`.
+
+        Where rows of the table come back (`ReturningRows`): ValueError if they do from parities, or if `know_touched`
+        was not said of the table. Then only rows that are missing and known to have been touched are set and counted.
+        All others are passed over, so whoever reads the newest values first is right. That stays so for good once any
+        row was said to come: what is late is old. Rows set are touched, and dirty to all tenants but `clean_to`, who
+        has them already.
         """
 
     def touched(self, table: int) -> UInt64Array:
@@ -234,21 +243,21 @@ class HeldParities(Sizes, Protocol):
 class ReturningRows(Sizes, Protocol):
     """This server as the replacement of one that died: rows that are not there, until they are. Server loop only.
 
-    A store built to come back has no row with parities, and takes no time for it: all are *absent*. What is known of
-    an absent row decides how it comes back. Known not to have been touched, it is *blank*: its value is its initial
-    value, and the store fills it in by itself, at the latest when `prepare` asks. Else it is *missing*: of those known
-    to have been touched somebody `put`s the value; of the others `know_touched` may still come. Rows of tables without
-    parities are in no group and come back another way: they are there from the start, with their initial values, to be
-    loaded. Once none is absent, the store is like any other; at a store that was not built to come back, all of this
-    may be called and finds nothing to do.
+    A store built to come back has no row, and takes no time for it: all are *absent*. What is known of an absent row
+    decides how it comes back. Known not to have been touched, it is *blank*: its value is its initial value, and the
+    store fills it in by itself, at the latest when `prepare` asks. Else it is *missing*: of those known to have been
+    touched somebody `put`s the value, or loads it if it has no parities (`WholeRecords.load_rows`); of the others
+    `know_touched` may still come. Once none is absent, the store is like any other, but for what `load_rows` says of
+    values that are late; at a store that was not built to come back, all of this may be called and finds nothing to do.
     """
 
     def know_touched(self, group: int, table: int, words: UInt64Array) -> None:
         """Says of the absent rows of a group which were touched, a bit per block, and which are blank.
 
-        Said again, the last word counts, for rows that are absent still. Rows that are there stay as they are. To
-        tenants, a touched row is dirty when it is put, not before. ValueError if the table has no rows in the group, if
-        the words are not as many as blocks need, or if there are bits beyond the last block.
+        In the bare group it is a bit per slot. Said again, the last word counts, for rows that are absent still. Rows
+        that are there stay as they are. To tenants, a touched row is dirty when it is put, not before. ValueError if
+        the table has no rows in the group, if the words are not as many as blocks need, or if there are bits beyond the
+        last block.
         """
 
     def prepare(self, counts: Int32Array, slots: UInt32Array) -> tuple[Int32Array, UInt32Array]:
@@ -267,8 +276,8 @@ class ReturningRows(Sizes, Protocol):
     def fill(self, rows_max: int) -> int:
         """Fills in up to so many blank rows, and returns how many; 0 when none are left. ValueError if rows_max < 1."""
 
-    def missing_rows(self) -> int:
-        """Counts the missing rows, those of which nothing is known included."""
+    def missing_rows(self, group: int | None = None) -> int:
+        """Counts the missing rows, of one group or of all, those of which nothing is known included. Takes no time."""
 
     def blank_rows(self) -> int:
         """Counts the blank rows. The store has come back when neither missing nor blank rows are left."""

@@ -15,8 +15,10 @@ from helpers import COORDINATOR, arrays, job, server, table, worker
 
 from regrow.core.door import ServerDoor
 from regrow.core.effects import Delivered, Send, Tick
+from regrow.core.flusher import Flusher
 from regrow.core.groups import Groups
 from regrow.core.messages import Have, Member, Open, Opened, Pull, Recovered, Restored, Rows, StreamEnd, View
+from regrow.core.rebuild import Rebuild
 from regrow.core.states import WayState
 from regrow.core.wayback import Load, LoadedAll, LoadedRows, Ways, plan_ways
 from regrow.store.memory import MemoryStore
@@ -100,3 +102,22 @@ def test_both_ways_side_by_side(order: tuple[int, ...]) -> None:
     for now in (1.0, 2.0):
         door.receive(Tick(now=now))
     assert door.recovered and door.server.ways.is_whole
+
+
+def test_parities_bring_only_what_has_them() -> None:
+    """Rows of other tables may be missing still: the way is done without them, and asks nobody for them."""
+    groups, store = Groups(JOB), MemoryStore(JOB, 0, True)
+    spec = JOB.protection.flush
+    flusher = Flusher(server=0, groups=groups, store=store, marks=JOB.marks, spec=spec, keeps_undo=False)
+    way = Rebuild(server=0, groups=groups, store=store, flusher=flusher, recovering=[0])
+    have, restored = (event.message for event in events()[:2])
+    way.receive(server(1), have)
+    assert (way.life.state, way.rows_total, store.missing_rows()) == (WayState.RETURNING, 1, 3)
+    everything = arrays(counts=[2, 2], slots=[0, 1, 0, 1])
+    (fault,) = way.find_missing(**everything, peers={1: server(1), 2: server(2)}) or []
+    assert (fault.message.counts.tolist(), fault.message.slots.tolist()) == ([1, 0], [0])
+    way.receive(server(1), restored)
+    assert (way.life.state, way.rows_back, store.missing_rows()) == (WayState.FILLING, 1, 2)
+    assert way.find_missing(**everything, peers={}) is None
+    way.tick()
+    assert way.life.state is WayState.WHOLE

@@ -45,9 +45,10 @@ class DictStore:
         self._published: dict[Cell, Float32Array] = {}  # of pending rows
         self._parities: dict[tuple[int, int, int], Float32Array] = {}  # by table, q, block
         self._members: set[tuple[int, int, int, int]] = set()  # touched ones: table, q, member, block
-        every = ((t, slot) for t, spec in enumerate(job.tables) if spec.r for slot in range(self.slots(t)))
+        every = ((t, slot) for t in range(len(job.tables)) for slot in range(self.slots(t)))
         self._absent: set[Cell] = set(every) if recovering else set()
         self._known: set[Cell] = set()  # of those absent: whether they were touched
+        self._returning: set[int] = set()  # tables without parities of which rows were said to come
         self._dirty: list[set[Cell]] = []
         self._capture: Capture | None = None
 
@@ -116,9 +117,16 @@ class DictStore:
         for record, cell in zip(source.reshape(slot_count, self.record_floats(table)), cells, strict=True):
             self._change(cell, record.copy())
 
-    def load_rows(self, table: int, ids: UInt32Array, parts: Sequence[Float32Array]) -> int:
+    def load_rows(
+        self, table: int, ids: UInt32Array, parts: Sequence[Float32Array], clean_to: int | None = None
+    ) -> int:
         spec, widths = self._table(table), self._widths(table)
-        check(not any(t == table for t, _ in self._absent), "a table that comes back from parities is not loaded")
+        absent = {cell for cell in self._absent if cell[0] == table}
+        check(not (absent and spec.r), "a table that comes back from parities is not loaded")
+        check(absent <= self._known, "it is not known which rows are to come")
+        first_wins = bool(absent) or table in self._returning
+        if clean_to is not None:
+            self.dirty_rows(clean_to)
         check_array(ids, np.uint32)
         check(len(parts) == len(widths), "these are not the parts of the table")
         for part, width in zip(parts, widths, strict=True):
@@ -129,10 +137,16 @@ class DictStore:
         servers, slots = self._layouts[table].place(ids, table=table)
         loaded = 0
         for row in np.flatnonzero(servers == self._server):
+            cell = table, int(slots[row])
+            if first_wins and (cell not in absent or self._is_blank(cell)):
+                continue
             values = [part.reshape(ids.size, -1)[row] for part in parts]
-            record = self._record((table, int(slots[row]))).copy()
+            record = self._record(cell).copy()
             record[: sum(widths)] = np.concatenate(values)
-            self._change((table, int(slots[row])), record)
+            self._change(cell, record)
+            self._absent.discard(cell)
+            if first_wins and clean_to is not None:
+                self._dirty[clean_to].remove(cell)
             loaded += 1
         return loaded
 
@@ -216,7 +230,10 @@ class DictStore:
     # ---- coming back
 
     def know_touched(self, group: int, table: int, words: UInt64Array) -> None:
-        member, blocks, k = self._member(table, group), self.blocks(table), self._table(table).k
+        bare = self._is_bare(group)
+        check(not (bare and self._table(table).r), f"table {table} has parities")
+        k = 1 if bare else self._table(table).k  # in the bare group a bit is a slot
+        member, blocks = 0 if bare else self._member(table, group), self.slots(table) // k
         check_array(words, np.uint64)
         check(words.size == -(-blocks // 64), "the words are not those of the blocks")
         bits = np.unpackbits(words.view(np.uint8), bitorder="little")
@@ -225,6 +242,8 @@ class DictStore:
         touched = {(t, slot) for t, slot in absent if bits[slot // k]}
         self._known |= absent
         self._touched = self._touched - absent | touched
+        if bare and touched:
+            self._returning.add(table)
 
     def prepare(self, counts: Int32Array, slots: UInt32Array) -> tuple[Int32Array, UInt32Array]:
         cells = self._cells(counts, slots)
@@ -248,8 +267,14 @@ class DictStore:
         self._absent -= set(blank)
         return len(blank)
 
-    def missing_rows(self) -> int:
-        return len(self._absent) - self.blank_rows()
+    def missing_rows(self, group: int | None = None) -> int:
+        missing = [cell for cell in self._absent if not self._is_blank(cell)]
+        if group is not None and self._is_bare(group):
+            return sum(not self._table(t).r for t, _ in missing)
+        if group is not None:
+            kind = self._groups[group]
+            missing = [cell for cell in missing if self._distance(*cell) == kind]
+        return len(missing)
 
     def blank_rows(self) -> int:
         return sum(map(self._is_blank, self._absent))
@@ -386,11 +411,15 @@ class DictStore:
         return spec.k - distance
 
     def _pending(self, group: int) -> list[Cell]:
-        distance, r = self._groups[group]
-        kinds = [(spec.k, spec.r) for spec in self._job.tables]
-        return sorted(
-            (t, slot) for t, slot in self._published if (kinds[t][0] - slot % kinds[t][0], kinds[t][1]) == (distance, r)
-        )
+        kind = self._groups[group]
+        return sorted(cell for cell in self._published if self._distance(*cell) == kind)
+
+    def _distance(self, table: int, slot: int) -> tuple[int, int]:
+        spec = self._table(table)
+        return spec.k - slot % spec.k, spec.r
+
+    def _is_bare(self, group: int) -> bool:
+        return group == len(self._groups) and any(not spec.r for spec in self._job.tables)
 
     def _check_source(self, source: int) -> None:
         if not 0 <= source < self._job.servers:

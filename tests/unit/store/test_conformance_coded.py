@@ -23,12 +23,14 @@ from subjects import (
     groups_and_tables,
     groups_of,
     holders,
+    job_of,
     member_of,
     observe,
     parities_of,
     published_of,
     records_for,
     records_of,
+    rows_of_slots,
     some_slots,
     train,
     words_of,
@@ -178,8 +180,9 @@ def test_lost_servers_come_back(build: StoreBuilder, dead: list[int]) -> None:
         expected = [published_of(stores[lost], JOB, table) for table in range(len(JOB.tables))]
         new, rng = build(JOB, lost, True), np.random.default_rng(lost)
         counts, slots = every_slot(new, JOB)
-        coded = sum(new.slots(table) for table, spec in enumerate(JOB.tables) if spec.r)
-        assert (new.missing_rows(), new.blank_rows()) == (coded, 0)
+        assert (new.missing_rows(), new.blank_rows()) == (len(slots), 0)
+        for group in range(len(groups_of(JOB))):
+            assert new.missing_rows(group) == sum(new.blocks(t) for g, t, _ in groups_and_tables(JOB) if g == group)
         tell_touched(new, stores, JOB, dead, lost)
         for share in (0.3, 1.0):
             counts, slots = some_slots(new, JOB, rng, share)
@@ -200,23 +203,109 @@ def test_lost_servers_come_back(build: StoreBuilder, dead: list[int]) -> None:
         assert new.pending_bytes() == 0
 
 
-def test_tables_without_parities_are_there_to_be_loaded(build: StoreBuilder) -> None:
-    """Beside tables that come back from parities: their rows begin as ever, and are given values at any time."""
+# ---- coming back without parities
+
+BARE = len(groups_of(JOB))  # the group of tables 1 (adam, k = 1) and 4 (sgd, k = 2)
+TABLES = len(JOB.tables)
+
+
+def values_of(ids: np.ndarray, fill: float) -> list[np.ndarray]:
+    """Rows of table 1: weights, both moments."""
+    return [np.full((ids.size, 5), fill + part, np.float32) for part in range(3)]
+
+
+def test_rows_without_parities_are_loaded_one_by_one(build: StoreBuilder) -> None:
+    """Those said to have been touched are missing until the first value of each comes; the others are blank."""
     store, fresh = build(JOB, 1, True), build(JOB, 1, False)
-    uncoded = [table for table, spec in enumerate(JOB.tables) if not spec.r]
-    assert uncoded
-    coded = sum(store.slots(table) for table, spec in enumerate(JOB.tables) if spec.r)
-    assert store.missing_rows() == coded
-    for table in uncoded:
-        records = [np.empty(each.slots(table) * each.record_floats(table), np.float32) for each in (store, fresh)]
-        for each, out in zip((store, fresh), records, strict=True):
-            each.read_records(table, 0, each.slots(table), out)
-        assert records[0].tobytes() == records[1].tobytes()
-    rows = np.arange(JOB.tables[4].rows, dtype=np.uint32)
-    assert store.load_rows(4, rows, [np.full((rows.size, 1), 7, np.float32)]) > 0
+    slots = store.slots(1)
+    ids = rows_of_slots(JOB, 1, 1, range(slots)).astype(np.uint32)
+    assert store.missing_rows(BARE) == slots + store.slots(4)
+    store.know_touched(BARE, 1, words_of(np.arange(slots) < 4))
+    store.know_touched(BARE, 4, words_of(np.arange(store.slots(4)) == 3))
+    assert (store.missing_rows(BARE), store.blank_rows()) == (5, slots - 4 + store.slots(4) - 1)
+    wanted = call_of(TABLES, *((1, slot) for slot in range(6)))
+    assert [part.tolist() for part in store.prepare(*wanted)] == [[0, 4, 0, 0, 0, 0], [0, 1, 2, 3]]
+    all_rows = np.arange(JOB.tables[1].rows, dtype=np.uint32)  # most of them are on other servers
+    assert store.load_rows(1, ids[1:3], values_of(ids[1:3], 7)) == 2
+    assert store.load_rows(1, all_rows, values_of(all_rows, 9)) == 2, "not those that are here, nor blank ones"
+    records = np.empty((6, store.record_floats(1)), np.float32)
+    store.read_records(1, 0, 6, records)
+    assert records[:4, 0].tolist() == [9, 7, 7, 9]
+    assert records[0, :15].tolist() == [9] * 5 + [10] * 5 + [11] * 5
+    assert records[4:].tobytes() == records_of(fresh, 1)[4:6].tobytes()
+    assert (store.missing_rows(BARE), store.blank_rows()) == (1, slots - 6 + store.slots(4) - 1)
+    assert store.missing_rows() - store.missing_rows(BARE) == sum(store.slots(t) for t in (0, 2, 3, 5))
+    assert store.pending_bytes() == 0
+
+
+def test_what_is_late_is_old(build: StoreBuilder) -> None:
+    """Also when the whole table, or the whole store, has come back: a value that comes then was read too late."""
+    bare = job_of(("adam", 33, 5, 1, 0), ("sgd", 40, 2, 1, 0))
+    store = build(bare, 1, True)
+    ids = np.arange(33, dtype=np.uint32)
+    store.know_touched(0, 0, words_of(np.arange(store.slots(0)) == 2))
+    assert store.load_rows(0, ids, values_of(ids, 7)) == 1
+    store.know_touched(0, 1, np.zeros(1, np.uint64))
+    for rows_max in (1, 1 << 20):
+        store.update(*call_of(2, (0, 2)), np.ones(5, np.float32), 1)
+        record = np.empty((1, store.record_floats(0)), np.float32)
+        store.read_records(0, 2, 1, record)
+        assert store.load_rows(0, ids, values_of(ids, 9)) == 0
+        after = np.empty_like(record)
+        store.read_records(0, 2, 1, after)
+        assert record.tobytes() == after.tobytes()
+        store.fill(rows_max)
+    assert (store.missing_rows(), store.blank_rows()) == (0, 0)
+    others = np.arange(40, dtype=np.uint32)
+    assert store.load_rows(1, others, [np.ones((40, 2), np.float32)]) == 8, "none was to come: a change as any other"
+
+
+def test_a_table_is_not_loaded_before_it_is_known_what_is_to_come(build: StoreBuilder) -> None:
+    store = build(JOB, 1, True)
+    ids = rows_of_slots(JOB, 1, 1, range(2)).astype(np.uint32)
+    before = observe(store, JOB)
+    for wrong in (
+        lambda: store.load_rows(1, ids, values_of(ids, 1)),
+        lambda: store.load_rows(0, np.zeros(1, np.uint32), [np.ones((1, n), np.float32) for n in (16, 1)]),
+        lambda: store.know_touched(BARE, 0, np.zeros(2, np.uint64)),  # it has parities
+        lambda: store.know_touched(0, 1, np.zeros(1, np.uint64)),
+        lambda: store.know_touched(BARE, 1, np.zeros(2, np.uint64)),
+        lambda: store.know_touched(BARE, 4, np.array([1 << store.slots(4)], np.uint64)),
+    ):
+        with pytest.raises(ValueError):
+            wrong()
+    with pytest.raises(IndexError):
+        store.missing_rows(BARE + 1)
+    with pytest.raises(IndexError):
+        build(JOB, 1, False).load_rows(1, ids, values_of(ids, 1), clean_to=0)
+    assert observe(store, JOB) == before
+    with pytest.raises(IndexError):
+        build(CODED, 1, True).missing_rows(len(groups_of(CODED)))
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_loaded_rows_are_dirty_but_to_whom_they_came_from(build: StoreBuilder, early: bool) -> None:
+    """Tenants may be there before it is known what is to come, or only after."""
+    job = job_of(("adam", 33, 5, 1, 0))
+    store = build(job, 1, True)
+    tenants = [store.add_tenant() for _ in range(3)] if early else []
+    slots = store.slots(0)
+    ids = rows_of_slots(job, 1, 0, range(slots)).astype(np.uint32)
+    store.know_touched(0, 0, words_of(np.arange(slots) < 5))
+    tenants = tenants or [store.add_tenant() for _ in range(3)]
+    assert [store.dirty_rows(tenant) for tenant in tenants] == [0, 0, 0]
     with pytest.raises(ValueError):
-        store.load_rows(0, np.zeros(1, np.uint32), [np.ones((1, JOB.tables[0].dim), np.float32)])
-    assert store.missing_rows() == coded
+        store.begin_capture(1, False)
+    assert store.load_rows(0, ids[:3], values_of(ids[:3], 1), clean_to=1) == 3
+    assert store.load_rows(0, ids[:5], values_of(ids[:5], 2)) == 2
+    assert [store.dirty_rows(tenant) for tenant in tenants] == [5, 2, 5]
+    store.update(*call_of(1, (0, 0)), np.ones(5, np.float32), 1)
+    assert [store.dirty_rows(tenant) for tenant in tenants] == [5, 3, 5]
+    for tenant, full, rows in [(1, False, {0, 3, 4}), (1, True, {0, 1, 2, 3, 4}), (0, False, {0, 1, 2, 3, 4})]:
+        store.begin_capture(tenant, full)
+        ((_, captured, _),) = store.capture_chunk(1 << 20)
+        assert set(captured.tolist()) == {int(ids[slot]) for slot in rows}
+        store.end_capture(True)
 
 
 def test_a_store_that_has_come_back_is_like_any_other(build: StoreBuilder) -> None:
