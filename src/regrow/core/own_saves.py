@@ -8,15 +8,20 @@ A save has all rows that changed since the last one, or, where a share is set an
 store's priority picks; the others stay dirty, and are in a later one. It names the marks of its instant, and how many
 updates all saves together then contain.
 
-The rules to keep: rows count as saved when the save is durable, and not before; there is one capture at a time, and a
-cut, for which all servers wait, goes first; a replacement saves nothing before all its rows are back.
+A save must never be ahead of the copies. A replacement joins at the marks of its copies (`recall.py`); if its rows came
+from a save with later pushes in them, workers would send those pushes again, and they would count twice. So what was
+captured is flushed at that instant, and stored only when every holder that counts has that flush.
+
+The rules to keep: rows count as saved when the save is durable, and not before; a save is behind the copies; there is
+one capture at a time, and a cut, for which all servers wait, goes first; a replacement saves nothing before all its rows
+are back.
 """
 
 from __future__ import annotations
 
 import dataclasses
 
-from regrow.core.effects import Notice
+from regrow.core.effects import Notice, Send
 from regrow.core.flusher import Flusher
 from regrow.core.recall import SAVES_TENANT, Recall
 from regrow.core.states import OWN_SAVE, Life, OwnSaveState
@@ -72,6 +77,8 @@ class OwnSaves:
         self._flusher = flusher
         self._ways = ways
         self._number = 0
+        self._next: SaveOwn | None = None  # captured, and not told to the driver yet
+        self._flushes: list[int] = []  # that the holders must have before
         # A replacement goes on where its predecessor's saves end; the first server of a place begins with all it has.
         self._full_wanted = not any(isinstance(way, Recall) for way in ways.all)
         self._due_at: float | None = None
@@ -88,8 +95,10 @@ class OwnSaves:
             return step >= self._due_step and (self._due_at is None or now >= self._due_at)
         return self._due_at is None or now >= self._due_at
 
-    def tick(self, now: float, step: int) -> list[SaveOwn]:
+    def tick(self, now: float, step: int) -> list[Send | SaveOwn]:
         self._now, self._step = now, step
+        if self.life.state is OwnSaveState.CAPTURED:
+            return [*self.check_copies()]
         if not self.is_due(now, step) or not self._ways.is_back:
             return []
         if self._due_at is None and self.plan is not None and self.plan.every_seconds is not None:
@@ -97,7 +106,7 @@ class OwnSaves:
             return []
         return self._begin()
 
-    def _begin(self) -> list[SaveOwn]:
+    def _begin(self) -> list[Send | SaveOwn]:
         bare = self._flusher.geometry.bare
         assert bare is not None
         self._number += 1
@@ -106,11 +115,22 @@ class OwnSaves:
         lost = sum(way.updates_lost for way in self._ways.all if isinstance(way, Recall))
         contained = self._flusher.updates - lost
         marks = tuple(self._flusher.applied[bare])
-        return [SaveOwn(number=self._number, full=self._full_wanted, marks=marks, updates=contained)]
+        self._next = SaveOwn(number=self._number, full=self._full_wanted, marks=marks, updates=contained)
+        flushed = self._flusher.flush_all()
+        self._flushes = self._flusher.numbers()
+        return [*flushed, *self.check_copies()]
+
+    def check_copies(self) -> list[SaveOwn]:
+        """Holders may have more than before: is what was captured behind them now?"""
+        if self.life.state is not OwnSaveState.CAPTURED or not self._flusher.has_acked(self._flushes):
+            return []
+        assert self._next is not None
+        self.life.move("copies have it")
+        return [self._next]
 
     def on_saved(self, saved: OwnSaved) -> list[Notice]:
         """What was captured is stored, or cannot be: then it counts as changed again."""
-        if saved.number != self._number or self.life.state is not OwnSaveState.CAPTURED:
+        if saved.number != self._number or self.life.state is not OwnSaveState.STORING:
             return []
         self._store.end_capture(not saved.error)
         self.life.move("over")
@@ -123,12 +143,13 @@ class OwnSaves:
 
     def give_up(self) -> list[UnsaveOwn]:
         """A cut comes first."""
-        if self.life.state is not OwnSaveState.CAPTURED:
+        if self.life.state is OwnSaveState.IDLE:
             return []
+        told = self.life.state is OwnSaveState.STORING
         self._store.end_capture(False)
         self.life.move("over")
         self._plan_next(failed=True)
-        return [UnsaveOwn(number=self._number)]
+        return [UnsaveOwn(number=self._number)] if told else []
 
     def _plan_next(self, *, failed: bool) -> None:
         plan = self.plan

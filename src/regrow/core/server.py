@@ -291,6 +291,7 @@ class Server:
 
     def _on_flush_ack(self, source: Identity, ack: FlushAck) -> list[Effect]:
         effects: list[Effect] = [*self.flusher.on_ack(source.id, ack), *self.serving.answer_durable()]
+        effects += self.saves.check_copies()
         if not self.ways.is_whole:
             effects += self._take(self.ways.on_acknowledged)
         return effects

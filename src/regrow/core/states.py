@@ -150,14 +150,17 @@ ATTEMPT = Moves(
 
 class OwnSaveState(State):
     IDLE = "no save is under way here"
-    CAPTURED = "the rows of that instant are captured and being stored, while training goes on"
+    CAPTURED = "the rows of that instant are captured; the holders of copies do not have all that was pushed until then"
+    STORING = "they have; what was captured is being stored, while training goes on"
 
 
 OWN_SAVE = Moves(
     "a save of one server",
     (
         (OwnSaveState.IDLE, "captured", OwnSaveState.CAPTURED),
+        (OwnSaveState.CAPTURED, "copies have it", OwnSaveState.STORING),
         (OwnSaveState.CAPTURED, "over", OwnSaveState.IDLE),
+        (OwnSaveState.STORING, "over", OwnSaveState.IDLE),
     ),
 )
 

@@ -40,7 +40,8 @@ class Launcher:
             program = Program(index, self.world.scenario, self.world.reference, start=start, loading=self.world.loading)
             node = Node(identity, program.session, program)
         elif role == "server":
-            on_capture = self.world.storage.note_capture if cuts is not None else None
+            captures = cuts is not None or self.world.scenario.saves is not None
+            on_capture = self.world.note_capture if captures else None
             begins_with = self.world.start.cut if self.world.start is not None else None
             saves = self.world.scenario.saves
             server = machines.make_server(identity, on_capture=on_capture, start=begins_with, save_plan=saves)

@@ -10,7 +10,6 @@ import numpy as np
 
 from regrow.core import cuts, decode, flusher
 from regrow.core.coordinator import PATIENCE_SECONDS, Coordinator
-from regrow.core.cut import TENANT
 from regrow.core.cuts import CutPlan
 from regrow.core.door import ServerDoor
 from regrow.core.effects import Send
@@ -57,23 +56,22 @@ SERVING_QUEUES = ("_queued", "_pushes", "_parked", "_held", "_staged", "_step_pu
 def make_server(
     identity: Identity,
     *,
-    on_capture: Callable[[Identity, bool], None] | None = None,
+    on_capture: Callable[[Identity, int, bool], None] | None = None,
     start: str | None = None,
     save_plan: SavePlan | None = None,
 ) -> ServerDoor:
-    """`on_capture` hears of every cut, at its instant; None: there are no cuts. `start`: the cut a run begins with.
-    `save_plan`: when the server saves its own rows, if it does."""
+    """`on_capture` hears of every capture, at its instant, and for whom it is; None: there are none. `start`: the cut a
+    run begins with. `save_plan`: when the server saves its own rows, if it does."""
 
     def build_store(job: JobSpec, server: int, recovering: bool) -> MemoryStore:
         store = MemoryStore(job, server, recovering)
-        for _ in range(2 if save_plan is not None else on_capture is not None):
-            store.add_tenant()
         if on_capture is not None:
+            for _ in range(1 if save_plan is None else 2):
+                store.add_tenant()
             begin = store.begin_capture
 
             def begin_capture(tenant: int, full: bool) -> None:
-                if tenant == TENANT:
-                    on_capture(identity, full)
+                on_capture(identity, tenant, full)
                 begin(tenant, full)
 
             store.begin_capture = begin_capture

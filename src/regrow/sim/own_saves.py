@@ -61,17 +61,24 @@ class OwnStorage:
         self.reported: dict[int, int] = {}  # by server: updates lost so far, as it said
         self._chains: dict[int, list[Durable]] = {}  # by server, oldest first
         self._owners: dict[int, Identity] = {}  # whose saves count: an older one was replaced
+        self._instants: dict[Identity, tuple[tuple[int, ...], Rows]] = {}  # of captures that are not saved yet
         self._saving: dict[Identity, Saving] = {}
         self._wanted: dict[Identity, list[Key]] = {}
 
     # --- Saving ---
 
+    def note_capture(self, identity: Identity) -> None:
+        """This is the instant: notes what the rows are, before anybody captures them."""
+        node = self.world.nodes[identity]
+        marks = tuple(machines.read_applied(node.server)[self._bare])
+        self._instants[identity] = marks, self._read_rows(node)
+
     def save(self, node: Node, save: SaveOwn) -> None:
         world = self.world
-        applied = machines.read_applied(node.server)[self._bare]
-        if tuple(applied) != save.marks:
-            raise Violation("I14", f"{short(node.identity)} saves at {applied}, and says {save.marks}")
-        saving = Saving(save, self._read_rows(node))
+        marks, rows = self._instants.pop(node.identity)
+        if marks != save.marks:
+            raise Violation("I14", f"{short(node.identity)} saves at {marks}, and says {save.marks}")
+        saving = Saving(save, rows)
         if not world.calm and world.choices.flag(0.2):
             saving.fails_after = world.choices.pick(4)
         self._saving[node.identity] = saving

@@ -13,6 +13,7 @@ from array import array
 from collections.abc import Callable
 from typing import Any
 
+from regrow.core.cut import TENANT
 from regrow.core.effects import (
     Delivered,
     Joined,
@@ -324,6 +325,13 @@ class World:
                     self.network.dial(wire.source, COORDINATOR)
                 else:
                     self.network.dial(*_dialler(wire.source, wire.target))
+
+    def note_capture(self, identity: Identity, tenant: int, full: bool) -> None:
+        """A server is about to capture its rows, for a cut or a save of its own."""
+        if tenant == TENANT:
+            self.storage.note_capture(identity, full)
+        else:
+            self.own_storage.note_capture(identity)
 
     # --- The record ---
 
