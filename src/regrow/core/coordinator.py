@@ -165,9 +165,15 @@ class Coordinator:
         if self._cut_plan is None or self.view is None:
             return effects
         if self.cuts is None:
-            sync = self.view.job.mode == "sync"
-            marks = self.view.job.marks
-            self.cuts = Cuts(self._cut_plan, is_sync=sync, marks=marks, term=self._term, salt=self._cut_salt)
+            job = self.view.job
+            self.cuts = Cuts(
+                self._cut_plan,
+                is_sync=job.mode == "sync",
+                marks=job.marks,
+                term=self._term,
+                salt=self._cut_salt,
+                goes_back=job.protection.recalls_bare,
+            )
             if self._cut_now is not None:
                 self.cuts.want(self._cut_now)
         whole = not self.lost and not any(place.is_down for place in self.places)

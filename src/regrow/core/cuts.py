@@ -105,9 +105,18 @@ class Cuts:
     """The coordinator's part: when there is a cut, of what, and how it ended."""
 
     def __init__(
-        self, plan: CutPlan, *, is_sync: bool, marks: int, term: int, salt: str, head: str | None = None
+        self,
+        plan: CutPlan,
+        *,
+        is_sync: bool,
+        marks: int,
+        term: int,
+        salt: str,
+        head: str | None = None,
+        goes_back: bool = False,
     ) -> None:
-        """`marks`: how many say where a server is."""
+        """`marks`: how many say where a server is. `goes_back`: the rows of a server that was replaced may be older
+        than in the last cut, or as they were made, which no delta can say: the next one stands alone."""
         self.plan = plan
         self.head = head  # the cut that the next delta starts from,
         self.head_marks: tuple[int, ...] | None = None  # and where it was made
@@ -117,6 +126,7 @@ class Cuts:
         self._marks = marks
         self._number = term * TERM
         self._salt = salt
+        self._goes_back = goes_back
         self._peers: dict[int, Identity] = {}
         self._attempt: Attempt | None = None
         self._since_full = 0
@@ -147,6 +157,7 @@ class Cuts:
         if peers == self._peers:
             return []
         before, self._peers = self._peers, peers or {}
+        self._full_wanted |= self._goes_back and before != {}
         return self._abandon("a server died", before) if self._attempt is not None else []
 
     def tick(self, now: float) -> list[Effect]:

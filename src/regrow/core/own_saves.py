@@ -13,8 +13,8 @@ from a save with later pushes in them, workers would send those pushes again, an
 captured is flushed at that instant, and stored only when every holder that counts has that flush.
 
 The rules to keep: rows count as saved when the save is durable, and not before; a save is behind the copies; there is
-one capture at a time, and a cut, for which all servers wait, goes first; a replacement saves nothing before all its rows
-are back.
+one capture at a time, and a cut, for which all servers wait, goes first; a replacement saves nothing before all its
+rows are back.
 """
 
 from __future__ import annotations

@@ -43,6 +43,7 @@ class Snapshot:
     marks: list[tuple[int, ...]]  # by group
     full: bool
     rows: Rows
+    lost: dict[Key, int]  # what partial recovery had lost of its rows by then
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -89,20 +90,9 @@ class Storage:
         node = self.world.nodes[identity]
         name = self._name(identity, machines.cut_number(node.server))
         marks = [tuple(each) for each in machines.read_applied(node.server)]
-        self._snapshots[name] = Snapshot(identity.id, marks, full, self._touched_rows(node))
-
-    def _touched_rows(self, node: Node) -> Rows:
-        store = node.server.store
-        rows: Rows = {}
-        for table in range(len(self.world.job.tables)):
-            bits = np.unpackbits(store.touched(table).view(np.uint8), bitorder="little")
-            record = np.empty(store.record_floats(table), np.float32)
-            for slot in np.flatnonzero(bits).tolist():
-                row = self.world.reference.places.row_at.get((node.identity.id, table, slot))
-                if row is not None:
-                    store.read_records(table, slot, 1, record)
-                    rows[table, row] = self._record(table, record)
-        return rows
+        rows = machines.read_touched_rows(node.server, self.world.reference)
+        lost = self.world.own_storage.find_lost(identity.id)
+        self._snapshots[name] = Snapshot(identity.id, marks, full, rows, lost)
 
     def _record(self, table: int, record: Any) -> bytes:
         values: bytes = record[: self.world.reference.initial[table, 0].size].tobytes()
@@ -229,12 +219,16 @@ class Storage:
         """I11: what is restored is what the servers had, and what the pushes make of the first rows."""
         reference = self.world.reference
         there: Rows = {}
+        lost: dict[Key, int] = {}
         for snapshot in snapshots:
             there |= snapshot.rows
+            lost |= snapshot.lost
         for key, initial in reference.initial.items():
             first = initial.tobytes()
             found, had = state.get(key, first), there.get(key, first)
-            expected = reference.record(key, write.marks).tobytes()
+            gone = lost.get(key, 0)
+            record = reference.record_without(key, write.marks, gone) if gone else reference.record(key, write.marks)
+            expected = record.tobytes()
             # A row that no push has reached yet may have its assigned weights, or not yet.
             allowed = (first, expected) if reference.is_open(key, write.marks) else (expected,)
             if found not in allowed:

@@ -64,6 +64,31 @@ class OwnStorage:
         self._instants: dict[Identity, tuple[tuple[int, ...], Rows]] = {}  # of captures that are not saved yet
         self._saving: dict[Identity, Saving] = {}
         self._wanted: dict[Identity, list[Key]] = {}
+        self._begun: Rows = {}  # bare rows of the checkpoint that the run began with,
+        self._lost_before: dict[Key, int] = {}  # and what the run before it had lost of them
+        if world.start is not None and world.scenario.saves is not None:
+            self._begin_with(world.start.pieces, world.start.marks)
+
+    def _begin_with(self, pieces: tuple[Rows, ...], marks: tuple[int, ...]) -> None:
+        reference = self.world.reference
+        for piece in pieces:
+            self._begun |= {key: record for key, record in piece.items() if not self.world.job.tables[key[0]].r}
+        for key, units in reference.units.items():
+            if not self.world.job.tables[key[0]].r:
+                have, due = self._read_pushes(key, self._begun.get(key)), reference.find_pushes(key, marks)
+                lost = sum(1 << index for index, unit in enumerate(units) if due >> index & 1 and unit not in have)
+                self.lost[key] = self._lost_before[key] = lost
+
+    def _read_pushes(self, key: Key, record: bytes | None) -> dict[tuple[int, int], int]:
+        """The pushes in a row; None: as it was made."""
+        reference = self.world.reference
+        assert isinstance(reference, AsyncReference)
+        return {} if record is None else reference.contents(key, np.frombuffer(record, np.float32))
+
+    def find_lost(self, server: int) -> dict[Key, int]:
+        """What is lost by now of the rows of a server."""
+        of_row = self.world.reference.places.of_row
+        return {key: lost for key, lost in self.lost.items() if of_row[key][0] == server}
 
     # --- Saving ---
 
@@ -148,18 +173,17 @@ class OwnStorage:
 
     def _check_updates(self, server: int) -> None:
         """A chain contains as many updates as its newest save says."""
-        reference = self.world.reference
-        assert isinstance(reference, AsyncReference)
         count = 0
         for key, record in self._merge(server).items():
-            count += len(reference.contents(key, np.frombuffer(record, np.float32)))
+            count += len(self._read_pushes(key, record)) - len(self._read_pushes(key, self._begun.get(key)))
         said = self._chains[server][-1].save.updates
         if count != said:
             raise Violation("I14", f"the saves of S{server} contain {count} updates, and say {said}")
 
     def _merge(self, server: int) -> Rows:
-        """Each row of a chain, as its newest save has it."""
-        merged: Rows = {}
+        """Each row of a chain, as its newest save has it; at its end is the checkpoint that the run began with."""
+        of_row = self.world.reference.places.of_row
+        merged = {key: record for key, record in self._begun.items() if of_row[key][0] == server}
         for durable in self._chains.get(server, []):
             merged |= durable.rows
         return merged
@@ -178,7 +202,8 @@ class OwnStorage:
             rows = self._merge(server)
             newest = chain[-1].save if chain else None
             ids = {table: np.array(sorted(row for t, row in rows if t == table), np.uint32) for table in find.tables}
-            marks = newest.marks if newest is not None else (0,) * world.job.marks
+            first = world.start.marks if world.start is not None else (0,) * world.job.marks
+            marks = newest.marks if newest is not None else first
             found = SavesFound(marks=marks, updates=newest.updates if newest is not None else 0, ids=ids)
             world.probes.hit("saves found" if chain else "no save found")
             self._wanted[node.identity] = []
@@ -186,6 +211,7 @@ class OwnStorage:
             if not node.alive:
                 return
             left = [(key, record) for durable in reversed(chain) for key, record in sorted(durable.rows.items())]
+            left += sorted(rows.items())  # of the checkpoint, as far as they are not in a save
             world.later(lambda: self._bring(node, left), of=node)
 
         world.later(tell, of=node)
@@ -225,7 +251,7 @@ class OwnStorage:
         for key, (place, _) in reference.places.of_row.items():
             if place != server or world.job.tables[key[0]].r:
                 continue
-            have = reference.contents(key, np.frombuffer(saved[key], np.float32)) if key in saved else {}
+            have = self._read_pushes(key, saved.get(key))
             due = reference.find_pushes(key, marks)
             lost = 0
             for index, unit in enumerate(reference.units[key]):
@@ -234,7 +260,7 @@ class OwnStorage:
                 if due >> index & 1 and unit not in have:
                     lost |= 1 << index
             self.lost[key] = lost
-            lost_total += lost.bit_count()
+            lost_total += (lost & ~self._lost_before.get(key, 0)).bit_count()
         said = notice.values["updates_lost"]
         if said != lost_total:
             raise Violation("I14", f"{short(node.identity)} says that {said} updates are lost, these are {lost_total}")

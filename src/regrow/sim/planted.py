@@ -20,7 +20,9 @@ from regrow.core.door import ServerDoor
 from regrow.core.flusher import Flusher
 from regrow.core.holder import Holder
 from regrow.core.link import Link
+from regrow.core.own_saves import OwnSaves
 from regrow.core.rebuild import Rebuild
+from regrow.core.recall import Recall
 from regrow.core.server import Server
 from regrow.core.serving import Serving
 from regrow.core.serving_async import AsyncServing
@@ -28,7 +30,7 @@ from regrow.core.serving_sync import SyncServing
 from regrow.core.session import Session
 from regrow.core.steady import SteadyTime
 from regrow.launch.watch import Watch
-from regrow.sim import patches, patches_hangs
+from regrow.sim import patches, patches_hangs, patches_partial
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -437,5 +439,57 @@ BUGS |= {
         patches_hangs.written_before_flushed,
         LOADED,
         ("I3", "I7", "I1"),
+    ),
+}
+
+PARTIAL = ("partial", "partial-sync")
+BUGS |= {
+    "ahead-of-copies": Bug(
+        "a save is stored although its pushes are not with the holders of copies",
+        OwnSaves,
+        "_begin",
+        patches_partial.ahead_of_copies,
+        PARTIAL,
+        ("I14", "I3"),
+    ),
+    "counted-from-the-save": Bug(
+        "what is lost is counted in pushes, from the marks of the save",
+        Recall,
+        "_join",
+        patches_partial.counted_from_the_save,
+        PARTIAL,
+        ("I14",),
+    ),
+    "clean-before-durable": Bug(
+        "rows count as saved although the save failed",
+        OwnSaves,
+        "on_saved",
+        patches_partial.clean_before_durable,
+        PARTIAL,
+        ("I14",),
+    ),
+    "served-unread": Bug(
+        "a row is served before its save was read",
+        Recall,
+        "receive",
+        patches_partial.older_save_first,
+        PARTIAL,
+        ("I3", "I7", "I14"),
+    ),
+    "joins-at-the-save": Bug(
+        "a replacement counts from the marks of its save",
+        Recall,
+        "_join",
+        patches_partial.joins_at_the_save,
+        PARTIAL,
+        ("refusal", "I8", "I14", "failed"),
+    ),
+    "delta-after-a-loss": Bug(
+        "the cut after a partial recovery is a delta",
+        Cuts,
+        "know",
+        patches_partial.delta_after_a_loss,
+        ("partial-cuts",),
+        ("I11",),
     ),
 }

@@ -151,6 +151,7 @@ PROFILES |= {
     for profile in (
         Profile(name="partial", r=(1, 1, 2), ks=COPIES, partial=True, weights=LOSING, faults=10),
         Profile(name="partial-sync", mode="sync", r=(1, 1, 2), ks=COPIES, partial=True, weights=LOSING, faults=10),
+        Profile(name="partial-cuts", r=(1, 1, 2), ks=COPIES, partial=True, weights=LOSING, faults=10, cuts=True),
     )
 }
 
