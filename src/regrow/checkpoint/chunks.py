@@ -23,7 +23,7 @@ import numpy.typing as npt
 from typing_extensions import Buffer
 
 from regrow import _kernels
-from regrow.checkpoint.manifest import ChunkInfo, Encoding, Manifest, TableInfo
+from regrow.checkpoint.manifest import ChunkInfo, Encoding, Stored, TableInfo
 from regrow.errors import CheckpointError, UserError
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def write_chunk(
     return info
 
 
-def read_chunk(storage: Storage, manifest: Manifest, info: ChunkInfo, *, into: Bytes | None = None) -> Chunk:
+def read_chunk(storage: Storage, manifest: Stored, info: ChunkInfo, *, into: Bytes | None = None) -> Chunk:
     """With `into`, rows are in that memory, if they can be."""
     path = f"{manifest.name}/{info.name}"
     return decode_chunk(storage.read(path) if into is None else storage.read(path, into=into), manifest, info)
@@ -194,14 +194,15 @@ def _encode_rows(
     yield ".range", ranges
 
 
-def decode_chunk(data: Buffer, tables: Manifest | Iterable[TableInfo], info: ChunkInfo) -> Chunk:
+def decode_chunk(data: Buffer, tables: Stored | Iterable[TableInfo], info: ChunkInfo) -> Chunk:
     """The rows in a file, or CheckpointError naming it. With a manifest, its bits must be those of the file too.
 
     Rows are views of `data` if it may be written to, or else of a copy.
     """
-    where = f"{tables.name}/{info.name}" if isinstance(tables, Manifest) else info.name
-    bits: list[int] = [tables.bits] if isinstance(tables, Manifest) else [32, 8, 4]
-    infos = {table.name: table for table in (tables.tables if isinstance(tables, Manifest) else tables)}
+    where, bits = info.name, [32, 8, 4]
+    if not isinstance(tables, Iterable):
+        where, bits, tables = f"{tables.name}/{info.name}", [tables.bits], tables.tables
+    infos = {table.name: table for table in tables}
     try:
         file = memoryview(data)
         if file.nbytes != info.bytes:

@@ -22,7 +22,7 @@ from regrow.checkpoint import direct
 from regrow.checkpoint.chunks import CHUNK_BYTES, Chunk, read_chunk
 from regrow.checkpoint.direct import Bytes
 from regrow.checkpoint.lineage import Graph, Plan
-from regrow.checkpoint.manifest import MANIFEST, ChunkInfo, Manifest
+from regrow.checkpoint.manifest import MANIFEST, ChunkInfo, Manifest, Stored
 from regrow.checkpoint.storage import Storage
 from regrow.errors import CheckpointError, StorageError
 
@@ -241,13 +241,13 @@ class _Load:
         return CheckpointError(f"cut {self.target.id} cannot be restored, there is no way around: {what}", hint=hint)
 
 
-def chunk_bytes(piece: Manifest, info: ChunkInfo) -> int:
+def chunk_bytes(piece: Stored, info: ChunkInfo) -> int:
     """Bytes a chunk takes in memory while it is read: as stored, and its rows unless they are the same."""
-    plain = piece.exact and piece.encoding == "raw"
+    plain = piece.bits == 32 and piece.encoding == "raw"
     return info.bytes + (0 if plain else rows_bytes(piece, info))
 
 
-def rows_bytes(piece: Manifest, info: ChunkInfo) -> int:
+def rows_bytes(piece: Stored, info: ChunkInfo) -> int:
     """Bytes of the rows of a chunk, decoded."""
     row = {table.name: table.row_bytes for table in piece.tables}
     return sum(count * row[table] for table, count in info.rows.items())
