@@ -198,7 +198,7 @@ def unwrap(data: bytes, decoder: msgspec.json.Decoder[T], *, known: int) -> T:
 
 
 class Refused(Exception):
-    """Why a file is no manifest that this Regrow can read."""
+    """Why a file is not what it should be, for whoever knows its name."""
 
 
 class _Format(msgspec.Struct):

@@ -94,5 +94,7 @@ def parse_saves_run(name: str) -> tuple[str, int] | None:
 
 def is_save_path(path: str) -> bool:
     """Of the directory of one save."""
-    first, run, shard, name, *more = [*path.split("/"), "", "", ""]
-    return not any(more) and first == SAVES and parse_saves_run(run) is not None and is_word(shard) and is_save_name(name)
+    parts = path.split("/")
+    if len(parts) != 4 or parts[0] != SAVES or parse_saves_run(parts[1]) is None:
+        return False
+    return is_word(parts[2]) and is_save_name(parts[3])
