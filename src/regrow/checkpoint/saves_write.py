@@ -118,7 +118,8 @@ class SaveWriter:
         follows does not build on it.
         """
         directory = f"{self.owner.directory}/{save_name(self.incarnation, self.number)}"
-        assert full or self.chain is not None, "the first one has to be a full"
+        if not full and self.chain is None:
+            raise CheckpointError(f"{directory}: the first save has to be a full")
         if chunks:
             self.storage.write(f"{directory}/{IDS}", ids)
         parent = None if full or self.chain is None else self.chain.head.save
@@ -138,9 +139,9 @@ class SaveWriter:
         with contextlib.suppress(CheckpointError):
             self.storage.delete_save(directory)
 
-    def claim(self, *, marks: tuple[int, ...], updates: int = 0) -> Chain:
-        """Finds what the predecessors saved, and makes it this incarnation's: see the top of the file. `marks` and
-        `updates` are said where there is no save. CheckpointError if this server has been replaced itself."""
+    def claim(self, *, find_marks: Callable[[], tuple[int, ...]]) -> Chain:
+        """Finds what the predecessors saved, and makes it this incarnation's: see the top of the file. Where there is
+        no save it is asked what the marks are then. CheckpointError if this server has been replaced itself."""
         claimed: SaveManifest | None = None
         for _ in range(CLAIMS_MAX):
             found = read_saves(self.storage, self.owner)
@@ -163,8 +164,8 @@ class SaveWriter:
                 (),
                 (),
                 full=False,
-                marks=marks if head is None else head.marks,
-                updates=updates if head is None else head.updates,
+                marks=find_marks() if head is None else head.marks,
+                updates=0 if head is None else head.updates,
                 updates_skipped=0 if head is None else head.updates_skipped,
             )
             self.storage.write_last(directory, encode_save(claimed))
