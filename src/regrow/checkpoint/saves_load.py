@@ -33,13 +33,15 @@ from regrow.errors import CheckpointError
 
 Mine = Callable[[str, Ids], npt.NDArray[np.bool_]]  # which of these rows of a table are wanted here
 _Read = tuple[Chunk, Bytes]  # and the memory it was read into
-_Link = tuple[Stored, ChunkInfo, dict[str, Ids]]
+_Link = tuple[Storage, Stored, ChunkInfo, dict[str, Ids]]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Base:
-    """A cut below a chain: the way to it, and by the names of shards which chunks may have rows of this server."""
+    """A cut below a chain: where it is, the way to it, and by the names of shards which chunks may have rows of this
+    server."""
 
+    storage: Storage
     plan: Plan
     shard_filter: Callable[[str], bool]
 
@@ -48,6 +50,7 @@ class Base:
 class _Job:
     """A chunk to be read, and which of its rows are the newest."""
 
+    storage: Storage
     stored: Stored
     info: ChunkInfo
     newest: dict[str, Ids]
@@ -135,11 +138,11 @@ class SavedRows:
 
     def _read(self, job: _Job) -> _Read:
         memory = self._memory.take(job.info.bytes)
-        chunk = read_chunk(self._storage, job.stored, job.info, into=memory)
+        chunk = read_chunk(job.storage, job.stored, job.info, into=memory)
         return {table: _choose_rows(chunk[table], ids, job) for table, ids in job.newest.items()}, memory
 
     def _add(self, link: _Link, mine: Mine | None) -> None:
-        stored, info, found = link
+        storage, stored, info, found = link
         rows = {table.name: table.rows for table in stored.tables}
         newest: dict[str, Ids] = {}
         for table, ids in found.items():
@@ -148,16 +151,16 @@ class SavedRows:
             if len(new := seen.take_new(wanted)):
                 newest[table] = new
         if newest:
-            self._jobs.append(_Job(stored, info, newest))
+            self._jobs.append(_Job(storage, stored, info, newest))
 
     def _links(self, pool: Executor, chain: Chain | None, base: Base | None) -> Iterator[_Link]:
         """Chunks and their ids, newest first."""
         for save, file in _read_ids_files(self._storage, pool, () if chain is None else chain.saves):
             for number, info in reversed(list(enumerate(save.chunks))):
-                yield save, info, file.ids_of(number, info)
+                yield self._storage, save, info, file.ids_of(number, info)
         if base is not None:
-            for piece, chunks in _read_base(self._storage, pool, base):
-                yield from ((piece, info, ids) for info, ids in reversed(chunks))
+            for piece, chunks in _read_base(pool, base):
+                yield from ((base.storage, piece, info, ids) for info, ids in reversed(chunks))
 
 
 def _choose_rows(rows: Rows, newest: Ids, job: _Job) -> Rows:
@@ -190,14 +193,14 @@ def _read_ids_files(
 _Piece = tuple[Manifest, list[tuple[ChunkInfo, dict[str, Ids]]]]  # with the ids of its chunks
 
 
-def _read_base(storage: Storage, pool: Executor, base: Base) -> list[_Piece]:
+def _read_base(pool: Executor, base: Base) -> list[_Piece]:
     """The pieces of the way to the cut, newest first. A damaged one is gone around."""
     graph, way = base.plan.graph, list(base.plan.pieces)
     for left in reversed(range(BROKEN_PIECES_MAX)):
         found: list[_Piece] = []
         try:
             for piece in reversed(way):
-                found.append((piece, _read_piece(storage, pool, base, piece)))
+                found.append((piece, _read_piece(pool, base, piece)))
             break
         except CheckpointError:
             graph = graph.without([way[-1 - len(found)].name])
@@ -208,11 +211,9 @@ def _read_base(storage: Storage, pool: Executor, base: Base) -> list[_Piece]:
     return found
 
 
-def _read_piece(
-    storage: Storage, pool: Executor, base: Base, piece: Manifest
-) -> list[tuple[ChunkInfo, dict[str, Ids]]]:
+def _read_piece(pool: Executor, base: Base, piece: Manifest) -> list[tuple[ChunkInfo, dict[str, Ids]]]:
     def read(info: ChunkInfo) -> dict[str, Ids]:
-        return {table: rows.ids.copy() for table, rows in read_chunk(storage, piece, info).items()}
+        return {table: rows.ids.copy() for table, rows in read_chunk(base.storage, piece, info).items()}
 
     chunks = [info for info in piece.chunks if info.shard == ALL_SHARDS or base.shard_filter(info.shard)]
     return list(zip(chunks, pool.map(read, chunks), strict=True))

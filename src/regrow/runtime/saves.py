@@ -29,6 +29,7 @@ from regrow.checkpoint.storage import Storage
 from regrow.core.job import JobSpec
 from regrow.core.messages import UInt32Array
 from regrow.core.recall_events import SavedRowsLoaded, SavesFound, SavesLoaded
+from regrow.errors import CheckpointError
 from regrow.runtime.checkpoint import LOAD_PART_BYTES, CaptureSaver, check_fits, hand_over, loaded_rows, shard_of, take
 from regrow.store.interface import CapturedRows
 
@@ -37,7 +38,8 @@ Brought = SavesFound | SavedRowsLoaded | SavesLoaded
 
 class OwnSaver(CaptureSaver):
     """Stores saves of one incarnation of a server. `tell` hears on the loop: number, error or "", and whether the next
-    save has to be a full. `base` is the cut from which the run, or this start of it, went on."""
+    save has to be a full. `base` is the cut from which the run, or this start of it, went on, and `base_url` where that
+    is, if not here."""
 
     def __init__(
         self,
@@ -46,12 +48,14 @@ class OwnSaver(CaptureSaver):
         start: int,
         incarnation: int,
         base: str | None,
+        base_url: str | None = None,
         tell: Callable[[int, str, bool], None],
         made_by: str = "regrow",
         **options: Any,
     ) -> None:
         super().__init__(**options)
         self.saved: SaveManifest | None = None  # the last one that is durable
+        self.base_url = base_url or self._url
         self._run, self._run_start, self._incarnation, self._base = run, start, incarnation, base
         self._tell = tell
         self._made_by = made_by
@@ -187,7 +191,9 @@ class OwnLoader:
         writer = self._saver.open_writer(job)
 
         def find_base(cut: str | None) -> Base | None:
-            return None if cut is None else make_base(writer.storage, cut, job, self._server)
+            if cut is None:
+                return None
+            return make_base(Storage.open(self._saver.base_url), cut, job, self._server)
 
         def find_marks() -> tuple[int, ...]:
             base = find_base(writer.base)
@@ -208,7 +214,11 @@ class OwnLoader:
 
 def make_base(storage: Storage, cut: str, job: JobSpec, server: int) -> Base:
     """The cut from which a run went on, for one of its servers. CheckpointError if it is not there any more."""
-    plan, _ = Graph(storage.manifests()[0]).restore_plan(cut)
+    graph = Graph(storage.manifests()[0])
+    if cut not in graph.cuts:
+        hint = "what this server had loaded from it and not saved yet is nowhere else"
+        raise CheckpointError(f"{storage.url}: cut {cut}, from which the run went on, is not there any more", hint=hint)
+    plan, _ = graph.restore_plan(cut)
     check_fits(plan.pieces[-1], job)
     mine = shard_of(job, server)
-    return Base(plan, lambda shard: shard == mine or not are_apart([shard, mine]))
+    return Base(storage, plan, lambda shard: shard == mine or not are_apart([shard, mine]))

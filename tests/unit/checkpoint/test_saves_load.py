@@ -169,7 +169,7 @@ def test_ids_that_are_not_those_of_the_chunk(storage: Storage) -> None:
 
 def make_base(world: World) -> Base:
     plan, _ = Graph(world.storage.manifests()[0]).restore_plan(world.cut)
-    return Base(plan, lambda shard: True)
+    return Base(world.storage, plan, lambda shard: True)
 
 
 def test_rows_in_no_save_are_those_of_the_cut(tmp_path: Path) -> None:
@@ -213,10 +213,10 @@ def test_damage_below_is_gone_around_or_named(tmp_path: Path) -> None:
     plan, _ = Graph(world.storage.manifests()[0]).restore_plan(cut)
     graph = plan.graph
     broken = [piece for piece in plan.graph.pieces.values() if piece.name in (delta.name, delta.source)]
-    assert load(world.storage, None, base=Base(plan, lambda shard: True)) == world.model
+    assert load(world.storage, None, base=Base(world.storage, plan, lambda shard: True)) == world.model
     way = [piece for piece in graph.pieces.values() if piece.target.id == delta.source] + broken
     through = dataclasses.replace(plan, pieces=tuple(way))
-    assert load(world.storage, None, base=Base(through, lambda shard: True)) == world.model
+    assert load(world.storage, None, base=Base(world.storage, through, lambda shard: True)) == world.model
 
 
 # -- storage that fails or hangs -------------------------------------------------------------------------
