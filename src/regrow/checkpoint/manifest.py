@@ -81,6 +81,11 @@ class Stored(Protocol):
     def encoding(self) -> Encoding: ...
     @property
     def bits(self) -> Literal[32, 8, 4]: ...
+    @property
+    def bytes(self) -> int: ...
+    @property
+    def others(self) -> tuple[str, ...]:
+        """Files that belong there and are neither chunks nor the manifest."""
 
 
 Turn = tuple[int, int, int]  # start of the run, term of the coordinator, number of the cut
@@ -132,6 +137,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def rows(self) -> int:
         return sum(sum(chunk.rows.values()) for chunk in self.chunks)
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        return ()
 
     @property
     def exact(self) -> bool:

@@ -114,6 +114,10 @@ class SaveManifest(msgspec.Struct, frozen=True, kw_only=True):
         return sum(chunk.bytes for chunk in self.chunks) + (0 if self.ids is None else self.ids.bytes)
 
     @property
+    def others(self) -> tuple[str, ...]:
+        return () if self.ids is None else (IDS,)
+
+    @property
     def rows(self) -> int:
         return sum(sum(chunk.rows.values()) for chunk in self.chunks)
 
