@@ -7,6 +7,7 @@ Method: real stores and a real directory; a successor's store must end with the 
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,9 @@ import numpy as np
 import pytest
 from checkpoint_stores import LAYOUTS, NAME, made, publish_piece, records_of, save, store_of, whole
 
+from regrow.checkpoint.files import LocalFiles
 from regrow.checkpoint.lineage import Graph
+from regrow.checkpoint.manifest import MANIFEST
 from regrow.checkpoint.saves import Owner, find_chain
 from regrow.checkpoint.saves_write import read_saves
 from regrow.checkpoint.storage import Storage
@@ -248,6 +251,49 @@ def test_a_storage_that_fails_costs_the_save_alone(tmp_path: Path, monkeypatch: 
     taker = Taker(store_of(of, 0, None))
     load(url, of, taker)
     assert whole(of, taker.store, 0).tobytes() == whole(of, store, 0).tobytes()
+
+
+class HungManifests(LocalFiles):
+    """Chunks are written; a manifest is not, until it is let go."""
+
+    let_go = threading.Event()
+
+    def write(self, path: str, data: Any, given_up: threading.Event) -> None:
+        if path.endswith(MANIFEST):
+            self.let_go.wait()
+        super().write(path, data, given_up)
+
+
+def test_a_storage_that_hangs_costs_the_save_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While it hangs the loop goes on; what was written too late is not there."""
+    of, url = made(servers=1), str(tmp_path)
+    store = store_of(of, 0, records_of(of))
+    HungManifests.let_go = threading.Event()
+    files = HungManifests(tmp_path)
+    monkeypatch.setattr(Storage, "open", lambda url: Storage(url, files, timeout_seconds=0.3, attempts=1))
+
+    async def run() -> int:
+        turns = 0
+
+        async def turn() -> None:
+            nonlocal turns
+            while True:
+                await asyncio.sleep(0.005)
+                turns += 1
+
+        saver = make_saver(url, print)
+        turning = asyncio.get_running_loop().create_task(turn())
+        number, error, full = await save_once(saver, of, store, full=True, number=1, pushes=1)
+        assert (number, full) == (1, True) and "no answer within 0.3 s" in error
+        turning.cancel()
+        HungManifests.let_go.set()
+        assert await save_once(saver, of, store, full=True, number=2, pushes=2) == (2, "", False)
+        await asyncio.to_thread(saver.close)
+        return turns
+
+    assert asyncio.run(run()) > 5
+    found = read_saves(Storage.open(url), Owner(run="run", start=0, shard=shard_of(of, 0)))
+    assert [each.number for each in found.manifests] == [2]
 
 
 def test_a_save_that_is_given_up_says_nothing_and_leaves_nothing(tmp_path: Path) -> None:
