@@ -313,6 +313,7 @@ WAITS: tuple[Wait, ...] = (
             "checkpoint/storage.py:Storage._call",
             "checkpoint/storage.py:_Call._run",
             "checkpoint/load.py:_Load._chunks_ahead",
+            "checkpoint/saves_load.py:SavedRows.rows_newest_first",
             "checkpoint/merge.py:_Writer._wait",
         ),
     ),

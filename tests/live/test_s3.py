@@ -23,11 +23,14 @@ from urllib.parse import urlsplit
 import checkpoint_runs as runs
 import numpy as np
 import pytest
+from save_worlds import OWNER, Server, find
+from save_worlds import load as load_saves
 
 from regrow.checkpoint import storage
 from regrow.checkpoint.chunks import Chunk, Rows, read_chunk, write_chunk
 from regrow.checkpoint.load import verify
 from regrow.checkpoint.manifest import MANIFEST, Cut, Manifest, TableInfo, chunk_name
+from regrow.checkpoint.saves_write import delete_run, list_owners, read_saves
 from regrow.checkpoint.staging import Stager
 from regrow.checkpoint.storage import Known, Storage
 from regrow.core.names import cut_id, piece_name
@@ -190,6 +193,44 @@ def test_pieces(url: str) -> None:
     with pytest.raises(StorageError, match="it is not there") as caught:
         other.read_manifest(FULL)
     assert caught.value.missing
+
+
+def test_saves_of_one_server(url: str) -> None:
+    """Saved, claimed, loaded, gone when a full makes them unneeded; and an endpoint that fails looks like no answer."""
+    store = Storage.open(url)
+    server = Server(store, np.random.default_rng(0), 0, {})
+    for count in (40, 5, 5):
+        server.update(count)
+        server.save()
+    second = Server(Storage.open(f"{url}/"), server.random, 1, server.durable)
+    assert load_saves(store, second.writer.claim(find_marks=lambda: (0,))) == server.model
+    server.update(5)
+    server.save(full=True)
+    second.update(5)
+    second.save()
+    assert load_saves(store, find(store)) == second.model
+    second.save(full=True)
+    assert [save.number for save in read_saves(store, OWNER).manifests] == [3]
+    assert load_saves(store, find(store)) == second.model
+    assert (store.pieces(), store.list_unfinished()) == ([], [])
+    assert len(delete_run(store, "run")) == 1
+    assert (list_owners(store), find(store)) == ([], None)
+
+
+def test_saves_when_the_endpoint_fails(url: str, door: Door) -> None:
+    store = Storage.open(url)
+    server = Server(store, np.random.default_rng(0), 0, {})
+    server.update(20)
+    server.save()
+    door.errors = 10**6
+    with pytest.raises(StorageError):
+        find(store)
+    server.update(5)
+    with pytest.raises(StorageError):
+        server.save()
+    door.errors = 0
+    server.save()
+    assert load_saves(store, find(store)) == server.model
 
 
 def test_a_manifest_that_is_known_is_not_read_again(url: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ import numpy.typing as npt
 from typing_extensions import Buffer
 
 from regrow import _kernels
-from regrow.checkpoint.manifest import ChunkInfo, Encoding, Manifest, TableInfo
+from regrow.checkpoint.manifest import ChunkInfo, Encoding, Refused, Stored, TableInfo
 from regrow.errors import CheckpointError, UserError
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def write_chunk(
     return info
 
 
-def read_chunk(storage: Storage, manifest: Manifest, info: ChunkInfo, *, into: Bytes | None = None) -> Chunk:
+def read_chunk(storage: Storage, manifest: Stored, info: ChunkInfo, *, into: Bytes | None = None) -> Chunk:
     """With `into`, rows are in that memory, if they can be."""
     path = f"{manifest.name}/{info.name}"
     return decode_chunk(storage.read(path) if into is None else storage.read(path, into=into), manifest, info)
@@ -164,7 +164,7 @@ def encode_chunk(chunk: Chunk | Parts, *, encoding: Encoding = "raw", bits: int 
             for name, values in rows.parts():
                 for suffix, tensor in _encode_rows(table, name, rows, values, bits):
                     tensors.setdefault(f"{table}/{name}{suffix}", []).append(tensor)
-    data = _file(tensors)
+    data = pack_tensors(tensors)
     if encoding == "raw":
         return data
     compressor = _zstd().ZstdCompressor(level=ZSTD_LEVEL).compressobj(size=sum(buffer.nbytes for buffer in data))
@@ -194,27 +194,28 @@ def _encode_rows(
     yield ".range", ranges
 
 
-def decode_chunk(data: Buffer, tables: Manifest | Iterable[TableInfo], info: ChunkInfo) -> Chunk:
+def decode_chunk(data: Buffer, tables: Stored | Iterable[TableInfo], info: ChunkInfo) -> Chunk:
     """The rows in a file, or CheckpointError naming it. With a manifest, its bits must be those of the file too.
 
     Rows are views of `data` if it may be written to, or else of a copy.
     """
-    where = f"{tables.name}/{info.name}" if isinstance(tables, Manifest) else info.name
-    bits: list[int] = [tables.bits] if isinstance(tables, Manifest) else [32, 8, 4]
-    infos = {table.name: table for table in (tables.tables if isinstance(tables, Manifest) else tables)}
+    where, bits = info.name, [32, 8, 4]
+    if not isinstance(tables, Iterable):
+        where, bits, tables = f"{tables.name}/{info.name}", [tables.bits], tables.tables
+    infos = {table.name: table for table in tables}
     try:
         file = memoryview(data)
         if file.nbytes != info.bytes:
-            raise _Refused(f"{file.nbytes} bytes, the manifest says {info.bytes}")
+            raise Refused(f"{file.nbytes} bytes, the manifest says {info.bytes}")
         if _kernels.crc32c(file) != info.crc32c:
-            raise _Refused("damaged (checksum)")
+            raise Refused("damaged (checksum)")
         if info.name.endswith(".zst"):
             file = _decompress(file, infos, info)
-        tensors = _tensors(memoryview(bytearray(file)) if file.readonly else file)
+        tensors = unpack_tensors(memoryview(bytearray(file)) if file.readonly else file)
         chunk = {name: _rows(tensors, infos[name], count, bits) for name, count in info.rows.items()}
         if tensors:
-            raise _Refused(f"it also has {sorted(tensors)[0]!r}, about which the manifest says nothing")
-    except _Refused as error:
+            raise Refused(f"it also has {sorted(tensors)[0]!r}, about which the manifest says nothing")
+    except Refused as error:
         raise CheckpointError(f"{where}: {error}", hint="this piece cannot be used") from None
     return chunk
 
@@ -270,10 +271,6 @@ def dequantize(codes: npt.NDArray[np.uint8], ranges: Floats, bits: int, width: i
     return values
 
 
-class _Refused(Exception):
-    pass
-
-
 def _is_quantized(width: int, bits: int) -> bool:
     """Whether a part of this width is stored in fewer bits: not where scale and offset would take more than it saves,
     as for a state of one float per row."""
@@ -291,7 +288,7 @@ def _is_rising(ids: Ids) -> bool:
     return bool((ids[1:] > ids[:-1]).all())
 
 
-def _file(tensors: dict[str, list[npt.NDArray[Any]]]) -> list[memoryview]:
+def pack_tensors(tensors: dict[str, list[npt.NDArray[Any]]]) -> list[memoryview]:
     """A safetensors file: the length of a header, the header in JSON, then the tensors, widest types first so that
     all are aligned, each in one or more parts. The library's own `save` and `load` copy rows, into fresh memory each
     time; it reads what is written here, and a test compares the two."""
@@ -317,15 +314,15 @@ class _Entry(msgspec.Struct, forbid_unknown_fields=True):
     data_offsets: tuple[int, int]
 
 
-def _tensors(file: memoryview) -> dict[str, npt.NDArray[Any]]:
+def unpack_tensors(file: memoryview) -> dict[str, npt.NDArray[Any]]:
     """Views of the tensors, which must fill the file without a gap."""
     length = int.from_bytes(file[:8], "little")
     if file.nbytes < 8 or length > min(HEADER_BYTES_MAX, file.nbytes - 8):
-        raise _Refused("not a safetensors file: its header does not end in it")
+        raise Refused("not a safetensors file: its header does not end in it")
     try:
         header = msgspec.json.decode(file[8 : 8 + length], type=dict[str, _Entry])
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise _Refused(f"not a safetensors file: {error}") from None
+        raise Refused(f"not a safetensors file: {error}") from None
     tensors: dict[str, npt.NDArray[Any]] = {}
     end = 8 + length
     for name, entry in sorted(header.items(), key=lambda item: item[1].data_offsets):
@@ -333,15 +330,15 @@ def _tensors(file: memoryview) -> dict[str, npt.NDArray[Any]]:
         count = math.prod(entry.shape)
         start, stop = (8 + length + offset for offset in entry.data_offsets)
         if dtype is None or start != end or stop - start != count * dtype.itemsize or stop > file.nbytes:
-            raise _Refused(f"not a safetensors file: {name!r} cannot be {entry.dtype} {list(entry.shape)}")
+            raise Refused(f"not a safetensors file: {name!r} cannot be {entry.dtype} {list(entry.shape)}")
         try:
             tensor = np.frombuffer(file[start:stop], dtype).reshape(entry.shape)
         except ValueError as error:  # more axes than an array may have
-            raise _Refused(f"not a safetensors file: {error}") from None
+            raise Refused(f"not a safetensors file: {error}") from None
         tensors[name] = tensor if tensor.flags.aligned else tensor.copy()
         end = stop
     if end != file.nbytes:
-        raise _Refused(f"not a safetensors file: {file.nbytes - end} bytes belong to no tensor")
+        raise Refused(f"not a safetensors file: {file.nbytes - end} bytes belong to no tensor")
     return tensors
 
 
@@ -349,9 +346,9 @@ def _rows(tensors: dict[str, npt.NDArray[Any]], table: TableInfo, count: int, bi
     """Takes a table's tensors out of `tensors` and checks everything there is to check."""
     ids = _take(tensors, f"{table.name}/ids", np.uint32, [(count,)])
     if count and not _is_rising(ids):
-        raise _Refused(f"{table.name}/ids do not rise")
+        raise Refused(f"{table.name}/ids do not rise")
     if count and ids[-1] >= table.rows:
-        raise _Refused(f"{table.name}/ids has {ids[-1]}, the table has {table.rows} rows")
+        raise Refused(f"{table.name}/ids has {ids[-1]}, the table has {table.rows} rows")
     bits = [32] if table.name == DENSE else bits
     weight = _part(tensors, f"{table.name}/weight", (count, table.dim), bits)
     states = {name: _part(tensors, f"{table.name}/{name}", (count, width), bits) for name, width in table.states}
@@ -367,7 +364,7 @@ def _part(tensors: dict[str, npt.NDArray[Any]], name: str, shape: tuple[int, int
     codes = _take(tensors, name, np.uint8, [(count, width_bytes) for width_bytes in narrow])
     ranges = _take(tensors, f"{name}.range", np.float32, [(count, 2)])
     if not np.isfinite(ranges).all() or (ranges[:, 0] < 0).any():
-        raise _Refused(f"{name}.range has a scale or an offset that cannot be")
+        raise Refused(f"{name}.range has a scale or an offset that cannot be")
     return dequantize(codes, ranges, narrow[codes.shape[1]], width)
 
 
@@ -376,10 +373,10 @@ def _take(
 ) -> npt.NDArray[Any]:
     tensor = tensors.pop(name, None)
     if tensor is None:
-        raise _Refused(f"{name!r} is not in it")
+        raise Refused(f"{name!r} is not in it")
     if tensor.dtype != dtype or tensor.shape not in shapes:
         expected = " or ".join(str(list(shape)) for shape in shapes)
-        raise _Refused(
+        raise Refused(
             f"{name!r} is {tensor.dtype} {list(tensor.shape)}, it should be {np.dtype(dtype)} {expected}",
         )
     return tensor
@@ -405,7 +402,7 @@ def _decompress(data: memoryview, tables: dict[str, TableInfo], info: ChunkInfo)
     try:
         size = zstandard.frame_content_size(data)
         if not 0 <= size <= most:
-            raise _Refused(f"would be {size} bytes uncompressed, its rows take at most {most}")
+            raise Refused(f"would be {size} bytes uncompressed, its rows take at most {most}")
         return memoryview(zstandard.ZstdDecompressor().decompress(data))
     except zstandard.ZstdError as error:
-        raise _Refused(f"not a zstd file: {error}") from None
+        raise Refused(f"not a zstd file: {error}") from None

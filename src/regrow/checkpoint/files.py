@@ -39,7 +39,7 @@ class Files(Protocol):
     """What a file system must do. Errors are whatever it raises; a directory that is not there is empty. A stamp is
     another one when the file is; None: there is no such file. "": nothing is known that would tell."""
 
-    def directories(self) -> list[str]: ...
+    def directories(self, under: str = "") -> list[str]: ...
     def names(self, directory: str) -> dict[str, int]: ...
     def changes(self, directory: str) -> list[tuple[int, float | None]]: ...
     def stamp(self, path: str) -> str | None: ...
@@ -84,9 +84,9 @@ class LocalFiles:
         self._direct_bytes_min = direct_bytes_min
         self._blocks = direct.Memory()
 
-    def directories(self) -> list[str]:
+    def directories(self, under: str = "") -> list[str]:
         try:
-            with os.scandir(self._root) as entries:
+            with os.scandir(self._root / under) as entries:
                 return [entry.name for entry in entries if entry.is_dir()]
         except FileNotFoundError:
             return []
@@ -180,7 +180,7 @@ class LocalFiles:
         except FileNotFoundError:
             return
         failpoints.hit("piece.delete_fsync")
-        _fsync_directory(self._root)
+        _fsync_directory((self._root / directory).parent)
 
     def tidy(self, directory: str) -> None:
         for name in self.names(directory):
@@ -190,10 +190,12 @@ class LocalFiles:
 
     def _make_directory(self, directory: Path, kind: str) -> None:
         """With all that is missing above it, each entry durable before what is put into it. For a manifest that is
-        made sure of again: whoever made the directory may have died before its fsync."""
+        made sure of again: whoever made the directories may have died before their fsync."""
+        inside = self._root in directory.parents
         if directory.is_dir():
-            if kind != "manifest":
+            if kind != "manifest" or not inside:
                 return
+            self._make_directory(directory.parent, kind)
         else:
             self._make_directory(directory.parent, kind)
             failpoints.hit(f"{kind}.mkdir")
@@ -209,8 +211,9 @@ class RemoteFiles:
         self._system = system
         self._root = root
 
-    def directories(self) -> list[str]:
-        return [name for name, entry in self._list(self._root) if entry["type"] == "directory"]
+    def directories(self, under: str = "") -> list[str]:
+        found = self._list(f"{self._root}/{under}".rstrip("/"))
+        return [name for name, entry in found if entry["type"] == "directory"]
 
     def names(self, directory: str) -> dict[str, int]:
         found = self._list(f"{self._root}/{directory}")

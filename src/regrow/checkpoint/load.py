@@ -22,7 +22,7 @@ from regrow.checkpoint import direct
 from regrow.checkpoint.chunks import CHUNK_BYTES, Chunk, read_chunk
 from regrow.checkpoint.direct import Bytes
 from regrow.checkpoint.lineage import Graph, Plan
-from regrow.checkpoint.manifest import MANIFEST, ChunkInfo, Manifest
+from regrow.checkpoint.manifest import MANIFEST, ChunkInfo, Manifest, Stored
 from regrow.checkpoint.storage import Storage
 from regrow.errors import CheckpointError, StorageError
 
@@ -241,13 +241,13 @@ class _Load:
         return CheckpointError(f"cut {self.target.id} cannot be restored, there is no way around: {what}", hint=hint)
 
 
-def chunk_bytes(piece: Manifest, info: ChunkInfo) -> int:
+def chunk_bytes(piece: Stored, info: ChunkInfo) -> int:
     """Bytes a chunk takes in memory while it is read: as stored, and its rows unless they are the same."""
-    plain = piece.exact and piece.encoding == "raw"
+    plain = piece.bits == 32 and piece.encoding == "raw"
     return info.bytes + (0 if plain else rows_bytes(piece, info))
 
 
-def rows_bytes(piece: Manifest, info: ChunkInfo) -> int:
+def rows_bytes(piece: Stored, info: ChunkInfo) -> int:
     """Bytes of the rows of a chunk, decoded."""
     row = {table.name: table.row_bytes for table in piece.tables}
     return sum(count * row[table] for table, count in info.rows.items())
@@ -270,7 +270,7 @@ def verify(
 
 def verify_pieces(
     storage: Storage,
-    manifests: Sequence[Manifest],
+    manifests: Sequence[Stored],
     *,
     deep: bool,
     threads: int = THREADS_DEFAULT,
@@ -291,12 +291,12 @@ def verify_pieces(
 
 
 def _problems(
-    storage: Storage, manifests: Sequence[Manifest], *, deep: bool, threads: int, progress: Progress | None
+    storage: Storage, manifests: Sequence[Stored], *, deep: bool, threads: int, progress: Progress | None
 ) -> list[Problem]:
     problems: list[Problem] = []
     total, done = sum(piece.bytes for piece in manifests), 0
     with storage.open_threads(threads, "verify") as pool:
-        suspects: list[tuple[Manifest, ChunkInfo]] = []
+        suspects: list[tuple[Stored, ChunkInfo]] = []
         for piece, found in zip(manifests, pool.map(lambda piece: _names(storage, piece), manifests), strict=True):
             wrong, readable = _listing_problems(storage, piece, found)
             problems += wrong
@@ -311,7 +311,7 @@ def _problems(
     return problems
 
 
-def _names(storage: Storage, piece: Manifest) -> dict[str, int] | Problem:
+def _names(storage: Storage, piece: Stored) -> dict[str, int] | Problem:
     try:
         return storage.names(piece.name)
     except CheckpointError as error:
@@ -319,7 +319,7 @@ def _names(storage: Storage, piece: Manifest) -> dict[str, int] | Problem:
 
 
 def _listing_problems(
-    storage: Storage, piece: Manifest, found: dict[str, int] | Problem
+    storage: Storage, piece: Stored, found: dict[str, int] | Problem
 ) -> tuple[list[Problem], list[ChunkInfo]]:
     """(what a listing shows to be wrong, the chunks that are worth reading)"""
     if isinstance(found, Problem):
@@ -330,12 +330,12 @@ def _listing_problems(
             problems.append(Problem(piece.name, info.name, what))
         else:
             readable.append(info)
-    surplus = set(found) - {info.name for info in piece.chunks} - {MANIFEST}
+    surplus = set(found) - {info.name for info in piece.chunks} - {MANIFEST, *piece.others}
     what = "not in the manifest: left behind by a process that died, or by a second merger"
     return problems + [Problem(piece.name, name, what, harmful=False) for name in sorted(surplus)], readable
 
 
-def _chunk_problem(storage: Storage, piece: Manifest, info: ChunkInfo) -> Problem | None:
+def _chunk_problem(storage: Storage, piece: Stored, info: ChunkInfo) -> Problem | None:
     try:
         read_chunk(storage, piece, info)
     except CheckpointError as error:
@@ -348,7 +348,7 @@ def _is_unanswered(error: CheckpointError) -> bool:
     return isinstance(error, StorageError) and not error.missing
 
 
-def _check_size(storage: Storage, piece: Manifest, info: ChunkInfo, found: dict[str, int]) -> str | None:
+def _check_size(storage: Storage, piece: Stored, info: ChunkInfo, found: dict[str, int]) -> str | None:
     """By a listing. What that does not show is looked for itself: some are a little behind."""
     if info.name not in found:
         return None if storage.has(f"{piece.name}/{info.name}") else "missing"

@@ -12,7 +12,7 @@ import math
 import re
 import zlib
 from collections.abc import Collection
-from typing import Any, Literal
+from typing import Any, Literal, Protocol, TypeVar
 
 import msgspec
 
@@ -25,6 +25,7 @@ FORMAT = 1
 MANIFEST = "manifest.json"
 
 Encoding = Literal["raw", "zstd"]
+T = TypeVar("T")
 SUFFIXES: dict[str, str] = {"raw": ".safetensors", "zstd": ".safetensors.zst"}
 
 _PREFIX = re.compile(rb'\A\{"crc32c":"([0-9a-f]{8})","manifest":')
@@ -65,6 +66,26 @@ class ChunkInfo(msgspec.Struct, frozen=True, kw_only=True):
     crc32c: int
     rows: dict[str, int]
     shard: str
+
+
+class Stored(Protocol):
+    """Whatever has chunks: a piece, or a save of one server. `name` is the directory they are in."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def tables(self) -> tuple[TableInfo, ...]: ...
+    @property
+    def chunks(self) -> tuple[ChunkInfo, ...]: ...
+    @property
+    def encoding(self) -> Encoding: ...
+    @property
+    def bits(self) -> Literal[32, 8, 4]: ...
+    @property
+    def bytes(self) -> int: ...
+    @property
+    def others(self) -> tuple[str, ...]:
+        """Files that belong there and are neither chunks nor the manifest."""
 
 
 Turn = tuple[int, int, int]  # start of the run, term of the coordinator, number of the cut
@@ -118,6 +139,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         return sum(sum(chunk.rows.values()) for chunk in self.chunks)
 
     @property
+    def others(self) -> tuple[str, ...]:
+        return ()
+
+    @property
     def exact(self) -> bool:
         """Whether rows come back bit by bit. Not if they were stored in fewer bits."""
         return self.bits == 32
@@ -152,28 +177,37 @@ def encode(manifest: Manifest) -> bytes:
     """The file. A manifest that `decode` would refuse is refused here already."""
     if reason := manifest.invalid_reason() or _json_invalid_reason([manifest.target.job, manifest.target.extra]):
         raise CheckpointError(f"this cannot be a manifest: {reason}")
-    body = msgspec.json.encode(manifest)
+    return wrap(msgspec.json.encode(manifest))
+
+
+def wrap(body: bytes) -> bytes:
+    """The file of which this is the inside."""
     return b'{"crc32c":"%08x","manifest":' % _kernels.crc32c(body) + body + _SUFFIX
 
 
 def decode(data: bytes, where: str) -> Manifest:
     """The manifest in a file, or CheckpointError naming `where` it came from."""
     try:
-        manifest = _DECODER.decode(_check_body(data))
+        manifest = unwrap(data, _DECODER, known=FORMAT)
         reason = manifest.invalid_reason()
-    except _Refused as error:
+    except Refused as error:
         reason = str(error)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        reason = f"cannot be read: {error}"
     if reason is not None:
-        raise CheckpointError(
-            f"{where}: {reason}", hint="this piece cannot be used; another that leads to the same cut can"
-        ) from None
+        hint = "this piece cannot be used; another that leads to the same cut can"
+        raise CheckpointError(f"{where}: {reason}", hint=hint) from None
     return manifest
 
 
-class _Refused(Exception):
-    pass
+def unwrap(data: bytes, decoder: msgspec.json.Decoder[T], *, known: int) -> T:
+    """What is inside a file of the format `known`. `Refused` says why it cannot be told."""
+    try:
+        return decoder.decode(_check_body(data, known))
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise Refused(f"cannot be read: {error}") from None
+
+
+class Refused(Exception):
+    """Why a file is not what it should be, for whoever knows its name."""
 
 
 class _Format(msgspec.Struct):
@@ -184,17 +218,17 @@ _DECODER = msgspec.json.Decoder(Manifest)
 _FORMAT_DECODER = msgspec.json.Decoder(_Format)
 
 
-def _check_body(data: bytes) -> memoryview:
+def _check_body(data: bytes, known: int) -> memoryview:
     """The inside, once its checksum and format were looked at: a newer manifest may have any fields."""
     prefix = _PREFIX.match(data)
     if prefix is None or len(data) < prefix.end() + len(_SUFFIX) or not data.endswith(_SUFFIX):
-        raise _Refused("damaged or not a manifest (its ends are not there)" if data else "empty")
+        raise Refused("damaged or not a manifest (its ends are not there)" if data else "empty")
     body = memoryview(data)[prefix.end() : -len(_SUFFIX)]
     if b"%08x" % _kernels.crc32c(body) != prefix[1]:
-        raise _Refused("damaged (checksum)")
+        raise Refused("damaged (checksum)")
     number = _FORMAT_DECODER.decode(body).format
-    if number != FORMAT:
-        raise _Refused(f"format {number} is not known; this Regrow reads format {FORMAT}")
+    if number != known:
+        raise Refused(f"format {number} is not known; this Regrow reads format {known}")
     return body
 
 
@@ -210,6 +244,11 @@ def _manifest_invalid_reason(manifest: Manifest) -> str | None:
     for name in manifest.folded:
         if not is_piece_name(name):
             return f"it was folded from {name!r}, which is not a piece"
+    return chunks_invalid_reason(manifest)
+
+
+def chunks_invalid_reason(manifest: Stored) -> str | None:
+    """What is wrong with tables and chunks, or None."""
     if len(manifest.tables) > TABLES_MAX:
         return f"{len(manifest.tables)} tables are more than {TABLES_MAX}"
     tables = {table.name: table for table in manifest.tables}

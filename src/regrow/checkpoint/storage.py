@@ -2,6 +2,7 @@
 
     URL/<piece>/<chunk>          written first
     URL/<piece>/manifest.json    written last: with it the piece exists, without it the directory is litter
+    URL/saves/...                the same for saves of one server (saves.py); no piece is there
 
 Deleting goes the other way, the manifest first. What a file system does for that is in files.py.
 
@@ -27,8 +28,8 @@ from typing import Any, TypeVar
 from regrow.checkpoint import direct
 from regrow.checkpoint.bounded import ask
 from regrow.checkpoint.files import TEMPORARY, Data, Files, LocalFiles, Whole, open_files
-from regrow.checkpoint.manifest import MANIFEST, Manifest, decode, encode
-from regrow.core.names import is_piece_name, parse_piece_name
+from regrow.checkpoint.manifest import MANIFEST, Manifest, Stored, decode, encode
+from regrow.core.names import is_piece_name, is_save_path, parse_piece_name
 from regrow.errors import CheckpointError, StorageError
 
 TIMEOUT_SECONDS = 60.0  # Too small: a slow upload counts as hung. Too large: a dead endpoint is noticed late.
@@ -108,7 +109,7 @@ class Storage:
             newest = max(known) if known and len(known) == len(times) else None
             return Unfinished(name=name, bytes=sum(size for size, _ in files), changed=newest)
 
-        return [found for _, found in self._each(self.list_unfinished(), look)]
+        return [found for _, found in self.each(self.list_unfinished(), look)]
 
     def names(self, piece: str) -> dict[str, int]:
         """Files of a piece and their bytes; temporary ones are not counted. Empty if it is not there."""
@@ -132,11 +133,28 @@ class Storage:
     def delete_piece(self, name: str) -> None:
         """Manifest first: from then on the piece does not exist, however far the rest comes."""
         parse_piece_name(name)
+        self._delete_whole(name)
+
+    def delete_save(self, path: str) -> None:
+        """The same for a save of one server."""
+        if not is_save_path(path):
+            raise CheckpointError(f"{path!r} is not the name of a save")
+        self._delete_whole(path)
+
+    def _delete_whole(self, name: str) -> None:
         self.delete(f"{name}/{MANIFEST}")
         for file in self._call("list", name, lambda given_up: self._files.names(name)):
             if file != MANIFEST:
                 self.delete(f"{name}/{file}")
-        self._call("delete", name, lambda given_up: self._files.delete_directory(name))
+        self.delete_empty(name)
+
+    def delete_empty(self, directory: str) -> None:
+        """Deletes a directory in which nothing is. StorageError if something is, where there are directories."""
+        self._call("delete", directory, lambda given_up: self._files.delete_directory(directory))
+
+    def directories(self, under: str) -> list[str]:
+        """Names of the directories in a directory, in order. None if it is not there."""
+        return sorted(self._call("list", under, lambda given_up: self._files.directories(under)))
 
     def read_manifest(self, name: str) -> Manifest:
         """The manifest of a piece; CheckpointError if it is damaged or another piece's."""
@@ -156,7 +174,7 @@ class Storage:
         """Whether a file is there, of the file itself."""
         return self._call("look for", path, lambda given_up: self._files.stamp(path)) is not None
 
-    def find_lost(self, manifest: Manifest) -> str | None:
+    def find_lost(self, manifest: Stored) -> str | None:
         """A chunk of a piece that is not there, or not whole. What a listing does not show is looked for itself."""
         there = self.names(manifest.name)
         for info in manifest.chunks:
@@ -171,10 +189,14 @@ class Storage:
         After a StorageError it may exist all the same: an object store can be slow to do what it was asked. So a name
         is never used again for other rows; the next attempt is another cut, with another salt.
         """
-        self.write(f"{manifest.name}/{MANIFEST}", encode(manifest))
-        # Nobody writes to a whole piece: what has a temporary name here was left by a crash.
+        self.write_last(manifest.name, encode(manifest))
+
+    def write_last(self, directory: str, manifest: bytes) -> None:
+        """Writes the manifest of a directory, which then exists."""
+        self.write(f"{directory}/{MANIFEST}", manifest)
+        # Nobody writes to what is whole: what has a temporary name there was left by a crash.
         with contextlib.suppress(StorageError):
-            self._call("tidy", manifest.name, lambda given_up: self._files.tidy(manifest.name))
+            self._call("tidy", directory, lambda given_up: self._files.tidy(directory))
 
     def manifests(self, known: Known | None = None) -> tuple[list[Manifest], list[tuple[str, str]]]:
         """Those that can be read, and name and reason of those that cannot. Raises if storage does not answer: no
@@ -190,7 +212,7 @@ class Storage:
         before = {name: known[name] for name in stamps if name in known} if known else {}
         found = {name: manifest for name, (stamp, manifest) in before.items() if stamp and stamp == stamps[name]}
         broken: list[tuple[str, str]] = []
-        for name, result in self._each([name for name in stamps if name not in found], self._manifest_or_reason):
+        for name, result in self.each([name for name in stamps if name not in found], self._manifest_or_reason):
             if isinstance(result, Manifest):
                 found[name] = result
             elif result is not None:
@@ -219,7 +241,7 @@ class Storage:
 
         names = self._piece_names()
         if not self.local:
-            return self._each(names, stamp)
+            return self.each(names, stamp)
         # Many in a call: far quicker than the threads that would do it side by side.
         batches = [names[start : start + STAMPS_PER_CALL] for start in range(0, len(names), STAMPS_PER_CALL)]
         return [found for batch in batches for found in self._batch_of_stamps(batch)]
@@ -240,7 +262,8 @@ class Storage:
         found = self._call("list", "", lambda given_up: self._files.directories())
         return sorted(name for name in found if is_piece_name(name))
 
-    def _each(self, names: list[str], job: Callable[[str], T]) -> list[tuple[str, T]]:
+    def each(self, names: list[str], job: Callable[[str], T]) -> list[tuple[str, T]]:
+        """Does something with each of these, some side by side; in order, with what came of it."""
         if not names:
             return []
         with self.open_threads(LISTING_THREADS, "list") as pool:

@@ -53,20 +53,22 @@ def ckpt(ctx: click.Context) -> None:
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 def list_cuts(url: str, as_json: bool) -> None:
     """All cuts as a tree, oldest first, and what restoring each needs. A branch begins where training was rolled back.
+    Below them, the newest save of each server that saves by itself.
 
     Only manifests are read: whether files are damaged, `verify` tells.
     """
     from regrow.checkpoint.listing import read_listing
     from regrow.checkpoint.merger import read_wanted_full
+    from regrow.checkpoint.saves_list import list_saves
     from regrow.cli import ckpt_views as views
 
     listing = read_listing(address.whole_url(url, "regrow ckpt ls"), may_be_empty=True)
     wanted, unfinished = read_wanted_full(listing.storage), listing.storage.look_at_unfinished()
-    why = None if wanted is None else wanted.why
+    why, saves = None if wanted is None else wanted.why, list_saves(listing.storage)
     if as_json:
-        views.say_json(views.list_json(listing, unfinished=unfinished, wanted=why))
+        views.say_json(views.list_json(listing, unfinished=unfinished, wanted=why, saves=saves))
     else:
-        views.show_list(listing, unfinished=unfinished, wanted=why, now=time.time())
+        views.show_list(listing, unfinished=unfinished, wanted=why, saves=saves, now=time.time())
 
 
 @ckpt.command(short_help="One cut in detail.")
@@ -102,12 +104,15 @@ def verify(url: str, quick: bool, as_json: bool) -> int:
     lost; what only takes space is listed as harmless."""
     from regrow.checkpoint import load
     from regrow.checkpoint.listing import find_lost_cuts, read_listing
+    from regrow.checkpoint.saves_list import list_saves, verify_saves
     from regrow.cli import ckpt_views as views
 
     listing = read_listing(address.whole_url(url, "regrow ckpt verify"), may_be_empty=True)
     with views.Bar("verifying") as bar:
         problems = load.verify(listing.storage, deep=not quick, progress=bar)
-    if not listing.graph.pieces and not problems:
+        saves = list_saves(listing.storage)
+        problems += verify_saves(listing.storage, saves, deep=not quick)
+    if not listing.graph.pieces and not problems and not saves:
         raise UserError(f"{url} has no checkpoints", hint="there is nothing to verify; is it the right URL?")
     lost = find_lost_cuts(listing, problems)
     if as_json:
@@ -115,7 +120,7 @@ def verify(url: str, quick: bool, as_json: bool) -> int:
         found = [{name: getattr(problem, name) for name in fields} for problem in problems]
         views.say_json({"url": listing.url, "problems": found, "cuts_lost": lost})
     else:
-        views.show_problems(listing, problems, lost, quick=quick)
+        views.show_problems(listing, problems, lost, saves=saves, quick=quick)
     return EXIT_FAILED if lost or any(problem.harmful for problem in problems) else EXIT_OK
 
 
@@ -213,6 +218,7 @@ def retention_options(function: Any) -> Any:
 @click.argument("url")
 @retention_options
 @click.option("--keep", metavar="CUT", multiple=True, help="This cut stays restorable. Repeatable.")
+@click.option("--saves", metavar="RUN", multiple=True, help="This run is over: its servers' own saves go. Repeatable.")
 @click.option("--dry-run", is_flag=True, help="Show it, delete nothing.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 def prune(
@@ -221,10 +227,14 @@ def prune(
     keep_full_every: float,
     unfinished: float,
     keep: tuple[str, ...],
+    saves: tuple[str, ...],
     dry_run: bool,
     yes: bool,
 ) -> int:
     """Shows what stays and what goes, and why; asks; and deletes.
+
+    Saves of single servers stay, whatever their age: a run that goes on may need them, and nobody can tell from outside
+    whether it does. With --saves RUN (as `ls` shows it) you say that it is over.
 
     It deletes at once: a restore that is reading at this moment may lose pieces under its hands. `regrow merge --watch`
     waits before it deletes.
@@ -232,18 +242,27 @@ def prune(
     from regrow.checkpoint import maintain
     from regrow.checkpoint.guard import Stop
     from regrow.checkpoint.listing import read_listing
+    from regrow.checkpoint.saves_list import find_run, list_saves
+    from regrow.checkpoint.saves_write import delete_run
     from regrow.cli import ckpt_views as views
     from regrow.units import size_text
 
-    listing = read_listing(address.whole_url(url, "regrow ckpt prune"))
+    listing = read_listing(address.whole_url(url, "regrow ckpt prune"), may_be_empty=bool(saves))
+    own = list_saves(listing.storage) if saves else []
+    runs = sorted({find_run(own, wish) for wish in saves})
+    over = [each for each in own if each.found.owner.run in runs]
     pinned = frozenset(listing.find_cut(wish).id for wish in keep)
     rules = _rules(keep_last, keep_full_every, pinned)
     plan = maintain.plan_prune(listing, rules, now=time.time(), unfinished_seconds=unfinished)
-    views.show_prune(listing, plan)
-    size = size_text(plan.bytes(listing))
+    if plan.why:
+        views.show_prune(listing, plan)
+    size = size_text(plan.bytes(listing) + sum(each.bytes for each in over))
     what = f"{views.count_text(len(plan.doomed), 'piece')}, {size}"
-    if not plan.doomed or dry_run:
-        views.say(f"would delete {what}" if plan.doomed else "nothing to delete")
+    if runs:
+        servers = views.count_text(len(over), "server")
+        what = f"{views.count_text(len(plan.doomed), 'piece')} and the saves of {servers} of {', '.join(runs)}, {size}"
+    if dry_run or not (plan.doomed or runs):
+        views.say(f"would delete {what}" if plan.doomed or runs else "nothing to delete")
         return EXIT_OK
     if not yes:
         if not sys.stdin.isatty():
@@ -254,6 +273,10 @@ def prune(
     with Stop() as stop:
         for name in maintain.delete_pieces(listing, plan.doomed, stop=stop):
             views.say(f"deleted {name}")
+        for run in runs:
+            stop.check("interrupted; what was not listed as deleted is still there")
+            for name in delete_run(listing.storage, run):
+                views.say(f"deleted {name}")
     views.say(f"deleted {what}")
     return EXIT_OK
 

@@ -26,6 +26,8 @@ from regrow.checkpoint.listing import Listing, why_not
 from regrow.checkpoint.load import Problem
 from regrow.checkpoint.maintain import PrunePlan
 from regrow.checkpoint.manifest import ChunkInfo, Cut, Manifest, TableInfo
+from regrow.checkpoint.saves import SaveManifest
+from regrow.checkpoint.saves_list import ServerSaves
 from regrow.checkpoint.storage import Unfinished
 from regrow.core.names import cut_step
 from regrow.units import age_text, size_text
@@ -128,7 +130,14 @@ def count_text(count: int, noun: str) -> str:
 # -- ls ----------------------------------------------------------------------------------------------------
 
 
-def show_list(listing: Listing, *, unfinished: Sequence[Unfinished], wanted: str | None, now: float) -> None:
+def show_list(
+    listing: Listing,
+    *,
+    unfinished: Sequence[Unfinished],
+    wanted: str | None,
+    saves: Sequence[ServerSaves] = (),
+    now: float,
+) -> None:
     graph = listing.graph
     if graph.cuts:
         _list_table(listing, now).show()
@@ -145,6 +154,59 @@ def show_list(listing: Listing, *, unfinished: Sequence[Unfinished], wanted: str
         say(_unfinished_text(unfinished, now))
     if wanted is not None:
         say(f"training was asked for a full: {wanted}")
+    if saves:
+        say()
+        _saves_table(saves, now).show()
+        say()
+        size, count = size_text(sum(each.bytes for each in saves)), sum(len(each.found.manifests) for each in saves)
+        say(f"{count_text(count, 'save')} of single servers, {size}: each server's own, no state of the whole model")
+
+
+def _saves_table(saves: Sequence[ServerSaves], now: float) -> _Table:
+    """One line per server: its newest save."""
+    table = _Table("run", "shard", "newest save", "~age", "~marks", "~>rows", ">size", "a reload reads")
+    for each in saves:
+        owner, chain = each.found.owner, each.chain
+        run = f"{owner.run}.{owner.start}"
+        if chain is None:
+            table.add(run, owner.shard, "-", "", "", "", "", each.problem or "nothing yet", style="dim")
+            continue
+        reads = f"{count_text(len(chain.saves), 'save')}, {size_text(chain.bytes)}"
+        reads += "" if chain.base is None else f", and cut {chain.base}"
+        reads += "" if not chain.passed_over else f"; {chain.passed_over[-1]} cannot be read"
+        head = chain.head
+        marks = ", ".join(map(str, head.marks[:MARKS_SHOWN_MAX])) + (", ..." if head.marks[MARKS_SHOWN_MAX:] else "")
+        table.add(
+            run,
+            owner.shard,
+            head.save,
+            age_text(now - head.created),
+            marks,
+            f"{head.rows:,}",
+            size_text(head.bytes),
+            reads,
+        )
+    return table
+
+
+def saves_json(saves: Sequence[ServerSaves]) -> list[dict[str, Any]]:
+    return [
+        {
+            "run": each.found.owner.run,
+            "start": each.found.owner.start,
+            "shard": each.found.owner.shard,
+            "problem": each.problem or None,
+            "chain": [save.save for save in each.chain.saves] if each.chain is not None else [],
+            "newest": None if each.chain is None else _save_json(each.chain.head),
+            "bytes": each.bytes,
+        }
+        for each in saves
+    ]
+
+
+def _save_json(save: SaveManifest) -> dict[str, Any]:
+    fields = ("server", "incarnation", "number", "full", "marks", "updates", "updates_skipped", "created", "base")
+    return {"name": save.name, "rows": save.rows, "bytes": save.bytes, **{name: getattr(save, name) for name in fields}}
 
 
 def _unfinished_text(unfinished: Sequence[Unfinished], now: float) -> str:
@@ -192,7 +254,9 @@ def _origin_text(piece: Manifest) -> str:
     return f"{kind(piece)}{'' if piece.source is None else f' from {cut_step(piece.source):,}'}{bits}"
 
 
-def list_json(listing: Listing, *, unfinished: Sequence[Unfinished], wanted: str | None) -> dict[str, Any]:
+def list_json(
+    listing: Listing, *, unfinished: Sequence[Unfinished], wanted: str | None, saves: Sequence[ServerSaves] = ()
+) -> dict[str, Any]:
     newest = listing.graph.newest()
     return {
         "url": listing.url,
@@ -201,6 +265,7 @@ def list_json(listing: Listing, *, unfinished: Sequence[Unfinished], wanted: str
         "broken": [{"piece": name, "what": what} for name, what in listing.broken],
         "unfinished": [{"piece": piece.name, "bytes": piece.bytes, "changed": piece.changed} for piece in unfinished],
         "full_wanted": wanted,
+        "saves": saves_json(saves),
     }
 
 
@@ -366,7 +431,14 @@ def _chunk_json(info: ChunkInfo) -> dict[str, Any]:
 # -- verify, prune, diff -----------------------------------------------------------------------------------
 
 
-def show_problems(listing: Listing, problems: Sequence[Problem], lost: Sequence[str], *, quick: bool) -> None:
+def show_problems(
+    listing: Listing,
+    problems: Sequence[Problem],
+    lost: Sequence[str],
+    *,
+    saves: Sequence[ServerSaves] = (),
+    quick: bool,
+) -> None:
     harmful = [problem for problem in problems if problem.harmful]
     for problem in harmful:
         say(f"damaged   {problem}")
@@ -376,9 +448,10 @@ def show_problems(listing: Listing, problems: Sequence[Problem], lost: Sequence[
     for cut in lost:
         why = why_not(listing, cut) if cut in listing.graph.cuts else "its manifest cannot be read"
         say(f"lost      cut {cut} cannot be restored: {why or 'what is damaged is on every way to it'}")
-    size = size_text(sum(piece.bytes for piece in listing.graph.pieces.values()))
+    size = size_text(sum(piece.bytes for piece in listing.graph.pieces.values()) + sum(each.bytes for each in saves))
     how = "sizes looked at, contents not read" if quick else f"{size} read"
     pieces = count_text(len(listing.graph.pieces) + len(listing.broken), "piece")
+    pieces += f", {count_text(sum(len(each.found.manifests) for each in saves), 'save')}" if saves else ""
     if harmful or lost:
         kept = len({*listing.graph.cuts, *lost}) - len(lost)
         damage = count_text(len(harmful), "problem")

@@ -12,9 +12,9 @@ import asyncio
 import logging
 import mmap
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -22,7 +22,7 @@ import numpy as np
 from regrow.checkpoint.chunks import CHUNK_BYTES, Chunk, Rows, split
 from regrow.checkpoint.lineage import Graph
 from regrow.checkpoint.load import LoadReport, restore
-from regrow.checkpoint.manifest import Manifest, are_apart, chunk_name, shard_name
+from regrow.checkpoint.manifest import ChunkInfo, Manifest, are_apart, chunk_name, shard_name
 from regrow.checkpoint.manifests import table_infos
 from regrow.checkpoint.staging import CHUNKS_IN_MEMORY_MAX, Stager
 from regrow.checkpoint.storage import Storage
@@ -49,6 +49,8 @@ HAND_OVER_SECONDS_MAX = 300.0
 BACKLOG_SECONDS_MAX = 300.0
 BACKLOG_LOOK_SECONDS = 0.005
 
+T = TypeVar("T")
+
 
 def shard_of(job: JobSpec, server: int) -> str:
     """The name under which a server writes chunks."""
@@ -73,15 +75,15 @@ def make_ready(size: int) -> None:
         block[:: mmap.PAGESIZE] = 0
 
 
-class Saver:
-    """Stores what a server has captured. `tell` hears how it ended, on the loop."""
+class CaptureSaver:
+    """Takes one capture after another to storage. What a save is then, and who hears of it, is for the classes below:
+    a server's part of a cut here, a save of its own in saves.py."""
 
     def __init__(
         self,
         *,
         url: str,
         server: int,
-        tell: Callable[[Saved], None],
         encoding: str = "raw",
         bits: int = 32,
         bytes_per_second: float | None = None,
@@ -89,9 +91,8 @@ class Saver:
         self.pause_seconds_max = 0.0  # the longest that the loop was kept from its work
         self._url = url
         self._server = server
-        self._tell = tell
         self._encoding: Any = encoding
-        self._bits = bits
+        self._bits: Any = bits
         self._bytes_per_second = bytes_per_second
         self._stager: Stager | None = None
         self._ready_bytes = 0  # of memory that was made ready for chunks
@@ -103,11 +104,6 @@ class Saver:
     def stored_bytes(self) -> int:
         return 0 if self._stager is None else self._stager.progress.stored_bytes
 
-    def begin(self, save: Save, job: JobSpec, store: CapturedRows) -> None:
-        self._number, self._piece = save.number, save.piece
-        before = self._task
-        self._task = asyncio.get_running_loop().create_task(self._save(save, job, store, before))
-
     def give_up(self, number: int) -> None:
         """Nothing more is taken of this capture: it is over."""
         if self._number == number:
@@ -115,23 +111,49 @@ class Saver:
             if self._stager is not None and self._piece:  # what waits for a slow storage is not wanted any more
                 asyncio.get_running_loop().run_in_executor(None, self._stager.abort, self._piece)
 
-    async def _save(self, save: Save, job: JobSpec, store: CapturedRows, before: asyncio.Task[None] | None) -> None:
-        if before is not None:
-            await before  # of a cut that was given up
-        try:
-            chunks = await self._store(save, job, store)
-        except RegrowError as error:
-            log.warning("cut %d: %s", save.number, error.message)
-            saved = Saved(number=save.number, error=error.message)
-        except Exception as error:
-            log.exception("cut %d", save.number)
-            saved = Saved(number=save.number, error=repr(error))
-        else:
-            saved = Saved(number=save.number, chunks=chunks)
-        if self._number == save.number:
-            self._tell(saved)
+    def close(self) -> None:
+        self._number = 0
+        if self._stager is not None:
+            self._stager.close()
 
-    async def _store(self, save: Save, job: JobSpec, store: CapturedRows) -> str:
+    def _start(
+        self, number: int, piece: str, work: Callable[[], Coroutine[Any, Any, T]], tell: Callable[[T | None, str], None]
+    ) -> None:
+        """Begins to store a capture: `work` does it, and `tell` hears what came of it, or why nothing did."""
+        self._number, self._piece = number, piece
+        self._task = asyncio.get_running_loop().create_task(self._save(number, work, tell, self._task))
+
+    async def _save(
+        self,
+        number: int,
+        work: Callable[[], Coroutine[Any, Any, T]],
+        tell: Callable[[T | None, str], None],
+        before: asyncio.Task[None] | None,
+    ) -> None:
+        if before is not None:
+            await before  # of a capture that was given up
+        result, problem = None, ""
+        try:
+            result = await work()
+        except RegrowError as error:
+            log.warning("save %d: %s", number, error.message)
+            problem = error.message
+        except Exception as error:
+            log.exception("save %d", number)
+            problem = repr(error)
+        if self._number == number:
+            tell(result, problem)
+
+    async def _store(
+        self,
+        number: int,
+        piece: str,
+        job: JobSpec,
+        store: CapturedRows,
+        *,
+        look_at: Callable[[Chunk], None] | None = None,
+    ) -> list[ChunkInfo]:
+        """Stores all captured rows in that directory. `look_at` sees every chunk, in order, in a thread."""
         if self._stager is None:
             self._stager = await asyncio.to_thread(
                 lambda: Stager(Storage.open(self._url), bytes_per_second=self._bytes_per_second)
@@ -144,33 +166,44 @@ class Saver:
             await asyncio.to_thread(make_ready, wanted)
             self._ready_bytes = wanted
         try:
-            number = 0
-            while self._number == save.number:
+            count = 0
+            while self._number == number:
                 if not store.capture_left():
-                    infos = await asyncio.to_thread(stager.finish, save.piece)
-                    return msgspec.json.encode(infos).decode()
-                await asyncio.to_thread(stager.wait_for_room, save.piece)
-                if self._number != save.number:
+                    return await asyncio.to_thread(stager.finish, piece)
+                await asyncio.to_thread(stager.wait_for_room, piece)
+                if self._number != number:
                     break
                 began = time.perf_counter()
                 captured = store.capture_chunk(CHUNK_BYTES, store.capture_side_bytes() > ASIDE_FIRST_BYTES)
                 self.pause_seconds_max = max(self.pause_seconds_max, time.perf_counter() - began)
                 chunk = chunk_of(job, captured)
                 del captured
+                if chunk and look_at is not None:
+                    await asyncio.to_thread(look_at, chunk)
                 if chunk:
-                    name = chunk_name(shard, number, self._encoding)
-                    number += 1
-                    stager.submit(save.piece, name, chunk, encoding=self._encoding, bits=self._bits, shard=shard)
+                    name = chunk_name(shard, count, self._encoding)
+                    count += 1
+                    stager.submit(piece, name, chunk, encoding=self._encoding, bits=self._bits, shard=shard)
                 del chunk  # or it would stay in memory beside those that may
-            raise CheckpointError("the cut was given up")
+            raise CheckpointError("it was given up")
         except BaseException:
-            await asyncio.to_thread(stager.abort, save.piece)
+            await asyncio.to_thread(stager.abort, piece)
             raise
 
-    def close(self) -> None:
-        self._number = 0
-        if self._stager is not None:
-            self._stager.close()
+
+class Saver(CaptureSaver):
+    """Stores what a server has captured for a cut. `tell` hears how it ended, on the loop."""
+
+    def __init__(self, *, tell: Callable[[Saved], None], **options: Any) -> None:
+        super().__init__(**options)
+        self._tell = tell
+
+    def begin(self, save: Save, job: JobSpec, store: CapturedRows) -> None:
+        def tell(infos: list[ChunkInfo] | None, error: str) -> None:
+            chunks = "" if infos is None else msgspec.json.encode(infos).decode()
+            self._tell(Saved(number=save.number, chunks=chunks, error=error))
+
+        self._start(save.number, save.piece, lambda: self._store(save.number, save.piece, job, store), tell)
 
 
 class Loader:
@@ -197,19 +230,9 @@ class Loader:
         loop = asyncio.get_running_loop()
         mine = shard_of(job, self._server)
 
-        def hand_over(event: LoadedRows | LoadedAll) -> Future[None]:
-            done: Future[None] = Future()
-
-            def tell() -> None:
-                try:
-                    self._tell(event)
-                    done.set_result(None)
-                except BaseException as error:
-                    done.set_exception(error)
-
+        def give(event: LoadedRows | LoadedAll) -> Future[None]:
             self._wait_for_holders()
-            loop.call_soon_threadsafe(tell)
-            return done
+            return hand_over(loop, self._tell, event)
 
         def run() -> LoadReport:
             storage = Storage.open(self._url)
@@ -219,7 +242,7 @@ class Loader:
             check_fits(plan.pieces[-1], job)
 
             def apply(_: Manifest, chunk: Chunk) -> None:
-                taken = [hand_over(loaded_rows(job, part)) for part in split([chunk], LOAD_PART_BYTES)]
+                taken = [give(loaded_rows(job, part)) for part in split([chunk], LOAD_PART_BYTES)]
                 for each in taken:
                     take(each)  # meanwhile the next chunks are read
 
@@ -230,7 +253,7 @@ class Loader:
                 shard_filter=lambda shard: shard == mine or not are_apart([shard, mine]),
                 progress=self._progress,
             )
-            take(hand_over(LoadedAll(marks=marks)))
+            take(give(LoadedAll(marks=marks)))
             return report
 
         return await asyncio.to_thread(run)
@@ -244,6 +267,21 @@ class Loader:
             elif time.monotonic() - since > BACKLOG_SECONDS_MAX:
                 raise CheckpointError(f"parity holders took no loaded rows for {BACKLOG_SECONDS_MAX:g} s")
             time.sleep(BACKLOG_LOOK_SECONDS)
+
+
+def hand_over(loop: asyncio.AbstractEventLoop, tell: Callable[[T], None], event: T) -> Future[None]:
+    """Tells the loop, from a thread. What comes of it tells when the loop has taken it, or what it raised."""
+    done: Future[None] = Future()
+
+    def run() -> None:
+        try:
+            tell(event)
+            done.set_result(None)
+        except BaseException as error:
+            done.set_exception(error)
+
+    loop.call_soon_threadsafe(run)
+    return done
 
 
 def take(done: Future[None]) -> None:

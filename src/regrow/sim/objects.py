@@ -128,8 +128,8 @@ class ObjectFiles:
         self._objects = objects
         self.until = math.inf  # of the call that is made now
 
-    def directories(self) -> list[str]:
-        return self._objects.ask(lambda: sorted({path.partition("/")[0] for path in self._objects.listed}))
+    def directories(self, under: str = "") -> list[str]:
+        return sorted({name.partition("/")[0] for name, _ in self._list(under) if "/" in name})
 
     def names(self, directory: str) -> dict[str, int]:
         found = self._list(directory)
@@ -140,7 +140,7 @@ class ObjectFiles:
 
     def _list(self, directory: str) -> list[tuple[str, Object]]:
         listed = self._objects.listed
-        prefix = f"{directory}/"
+        prefix = f"{directory}/" if directory else ""
         return self._objects.ask(
             lambda: sorted((path[len(prefix) :], listed[path]) for path in listed if path.startswith(prefix))
         )

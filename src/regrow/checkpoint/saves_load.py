@@ -1,0 +1,219 @@
+"""The rows of one server back from its saves: the newest value of each, hot rows first, waited-for rows before all.
+
+First all ids, then rows. Which rows a chunk has is known before it is read (saves_ids.py), so of every row it is known
+which chunk has its newest value: that one alone counts, and chunks may be read in any order. Usually that is newest
+save first, for what changes often is in the newest; a chunk with a row that somebody waits for goes to the front. It is
+read whole: its checksum is that of the whole file, and a row that was read past it might be wrong. A chunk takes some
+ten milliseconds on a disk. One whose rows are all newer elsewhere is not read at all.
+
+If the chain does not end at a full, its run went on from a cut, and the rest is there: the pieces of that cut are more
+links, older than all saves. Their ids are not in files of their own, so each of their chunks is read twice.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, Future
+
+import numpy as np
+import numpy.typing as npt
+
+from regrow.checkpoint import direct
+from regrow.checkpoint.chunks import Chunk, Ids, Rows, read_chunk, split
+from regrow.checkpoint.direct import Bytes
+from regrow.checkpoint.lineage import Plan
+from regrow.checkpoint.load import AHEAD_BYTES_MAX, ALL_SHARDS, BROKEN_PIECES_MAX, THREADS_DEFAULT, chunk_bytes
+from regrow.checkpoint.manifest import ChunkInfo, Manifest, Stored
+from regrow.checkpoint.saves import IDS, Chain, SaveManifest
+from regrow.checkpoint.saves_ids import IdsFile, SeenRows
+from regrow.checkpoint.storage import Storage
+from regrow.errors import CheckpointError
+
+Mine = Callable[[str, Ids], npt.NDArray[np.bool_]]  # which of these rows of a table are wanted here
+_Read = tuple[Chunk, Bytes]  # and the memory it was read into
+_Link = tuple[Storage, Stored, ChunkInfo, dict[str, Ids]]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Base:
+    """A cut below a chain: where it is, the way to it, and by the names of shards which chunks may have rows of this
+    server."""
+
+    storage: Storage
+    plan: Plan
+    shard_filter: Callable[[str], bool]
+
+
+@dataclasses.dataclass(slots=True, eq=False)
+class _Job:
+    """A chunk to be read, and which of its rows are the newest."""
+
+    storage: Storage
+    stored: Stored
+    info: ChunkInfo
+    newest: dict[str, Ids]
+    is_wanted: bool = False
+
+    @property
+    def bytes(self) -> int:
+        return chunk_bytes(self.stored, self.info)
+
+    def has(self, table: str, ids: Ids) -> bool:
+        """Whether it has the newest value of one of these rows."""
+        newest = self.newest.get(table)
+        if newest is None:
+            return False
+        places = np.minimum(np.searchsorted(newest, ids), len(newest) - 1)
+        return bool((newest[places] == ids).any())
+
+
+class SavedRows:
+    """The rows of a chain. Opening it reads all ids, and raises for whatever is damaged so far."""
+
+    def __init__(
+        self, storage: Storage, chain: Chain | None, *, base: Base | None = None, mine: Mine | None = None
+    ) -> None:
+        """`base` is needed where the chain says so, or where there is none and the run went on from a cut."""
+        self._storage = storage
+        self._memory = direct.Memory()
+        self._lock = threading.Lock()
+        self._seen: dict[str, SeenRows] = {}
+        self._jobs: list[_Job] = []  # those to be read, newest first
+        self.bytes_done = 0
+        with storage.open_threads(THREADS_DEFAULT, "ids") as pool:
+            for link in self._links(pool, chain, base):
+                self._add(link, mine)
+        self.bytes = sum(job.info.bytes for job in self._jobs)
+        self.rows = sum(len(ids) for job in self._jobs for ids in job.newest.values())
+
+    def ids(self) -> dict[str, Ids]:
+        """All rows that there are, by table; rising."""
+        return {table: seen.list_all() for table, seen in self._seen.items()}
+
+    def want(self, table: str, ids: Ids) -> int:
+        """Somebody waits for these rows: chunks that have them go first. Any thread. Returns how many chunks go."""
+        with self._lock:
+            waited = [job for job in self._jobs if not job.is_wanted and job.has(table, ids)]
+            for job in waited:
+                job.is_wanted = True
+            self._jobs.sort(key=lambda job: not job.is_wanted)  # and within each, as before
+            return len(waited)
+
+    def rows_newest_first(
+        self, part_bytes: int, *, threads: int = THREADS_DEFAULT, ahead_bytes_max: int = AHEAD_BYTES_MAX
+    ) -> Iterator[Chunk]:
+        """All rows, each once, with its newest value, in parts. A part is the caller's until it asks for the next
+        chunk's: its memory is used again. CheckpointError names what is damaged; nothing of that was given out."""
+        ahead: list[tuple[_Job, Future[_Read]]] = []
+        with self._storage.open_threads(threads, "saves") as pool:
+            try:
+                while self._read_ahead(pool, ahead, ahead_bytes_max):
+                    job, future = ahead[self._choose(ahead)]
+                    chunk, memory = future.result()
+                    yield from split([chunk], part_bytes)
+                    del chunk
+                    self._memory.give(memory)
+                    ahead.remove((job, future))
+                    del future
+                    self.bytes_done += job.info.bytes
+            finally:
+                for _, left in ahead:
+                    left.cancel()
+
+    def _read_ahead(self, pool: Executor, ahead: list[tuple[_Job, Future[_Read]]], bytes_max: int) -> bool:
+        """Whether there is anything left."""
+        held = sum(job.bytes for job, _ in ahead)
+        with self._lock:
+            while self._jobs and (not held or held + self._jobs[0].bytes <= bytes_max):
+                job = self._jobs.pop(0)
+                held += job.bytes
+                ahead.append((job, pool.submit(self._read, job)))
+        return bool(ahead)
+
+    def _choose(self, ahead: list[tuple[_Job, Future[_Read]]]) -> int:
+        """The first that somebody waits for, or else the first."""
+        return next((index for index, (job, _) in enumerate(ahead) if job.is_wanted), 0)
+
+    def _read(self, job: _Job) -> _Read:
+        memory = self._memory.take(job.info.bytes)
+        chunk = read_chunk(job.storage, job.stored, job.info, into=memory)
+        return {table: _choose_rows(chunk[table], ids, job) for table, ids in job.newest.items()}, memory
+
+    def _add(self, link: _Link, mine: Mine | None) -> None:
+        storage, stored, info, found = link
+        rows = {table.name: table.rows for table in stored.tables}
+        newest: dict[str, Ids] = {}
+        for table, ids in found.items():
+            wanted = ids if mine is None else ids[mine(table, ids)]
+            seen = self._seen.setdefault(table, SeenRows(rows[table]))
+            if len(new := seen.take_new(wanted)):
+                newest[table] = new
+        if newest:
+            self._jobs.append(_Job(storage, stored, info, newest))
+
+    def _links(self, pool: Executor, chain: Chain | None, base: Base | None) -> Iterator[_Link]:
+        """Chunks and their ids, newest first."""
+        for save, file in _read_ids_files(self._storage, pool, () if chain is None else chain.saves):
+            for number, info in reversed(list(enumerate(save.chunks))):
+                yield self._storage, save, info, file.ids_of(number, info)
+        if base is not None:
+            for piece, chunks in _read_base(pool, base):
+                yield from ((base.storage, piece, info, ids) for info, ids in reversed(chunks))
+
+
+def _choose_rows(rows: Rows, newest: Ids, job: _Job) -> Rows:
+    """Those of a chunk that count. Its own ids must be those that were said to be in it."""
+    if len(newest) == len(rows):
+        same, chosen = np.array_equal(rows.ids, newest), rows
+    else:
+        mask = np.isin(rows.ids, newest, assume_unique=True)
+        same = int(np.count_nonzero(mask)) == len(newest)
+        chosen = Rows(rows.ids[mask], rows.weight[mask], {name: state[mask] for name, state in rows.states.items()})
+    if not same:
+        raise CheckpointError(f"{job.stored.name}/{job.info.name}: its rows are not those that {IDS} says")
+    return chosen
+
+
+def _read_ids_files(
+    storage: Storage, pool: Executor, saves: tuple[SaveManifest, ...]
+) -> Iterator[tuple[SaveManifest, IdsFile]]:
+    """Of all saves with rows, in order. Chunks that are missing or too short are found here too."""
+
+    def read(save: SaveManifest) -> IdsFile:
+        if lost := storage.find_lost(save):
+            raise CheckpointError(f"{lost} is missing, or not whole", hint="this save cannot be used")
+        return IdsFile(storage.read(f"{save.name}/{IDS}"), save)
+
+    full = [save for save in saves if save.chunks]
+    yield from zip(full, pool.map(read, full), strict=True)
+
+
+_Piece = tuple[Manifest, list[tuple[ChunkInfo, dict[str, Ids]]]]  # with the ids of its chunks
+
+
+def _read_base(pool: Executor, base: Base) -> list[_Piece]:
+    """The pieces of the way to the cut, newest first. A damaged one is gone around."""
+    graph, way = base.plan.graph, list(base.plan.pieces)
+    for left in reversed(range(BROKEN_PIECES_MAX)):
+        found: list[_Piece] = []
+        try:
+            for piece in reversed(way):
+                found.append((piece, _read_piece(pool, base, piece)))
+            break
+        except CheckpointError:
+            graph = graph.without([way[-1 - len(found)].name])
+            around = graph.path(base.plan.target.id) if base.plan.target.id in graph.cuts else None
+            if around is None or not left:
+                raise
+            way = around
+    return found
+
+
+def _read_piece(pool: Executor, base: Base, piece: Manifest) -> list[tuple[ChunkInfo, dict[str, Ids]]]:
+    def read(info: ChunkInfo) -> dict[str, Ids]:
+        return {table: rows.ids.copy() for table, rows in read_chunk(base.storage, piece, info).items()}
+
+    chunks = [info for info in piece.chunks if info.shard == ALL_SHARDS or base.shard_filter(info.shard)]
+    return list(zip(chunks, pool.map(read, chunks), strict=True))
