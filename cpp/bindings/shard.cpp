@@ -106,6 +106,7 @@ std::string described(const Shard& shard) {
 
 void bind_redundancy(nb::class_<Shard>& shard);  // the methods in redundancy.cpp
 void bind_capture(nb::class_<Shard>& shard);     // those in capture.cpp
+void bind_priority(nb::class_<Shard>& shard);    // and in priority.cpp
 
 void bind_shard(nb::module_& m) {
   nb::class_<Shard> shard(m, "Shard", "The rows of one server.");
@@ -131,6 +132,7 @@ void bind_shard(nb::module_& m) {
       .def("__repr__", &described);
   bind_redundancy(shard);
   bind_capture(shard);
+  bind_priority(shard);
 
   m.def(
       "shard_bytes",

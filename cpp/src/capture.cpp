@@ -123,18 +123,21 @@ void Shard::begin_capture(size_t tenant, bool full) {
   for (const Table& table : tables_)
     asides.push_back(
         std::make_unique<PendingRows>(table.records, PendingRows::Ranges{table.slots}, table.tracking->kept.data()));
+  for (Table& table : tables_) settle(table);
+  Choices choices = choose(tenant, full);
   for (size_t t = 0; t < tables_.size(); ++t) {
     Table& table = tables_[t];
     Tracking& tracking = *table.tracking;
-    settle(table);
+    const Tracking::Bits& chosen = choices.tables[t].rows;
     std::atomic<size_t> rows{0};
     for_words(table.words(), [&](size_t first, size_t end) {
       size_t found = 0;
       for (size_t word = first; word < end; ++word) {
-        const uint64_t set = full ? tracking.settled[word] : tracking.dirty[tenant][word];
+        const uint64_t dirty = tracking.dirty[tenant][word];
+        const uint64_t set = full ? tracking.settled[word] : chosen.empty() ? dirty : chosen[word];
         tracking.captured[word] = tracking.left[word] = set;
         tracking.kept[word] = ~set;
-        tracking.dirty[tenant][word] = 0;
+        tracking.dirty[tenant][word] = dirty & ~set;
         found += static_cast<size_t>(std::popcount(set));
       }
       rows.fetch_add(found, std::memory_order_relaxed);
@@ -144,6 +147,7 @@ void Shard::begin_capture(size_t tenant, bool full) {
     tracking.taken = tracking.looked = {};
     if (tracking.rows_left) table.aside = std::move(asides[t]);
   }
+  begin_priority(tenant, std::move(choices));
   capturing_ = tenant;
 }
 
@@ -208,6 +212,7 @@ CapturedChunk Shard::capture_chunk(int64_t bytes_max, bool aside_first) {
     if (!share.count(t)) continue;
     const Table& table = tables_[t];
     select(tables_[t], share.aside[t], share.rest[t], next);
+    keep_copies(t, {next, share.count(t)});
     const size_t rows = number(table, {next, share.count(t)}, words);
     captured.counts[t] = static_cast<int32_t>(rows);
     words += rows;
@@ -273,7 +278,7 @@ size_t Shard::load_rows(size_t table, std::span<const uint32_t> ids, const std::
     // What follows the parts in a record, up to a multiple of four, is zero and stays so.
     for (size_t p = 0; p < parts.size(); ++p)
       put_part(values[p].data(), {taken, count}, slots, parts[p].width, records.base + parts[p].first, records.stride);
-    if (first_wins) mark_loaded(found, {slots, count}, clean_to);
+    if (first_wins) mark_loaded(table, {slots, count}, clean_to);
     uint64_t bits = 0;  // of one word: rows rise, and most of them follow each other
     for (size_t i = 0; !first_wins && i < count; ++i) {
       bits |= uint64_t{1} << (slots[i] % 64);
@@ -377,6 +382,7 @@ void Shard::end_capture(bool durable) {
   if (const size_t left = capture_left(); durable && left)
     throw std::invalid_argument(std::to_string(left) +
                                 " captured rows were not taken yet: the capture cannot be durable");
+  end_priority(*capturing_, durable);
   for (Table& table : tables_) {
     Tracking& tracking = *table.tracking;
     table.aside.reset();

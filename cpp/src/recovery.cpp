@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <atomic>
 #include <bit>
+#include <cstring>
 #include <numeric>
 #include <stdexcept>
 #include <string>
@@ -165,11 +166,16 @@ size_t Shard::take_missing(const Table& table, uint32_t* rows, uint32_t* slots, 
 }
 
 // Rows that came from where one of the tenants puts them: to the others they are new.
-void Shard::mark_loaded(const Table& table, std::span<const uint32_t> slots, std::optional<size_t> clean_to) const {
+void Shard::mark_loaded(size_t table_index, std::span<const uint32_t> slots, std::optional<size_t> clean_to) const {
+  const Table& table = tables_[table_index];
+  const RowPriority* priority = clean_to ? priorities_[*clean_to].of(table_index) : nullptr;
   for (const uint32_t slot : slots) {
     if (!clean_to) set_bit(table.records.changed, slot);
     for (size_t tenant = 0; clean_to && tenant < tenants_; ++tenant)
       if (tenant != *clean_to) set_bit(table.tracking->dirty[tenant].data(), slot);
+    if (priority && priority->kind() == PriorityKind::scar)
+      std::memcpy(priority->copy(slot), table.records.base + slot * table.records.stride,
+                  table.records.dim * sizeof(float));
   }
 }
 

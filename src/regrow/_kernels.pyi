@@ -180,6 +180,21 @@ class Shard:
     def end_capture(self, durable: bool) -> None:
         """Not durable: what was captured is dirty again. Durable: ValueError unless every row was taken."""
 
+    def set_priority(self, tenant: int, kind: str, tables: Sequence[int], share: float, seed: int, period: int) -> None:
+        """Lets captures of a tenant take at most a share of the rows of these tables; `kind` says which go first."""
+
+    def note_updates(self, counts: _I32, slots: _U32) -> None:
+        """Counts one worker's push for each of these rows. A table's slots must be distinct."""
+
+    def updates_noted(self) -> int: ...
+    def set_updates_noted(self, total: int) -> None: ...
+    def updates_uncaptured(self, tenant: int) -> int:
+        """Updates that neither the tenant's last capture has, nor a durable one before it."""
+
+    def capture_skipped(self) -> int:
+        """Rows that the last begin_capture left dirty."""
+
+    def priority_bytes(self) -> int: ...
     def load_rows(self, table: int, ids: _U32, parts: Sequence[_F32], clean_to: int | None = None) -> int:
         """Gives those rows that live on this server these values, and says how many there are.
 

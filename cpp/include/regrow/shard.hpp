@@ -24,6 +24,7 @@
 #include "regrow/layout.hpp"
 #include "regrow/optimizers.hpp"
 #include "regrow/pending.hpp"
+#include "regrow/priority.hpp"
 
 namespace regrow {
 
@@ -136,7 +137,8 @@ class Shard {
   // From now on it is known which rows changed since the tenant's last capture; all touched rows are dirty to it.
   size_t add_tenant();
   size_t dirty_rows(size_t tenant) const;
-  // At one instant: the tenant's dirty rows (all touched ones if `full`) are captured and no longer dirty to it.
+  // At one instant: the tenant's dirty rows (all touched ones if `full`) are captured and no longer dirty to it. Of a
+  // table with a priority, unless `full`, only as many as it allows: the others stay dirty.
   void begin_capture(size_t tenant, bool full);
   // Captured rows not taken yet, as they were at begin_capture: a chunk of up to bytes_max bytes, at least one row,
   // none at the end. By table and slot; with `aside_first`, those that are kept aside come in an earlier call. Slots
@@ -146,6 +148,20 @@ class Shard {
   size_t capture_side_bytes() const;  // of records kept aside, because they changed before they were taken
   // Not durable: what was captured is dirty again. Durable: only when all rows were taken.
   void end_capture(bool durable);
+
+  // ---- which rows go first (src/shard_priority.cpp), also calls that change rows
+
+  // From now on; before any update was noted, or when the last capture had them all. Tables not named are always
+  // captured whole.
+  void set_priority(size_t tenant, PriorityKind kind, std::span<const int64_t> tables, double share, uint64_t seed,
+                    int64_t period);
+  // One worker's push updates these rows, each at most once.
+  void note_updates(std::span<const int32_t> counts, std::span<const uint32_t> slots);
+  uint64_t updates_noted() const { return updates_noted_; }
+  void set_updates_noted(uint64_t total) { updates_noted_ = total; }
+  uint64_t updates_uncaptured(size_t tenant) const;
+  size_t capture_skipped() const { return capture_skipped_; }
+  size_t priority_bytes() const;
 
   // The way back. Of these rows of a table, given by their numbers, each at most once, and parts as above, those that
   // live here get these values; returns how many. Not into a table that comes back from parities. Into one without,
@@ -223,6 +239,24 @@ class Shard {
     }
     bool touched(uint32_t slot) const { return touched_word(slot / 64) >> (slot % 64) & 1; }
   };
+  // What a tenant knows of updates. Per table: those that are in no capture, and in which order rows are captured.
+  struct Priority {
+    PriorityKind kind = PriorityKind::none;
+    uint64_t period = 1;
+    uint64_t calls = 0;
+    std::vector<std::unique_ptr<RowPriority>> rows;  // null where all rows are captured
+    std::vector<uint64_t> uncaptured;
+    // Of the capture under way: what it has, which comes back if it is not durable.
+    std::vector<RowPriority::Held> held;
+    std::vector<uint64_t> held_updates;
+    RowPriority* of(size_t table) const { return table < rows.size() ? rows[table].get() : nullptr; }
+  };
+  // What a capture takes of each table: an empty bitmap stands for all that is dirty (or touched).
+  struct Choices {
+    std::vector<RowPriority::Choice> tables;
+    std::vector<RowPriority::Held> held;
+    size_t skipped = 0;
+  };
   struct Part {  // of a record: floats that follow each other
     size_t first;
     size_t width;
@@ -275,13 +309,21 @@ class Shard {
   void copy_rows(const Table& table, std::span<const uint32_t> slots, Part part, float* out) const;
   void copy_part(const Run& run, Part part, float* out, bool past_caches) const;
   void forget(Table& table, std::span<const uint32_t> slots) const;
+  Choices choose(size_t tenant, bool full) const;
+  void begin_priority(size_t tenant, Choices&& choices);
+  void end_priority(size_t tenant, bool durable);
+  void keep_copies(size_t table, std::span<const uint32_t> slots) const;
+  uint64_t rows_here(const Table& table) const;
   size_t take_missing(const Table& table, uint32_t* rows, uint32_t* slots, size_t count) const;
-  void mark_loaded(const Table& table, std::span<const uint32_t> slots, std::optional<size_t> clean_to) const;
+  void mark_loaded(size_t table, std::span<const uint32_t> slots, std::optional<size_t> clean_to) const;
 
   ShardSettings settings_;
   std::vector<Table> tables_;
   bool recovering_ = false;  // some table has rows that are absent
   size_t tenants_ = 0;
+  std::array<Priority, tenants_max> priorities_;
+  uint64_t updates_noted_ = 0;
+  size_t capture_skipped_ = 0;       // of the last capture that began
   std::optional<size_t> capturing_;  // the tenant of the capture under way
   mutable std::mutex index_mutex_;   // published() brings the index of pending rows up to date
 };

@@ -58,10 +58,19 @@ def _mixed64(x: int) -> int:
     return x ^ x >> 31
 
 
+def _table_key(seed: int, table: int) -> int:
+    return _mixed64(_mixed64((seed + _GOLDEN) & _MASK) + table * _GOLDEN & _MASK)
+
+
+def evicted_place(seed: int, table: int, number: int, size: int) -> int:
+    """Which place of a full list of sampled rows the next one takes, when it is the `number`-th to do so."""
+    return _mixed64(_table_key(seed, table) + number * _GOLDEN & _MASK) * size >> 64
+
+
 def initial_rows(rows: Iterable[int], *, dim: int, seed: int, table: int, bound: float) -> F32:
     """Initial weights, [len(rows), dim]: a pure function of seed, table, row and column."""
-    table_key = _mixed64(_mixed64((seed + _GOLDEN) & _MASK) + table * _GOLDEN & _MASK)
-    keys = [_mixed64(table_key + (row + 1) * _GOLDEN & _MASK) for row in rows]
+    key = _table_key(seed, table)
+    keys = [_mixed64(key + (row + 1) * _GOLDEN & _MASK) for row in rows]
     low = np.array([key & 0xFFFFFFFF for key in keys], np.uint32)[:, None]
     high = np.array([key >> 32 for key in keys], np.uint32)[:, None]
     x = low + np.arange(dim, dtype=np.uint32) * np.uint32(0x9E3779B9)

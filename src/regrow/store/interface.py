@@ -307,8 +307,9 @@ class CapturedRows(Protocol):
     def begin_capture(self, tenant: int, full: bool) -> None:
         """Captures the tenant's dirty rows, or all touched ones if `full`, as they are now; they are then clean to it.
 
-        Short: nothing is copied. To other tenants nothing changes. ValueError while a capture is under way or a row
-        of the store is missing; blank rows do not matter, as they were never touched.
+        Short: no row is copied. Of tables with a priority (`PrioritizedRows`) not all dirty rows may be captured; the
+        others stay dirty. To other tenants nothing changes. ValueError while a capture is under way or a row of the
+        store is missing; blank rows do not matter, as they were never touched.
         """
 
     def capture_chunk(self, bytes_max: int, aside_first: bool = False) -> list[TableRows]:
@@ -339,7 +340,63 @@ class CapturedRows(Protocol):
         """
 
 
-class Store(WorkerRows, WholeRecords, FlushedRows, HeldParities, ReturningRows, CapturedRows, Protocol):
+class PrioritizedRows(Protocol):
+    """Which rows a tenant captures if it may not take all, and how many updates no capture of it has. Server loop only.
+
+    An *update* here is one worker's push that changes one row; whoever serves pushes tells of them beside
+    `WorkerRows.update`. To each tenant an update is *captured* once a capture began that has the row; it is uncaptured
+    again if that capture ends and is not durable. The numbers are exact, whatever happens meanwhile.
+    """
+
+    def set_priority(self, tenant: int, kind: str, tables: Sequence[int], share: float, seed: int, period: int) -> None:
+        """From now on a capture of the tenant takes at most a share of the rows of each of these tables.
+
+        That is floor(share * rows that live here), at least one; of other tables, and if `full`, all are taken as ever.
+        If the dirty rows of a table are no more, it takes them all; else the `kind` decides, and those not taken stay
+        dirty:
+
+            mfu   those with the most updates that are uncaptured
+            ssu   those of a list of rows that some pushes named, each once, and then others. Each `period`-th call of
+                  `note_updates` adds its rows; the list has room for the share, and in a full one a new row takes the
+                  place of one that `seed`, the table and the number of such changes so far decide. A capture empties
+                  it; one that was not durable brings back what there is room for
+            scar  those whose weights are farthest, by the L2 norm, from what was last captured of them, or else from
+                  their initial values. Of a capture that was not durable they were the farthest already: they go first
+            none  all rows are taken, whatever the share
+
+        Of equals, those go first whose slots follow the last one taken so; so each dirty row is captured in the end.
+        The same calls choose the same rows. A tenant without a word about it has `none`. Takes the memory for it at
+        once. ValueError for a kind that does not exist, a share outside (0, 1], period < 1, during a capture, or if
+        updates are uncaptured: of them, nobody knows the rows.
+        """
+
+    def note_updates(self, counts: Int32Array, slots: UInt32Array) -> None:
+        """Takes note that one worker's push updates these rows, each of them once.
+
+        The slots of a table must be distinct, and it is not checked. Whether the rows are there is not asked: `update`
+        does. For each push, and as cheap as that asks for: nothing is allocated but when a row was noted 256 times more
+        than it was captured.
+        """
+
+    def updates_noted(self) -> int:
+        """All updates noted so far: rows of all calls, and what `set_updates_noted` said."""
+
+    def set_updates_noted(self, total: int) -> None:
+        """Goes on from another number: a replacement knows what its predecessor counted. Changes nothing else."""
+
+    def updates_uncaptured(self, tenant: int) -> int:
+        """Counts the updates noted, since there is the tenant, that are uncaptured to it."""
+
+    def capture_skipped(self) -> int:
+        """Counts the dirty rows that the last capture that began, of whichever tenant, left out; 0 before the first."""
+
+    def priority_bytes(self) -> int:
+        """Bytes that all of this takes now, of all tenants: what a capture needs until it ends is not counted."""
+
+
+class Store(
+    WorkerRows, WholeRecords, FlushedRows, HeldParities, ReturningRows, CapturedRows, PrioritizedRows, Protocol
+):
     """All rows of a server, and the parities it holds for others."""
 
 

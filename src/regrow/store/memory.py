@@ -66,6 +66,14 @@ class MemoryStore:
         self.capture_left = self._shard.capture_left
         self.capture_side_bytes = self._shard.capture_side_bytes
         self.end_capture = self._shard.end_capture
+        # PrioritizedRows
+        self.set_priority = self._shard.set_priority
+        self.note_updates = self._shard.note_updates
+        self.updates_noted = self._shard.updates_noted
+        self.set_updates_noted = self._shard.set_updates_noted
+        self.updates_uncaptured = self._shard.updates_uncaptured
+        self.capture_skipped = self._shard.capture_skipped
+        self.priority_bytes = self._shard.priority_bytes
 
     def sum_pushes(self, parts: list[Part]) -> Part:
         """See `WorkerRows.sum_pushes`."""

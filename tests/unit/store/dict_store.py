@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from dict_priority import Priority
 
 from regrow.core import twins
 from regrow.core.coding import coefficient
@@ -51,6 +52,8 @@ class DictStore:
         self._returning: set[int] = set()  # tables without parities of which rows were said to come
         self._dirty: list[set[Cell]] = []
         self._capture: Capture | None = None
+        self._priorities: list[Priority] = []
+        self._noted = self._skipped = 0
 
     # ---- sizes
 
@@ -147,6 +150,7 @@ class DictStore:
             self._absent.discard(cell)
             if first_wins and clean_to is not None:
                 self._dirty[clean_to].remove(cell)
+                self._priorities[clean_to].keep_copies({cell: record[: spec.dim]})
             loaded += 1
         return loaded
 
@@ -284,6 +288,7 @@ class DictStore:
     def add_tenant(self) -> int:
         check(len(self._dirty) < TENANTS_MAX, "there are too many tenants")
         self._dirty.append(self._touched - self._absent)
+        self._priorities.append(Priority())
         return len(self._dirty) - 1
 
     def dirty_rows(self, tenant: int) -> int:
@@ -293,8 +298,13 @@ class DictStore:
         dirty = self._dirty[tenant]
         check(self._capture is None, "a capture is under way")
         check(not self.missing_rows(), "rows are missing")
-        captured = frozenset(self._touched if full else dirty)
-        self._dirty[tenant] = set()
+        priority, captured = self._priorities[tenant], frozenset(self._touched)
+        if not full:
+            weights = {cell: self._record(cell)[: self._dims()[cell[0]]] for cell in dirty}
+            captured = frozenset(priority.choose(dirty, weights))
+        self._skipped = len(dirty - captured)
+        self._dirty[tenant] = dirty - captured
+        priority.begin(captured)
         self._capture = Capture(tenant, captured, set(captured))
 
     def capture_chunk(self, bytes_max: int, aside_first: bool = False) -> list[TableRows]:
@@ -308,6 +318,8 @@ class DictStore:
             taken.append(cell)
         capture.left -= set(taken)
         values = {cell: capture.aside.pop(cell, self._record(cell)) for cell in taken}
+        weights = {cell: record[: self._dims()[cell[0]]].copy() for cell, record in values.items()}
+        self._priorities[capture.tenant].keep_copies(weights)
         found = []
         for table in range(len(self._job.tables)):
             if rows := self._numbered(table, values):
@@ -325,7 +337,51 @@ class DictStore:
         check(not (durable and capture.left), "rows were not taken yet")
         if not durable:
             self._dirty[capture.tenant] |= capture.captured
+        self._priorities[capture.tenant].end(capture.captured, durable)
         self._capture = None
+
+    # ---- what goes first
+
+    def set_priority(self, tenant: int, kind: str, tables: Sequence[int], share: float, seed: int, period: int) -> None:
+        self.dirty_rows(tenant)
+        check(kind in ("none", "mfu", "ssu", "scar"), "there is no such kind")
+        check(0 < share <= 1, "share must be above 0 and at most 1")
+        check(period >= 1, "period must be at least 1")
+        rows_max = {t: max(1, int(share * self._rows_here(t))) for t in tables if kind != "none"}
+        check(self._capture is None, "a capture is under way")
+        check(not self.updates_uncaptured(tenant), "updates are uncaptured")
+        slots = {t: self.slots(t) for t in tables}
+        initial = {
+            (t, slot): self._initial_record((t, slot))[: self._dims()[t]]
+            for t in tables
+            for slot in range(slots[t])
+            if kind == "scar"
+        }
+        self._priorities[tenant] = Priority(kind, rows_max, slots, seed, period, initial)
+
+    def note_updates(self, counts: Int32Array, slots: UInt32Array) -> None:
+        cells = self._cells(counts, slots)
+        for priority in self._priorities:
+            priority.note(cells)
+        self._noted += len(cells)
+
+    def updates_noted(self) -> int:
+        return self._noted
+
+    def set_updates_noted(self, total: int) -> None:
+        self._noted = total
+
+    def updates_uncaptured(self, tenant: int) -> int:
+        return self._priorities[tenant].uncaptured
+
+    def capture_skipped(self) -> int:
+        return self._skipped
+
+    def priority_bytes(self) -> int:
+        return 8 * sum(len(priority.counts) + len(priority.copies) for priority in self._priorities)
+
+    def _rows_here(self, table: int) -> int:
+        return self._layouts[table].rows_on(self._server, rows=self._table(table).rows, table=table)
 
     # ---- for tests: what takes a chunk to which only rows that are aside are to go
 

@@ -21,6 +21,7 @@ PARTS = [
     interface.HeldParities,
     interface.ReturningRows,
     interface.CapturedRows,
+    interface.PrioritizedRows,
 ]
 
 

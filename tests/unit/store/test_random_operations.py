@@ -49,6 +49,8 @@ class Both:
         self.step = 0
         self.capturing = False
         self.captures = 0
+        self.prioritized = 0
+        self.skipped = 0
 
     def ask(self, name: str, *arguments: Any) -> Any:
         """Calls both, and gives what they gave, which is the same."""
@@ -81,6 +83,24 @@ class Both:
         counts, slots = self.choose_rows()
         self.step += 1
         self.ask("update", counts, slots, weights_for(self.job, counts, self.rng), self.step)
+
+        self.ask("note_updates", counts, slots)
+
+    def note(self) -> None:
+        """The same few rows again and again: those of a byte that is full."""
+        counts, slots = self.choose_rows(0.03)
+        for _ in range(int(self.rng.integers(1, 300))):
+            self.ask("note_updates", counts, slots)
+
+    def prioritize(self) -> None:
+        if self.tenants and not self.capturing:
+            tenant = int(self.rng.integers(self.tenants))
+            if self.ask("updates_uncaptured", tenant) == 0:
+                kind = ("none", "mfu", "ssu", "scar")[self.rng.integers(4)]
+                tables = np.flatnonzero(self.rng.random(len(self.job.tables)) < 0.7).tolist()
+                share, period = float(self.rng.choice([0.01, 0.05, 0.2, 1.0])), int(self.rng.integers(1, 4))
+                self.ask("set_priority", tenant, kind, tables, share, int(self.rng.integers(100)), period)
+                self.prioritized += kind != "none"
 
     def assign(self) -> None:
         counts, slots = self.choose_rows()
@@ -170,12 +190,14 @@ class Both:
         if self.tenants < 3:
             assert self.ask("add_tenant") == self.tenants
             self.tenants += 1
+            self.prioritize()
 
     def begin(self) -> None:
         if self.tenants and not self.capturing and not self.fast.missing_rows():
             self.ask("begin_capture", int(self.rng.integers(self.tenants)), bool(self.rng.integers(3) == 0))
             self.capturing = True
             self.captures += 1
+            self.skipped += self.ask("capture_skipped")
 
     def take(self) -> None:
         if not self.capturing:
@@ -206,6 +228,8 @@ def plain(value: Any) -> Any:
 CHANGES: list[Callable[[Both], None]] = [
     Both.update,
     Both.update,
+    Both.note,
+    Both.prioritize,
     Both.assign,
     Both.gather,
     Both.write,
