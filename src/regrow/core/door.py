@@ -110,7 +110,8 @@ class ServerDoor:
         if isinstance(event, Saved):
             return [*self.server.cut.on_saved(self._coordinator, event)] if self._coordinator is not None else []
         if isinstance(event, OwnSaved):
-            return [*self.server.on_own_saved(event)]
+            self.server.saves.on_saved(event)
+            return []
         return [*self.server.on_loaded(event)]
 
     def _on_message(self, event: Delivered) -> list[Effect]:

@@ -21,12 +21,12 @@ from __future__ import annotations
 
 import dataclasses
 
-from regrow.core.effects import Notice, Send
+from regrow.core.effects import Send
 from regrow.core.flusher import Flusher
 from regrow.core.recall import SAVES_TENANT, Recall
 from regrow.core.states import OWN_SAVE, Life, OwnSaveState
 from regrow.core.wayback import Ways
-from regrow.store.interface import CapturedRows
+from regrow.store.interface import Store
 
 RETRY_SECONDS = 10.0  # after a save that failed, or was given up for a cut; sooner if they are made more often
 
@@ -68,11 +68,9 @@ class OwnSaved:
 class OwnSaves:
     """When a server saves its own rows, and how that ended. Its life is `states.OWN_SAVE`."""
 
-    def __init__(self, *, store: CapturedRows, flusher: Flusher, ways: Ways, plan: SavePlan | None) -> None:
+    def __init__(self, *, store: Store, flusher: Flusher, ways: Ways, plan: SavePlan | None) -> None:
         self.life = Life(OWN_SAVE)
         self.plan = plan
-        self.count = 0
-        self.failed = 0
         self._store = store
         self._flusher = flusher
         self._ways = ways
@@ -113,7 +111,7 @@ class OwnSaves:
         self._store.begin_capture(SAVES_TENANT, self._full_wanted)
         self.life.move("captured")
         lost = sum(way.updates_lost for way in self._ways.all if isinstance(way, Recall))
-        contained = self._flusher.updates - lost
+        contained = self._flusher.updates - lost - self._store.updates_uncaptured(SAVES_TENANT)
         marks = tuple(self._flusher.applied[bare])
         self._next = SaveOwn(number=self._number, full=self._full_wanted, marks=marks, updates=contained)
         flushed = self._flusher.flush_all()
@@ -128,18 +126,14 @@ class OwnSaves:
         self.life.move("copies have it")
         return [self._next]
 
-    def on_saved(self, saved: OwnSaved) -> list[Notice]:
+    def on_saved(self, saved: OwnSaved) -> None:
         """What was captured is stored, or cannot be: then it counts as changed again."""
         if saved.number != self._number or self.life.state is not OwnSaveState.STORING:
-            return []
+            return
         self._store.end_capture(not saved.error)
         self.life.move("over")
         self._full_wanted = saved.full_wanted or (self._full_wanted and bool(saved.error))
-        self.count += not saved.error
-        self.failed += bool(saved.error)
         self._plan_next(failed=bool(saved.error))
-        values = {"number": saved.number, "error": saved.error, "count": self.count, "failed": self.failed}
-        return [Notice(name="own save", values=values)]
 
     def give_up(self) -> list[UnsaveOwn]:
         """A cut comes first."""

@@ -65,7 +65,7 @@ from regrow.core.messages import (
     Undo,
     View,
 )
-from regrow.core.own_saves import OwnSaved, OwnSaves, SaveOwn, SavePlan, UnsaveOwn
+from regrow.core.own_saves import OwnSaves, SaveOwn, SavePlan, UnsaveOwn
 from regrow.core.rebuild import Rebuild
 from regrow.core.recall import Recall
 from regrow.core.recall_events import SavedRowsLoaded, SavesFound, SavesLoaded
@@ -188,6 +188,7 @@ class Server:
             "faults": self.ways.count("faults"),
             "recovering": not self.recovered,
             "updates": self.flusher.updates,
+            "priority_bytes": self.store.priority_bytes(),
         }
 
     # --- Views ---
@@ -239,10 +240,6 @@ class Server:
         else:
             effects = [*self.cut.on_end(message)]
         return [*effects, *self.serving.release()]
-
-    def on_own_saved(self, saved: OwnSaved) -> list[Effect]:
-        """The driver has stored what this server saved by itself, or cannot."""
-        return [*self.saves.on_saved(saved)]
 
     def give_up_cut(self) -> list[Effect]:
         """Whoever made it is gone."""

@@ -250,8 +250,11 @@ class Serving(ABC):
 
     def count_updates(self, counts: Int32Array, slots: UInt32Array) -> None:
         """A worker's push is applied: a row of it that could be lost with this server counts once."""
-        if self._counts_updates:
-            self.flusher.updates += int(counts[self._recalled].sum())
+        if not self._counts_updates:
+            return
+        mine = np.where(self._recalled, counts, 0).astype(np.int32)
+        self.flusher.updates += int(mine.sum())
+        self.store.note_updates(mine, slots[np.repeat(self._recalled, counts)])
 
     def acknowledge(self, source: Identity, seq: int) -> Send:
         durable = self.report_durable(source.id)

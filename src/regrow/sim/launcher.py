@@ -44,7 +44,7 @@ class Launcher:
             on_capture = self.world.note_capture if captures else None
             begins_with = self.world.start.cut if self.world.start is not None else None
             saves = self.world.scenario.saves
-            server = machines.make_server(identity, on_capture=on_capture, start=begins_with, save_plan=saves)
+            server = machines.make_server(identity, on_capture=on_capture, start=begins_with, saves=saves)
             node = Node(identity, server)
         else:
             plan = cuts.plan if cuts is not None else None

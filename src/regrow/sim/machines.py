@@ -30,10 +30,11 @@ from regrow.core.messages import (
     View,
     WriteRecords,
 )
-from regrow.core.own_saves import SavePlan
+from regrow.core.recall import SAVES_TENANT
 from regrow.core.states import AttemptState
 from regrow.core.wayback import FetchSaved
 from regrow.sim.probes import Probes
+from regrow.sim.profiles import SaveScenario
 from regrow.sim.reference import Key, Reference
 from regrow.store.interface import TableRows
 from regrow.store.memory import MemoryStore
@@ -58,16 +59,19 @@ def make_server(
     *,
     on_capture: Callable[[Identity, int, bool], None] | None = None,
     start: str | None = None,
-    save_plan: SavePlan | None = None,
+    saves: SaveScenario | None = None,
 ) -> ServerDoor:
     """`on_capture` hears of every capture, at its instant, and for whom it is; None: there are none. `start`: the cut a
-    run begins with. `save_plan`: when the server saves its own rows, if it does."""
+    run begins with. `saves`: when the server saves its own rows, if it does, and which first."""
 
     def build_store(job: JobSpec, server: int, recovering: bool) -> MemoryStore:
         store = MemoryStore(job, server, recovering)
         if on_capture is not None:
-            for _ in range(1 if save_plan is None else 2):
+            for _ in range(1 if saves is None else 2):
                 store.add_tenant()
+            if saves is not None:
+                bare = [index for index, table in enumerate(job.tables) if not table.r]
+                store.set_priority(SAVES_TENANT, saves.priority, bare, saves.share, job.seed, saves.period)
             begin = store.begin_capture
 
             def begin_capture(tenant: int, full: bool) -> None:
@@ -83,7 +87,7 @@ def make_server(
         reply_bytes_max=REPLY_BYTES_MAX,
         address=f"sim:{identity.id}.{identity.incarnation}",
         cut=start,
-        save_plan=save_plan,
+        save_plan=None if saves is None else saves.plan,
     )
 
 

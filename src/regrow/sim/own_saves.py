@@ -104,6 +104,8 @@ class OwnStorage:
         if marks != save.marks:
             raise Violation("I14", f"{short(node.identity)} saves at {marks}, and says {save.marks}")
         saving = Saving(save, rows)
+        if node.server.store.capture_skipped():
+            world.probes.hit("own save leaves rows")
         if not world.calm and world.choices.flag(0.2):
             saving.fails_after = world.choices.pick(4)
         self._saving[node.identity] = saving

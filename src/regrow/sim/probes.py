@@ -93,6 +93,7 @@ PROBES |= {
     "own save": "a server saved its own rows",
     "own save fails": "... and the storage did not take them",
     "own save given up": "... and a cut came first",
+    "own save leaves rows": "... and more had changed than it may have",
     "zombie saves": "a replaced server saves its rows",
     "saves found": "a replacement goes back to what its predecessor saved",
     "no save found": "... which had saved nothing",

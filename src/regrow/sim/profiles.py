@@ -190,6 +190,16 @@ class CutScenario:
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SaveScenario:
+    """How servers save their own rows."""
+
+    plan: SavePlan
+    priority: str
+    share: float
+    period: int
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
     """One run before anything has happened."""
 
@@ -205,7 +215,7 @@ class Scenario:
     eager: float  # how often simply the oldest event is next
     lanes: tuple[tuple[str, int, int], ...]  # (message kind, receiver or -1 for all servers, delay in events)
     cuts: CutScenario | None = None
-    saves: SavePlan | None = None  # servers save their own rows
+    saves: SaveScenario | None = None  # servers save their own rows
     bounds: Bounds = dataclasses.field(default_factory=dict)
 
 
@@ -311,9 +321,14 @@ def _make_cuts(choices: Choices) -> CutScenario:
     )
 
 
-def _make_saves(choices: Choices) -> SavePlan:
+def _make_saves(choices: Choices) -> SaveScenario:
     seconds, steps = ((0.1, None), (0.4, None), (None, 1), (None, 2), (2.0, None))[choices.pick(5)]
-    return SavePlan(every_seconds=seconds, every_steps=steps)
+    return SaveScenario(
+        plan=SavePlan(every_seconds=seconds, every_steps=steps),
+        priority=("none", "mfu", "ssu", "scar")[choices.pick(4)],
+        share=(0.5, 0.2, 1.0)[choices.pick(3)],
+        period=1 + choices.pick(2),
+    )
 
 
 def make_resumed(scenario: Scenario, choices: Choices) -> Scenario:
