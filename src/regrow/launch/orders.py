@@ -228,6 +228,13 @@ class Joined(Report, frozen=True, kw_only=True, tag="joined"):
     updates_lost: int
 
 
+class Recalling(Report, frozen=True, kw_only=True, tag="recalling"):
+    """Bytes of its saves that a replacement has read, and in all."""
+
+    done: int
+    total: int
+
+
 class OwnSaved(Report, frozen=True, kw_only=True, tag="own save"):
     """A server has saved its own rows, or could not."""
 
@@ -395,6 +402,7 @@ AnyReport = (
     | Recovered
     | Joined
     | OwnSaved
+    | Recalling
     | Loading
     | Loaded
     | Damaged

@@ -38,13 +38,16 @@ from regrow.core.effects import (
 from regrow.core.identity import COORDINATOR, Identity
 from regrow.core.job import JobSpec
 from regrow.core.messages import CutMarks, Message, Ready
+from regrow.core.own_saves import OwnSaved, SaveOwn, SavePlan, UnsaveOwn
+from regrow.core.recall import SAVES_TENANT
 from regrow.core.server import Server
-from regrow.core.wayback import Load
+from regrow.core.wayback import FetchSaved, FindSaves, Load
 from regrow.errors import ConnectionLost, Refusal, RegrowError, UserError
 from regrow.launch import orders
 from regrow.runtime.checkpoint import Loader, Saver
 from regrow.runtime.client import new_event_loop
 from regrow.runtime.parent import Parent
+from regrow.runtime.saves import OwnLoader, OwnSaver
 from regrow.runtime.sockets import prepare_sockets
 from regrow.runtime.transport import Endpoint, parse_address
 from regrow.store.memory import MemoryStore
@@ -66,10 +69,13 @@ class Node:
         self.section_bytes_max = assignment.frame_bytes_max
         self.machine: ServerDoor | Coordinator
         self.saver: Saver | None = None
+        self.own_saver: OwnSaver | None = None  # partial recovery
+        self.own_loader: OwnLoader | None = None
         self.manifests: ManifestWriter | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._marked_at = 0.0  # since when pushes are held back for a cut
         self._hold_seconds_max = 0.0
+        self._save_began, self._rows_left = 0.0, 0
         saving = assignment.saving
         if self.identity.role == "server":
             self.machine = ServerDoor(
@@ -78,12 +84,29 @@ class Node:
                 build_store=self._build_store,
                 reply_bytes_max=self.section_bytes_max,
                 cut=None if assignment.start is None else assignment.start.cut,
+                save_plan=None if saving is None else make_save_plan(saving.own),
             )
             if saving is not None:
                 self.saver = Saver(
                     url=saving.url,
                     server=self.identity.id,
                     tell=self._receive,
+                    encoding=saving.encoding,
+                    bits=saving.bits,
+                    bytes_per_second=saving.bytes_per_second,
+                )
+            if saving is not None and saving.own is not None:
+                start = assignment.start
+                self.own_saver = OwnSaver(
+                    url=saving.url,
+                    server=self.identity.id,
+                    run=saving.run,
+                    start=saving.starts,
+                    incarnation=self.identity.incarnation,
+                    base=None if start is None else start.cut,
+                    base_url=None if start is None else start.url,
+                    tell=self._on_own_saved,
+                    made_by=saving.made_by,
                     encoding=saving.encoding,
                     bits=saving.bits,
                     bytes_per_second=saving.bytes_per_second,
@@ -114,6 +137,12 @@ class Node:
         store = MemoryStore(job, server, recovering)
         if self.saver is not None:
             store.add_tenant()
+        saving = self.parent.assignment.saving
+        if self.own_saver is not None and saving is not None and saving.own is not None:
+            own = saving.own
+            assert store.add_tenant() == SAVES_TENANT
+            tables = [index for index, table in enumerate(job.tables) if table.name in own.tables]
+            store.set_priority(SAVES_TENANT, own.priority, tables, own.share, own.seed, own.period)
         return store
 
     async def run(self) -> None:
@@ -148,9 +177,10 @@ class Node:
             for task in tasks:
                 task.cancel()
             self._report()
-            if self.saver is not None:
-                with contextlib.suppress(TimeoutError):  # a storage that hangs must not keep anybody
-                    await asyncio.wait_for(asyncio.to_thread(self.saver.close), CLOSE_SECONDS)
+            for saver in (self.saver, self.own_saver):
+                if saver is not None:
+                    with contextlib.suppress(TimeoutError):  # a storage that hangs must not keep anybody
+                        await asyncio.wait_for(asyncio.to_thread(saver.close), CLOSE_SECONDS)
             await self.endpoint.close()
 
     def _receive(self, event: Any) -> None:
@@ -200,6 +230,8 @@ class Node:
                 self._run_task(self._write_manifest(effect))
             case Load():
                 self._run_task(self._load(effect))
+            case SaveOwn() | UnsaveOwn() | FindSaves() | FetchSaved():
+                self._save_own(effect)
             case _:
                 raise AssertionError(f"an effect that a node does not know: {effect!r}")
 
@@ -245,6 +277,60 @@ class Node:
             log.warning("damaged, and gone around: %s", problem)
             self.parent.report(orders.Damaged(what=str(problem)))
         log.info("%d rows of %s loaded in %.1f s", report.rows, load.cut, report.seconds)
+
+    # -- partial recovery --------------------------------------------------------------------------------------
+
+    def _save_own(self, effect: SaveOwn | UnsaveOwn | FindSaves | FetchSaved) -> None:
+        assert self.own_saver is not None
+        server = self._server()
+        match effect:
+            case SaveOwn(number=number, full=full, marks=marks, updates=updates):
+                store = server.store
+                self._save_began, self._rows_left = time.monotonic(), store.capture_skipped()
+                skipped = store.updates_uncaptured(SAVES_TENANT)
+                self.own_saver.begin(
+                    number, server.view.job, store, full=full, marks=marks, updates=updates, updates_skipped=skipped
+                )
+            case UnsaveOwn(number=number):
+                self.own_saver.give_up(number)
+            case FindSaves(job=job, tables=tables):
+                self._run_task(self._recall(job, tables))
+            case FetchSaved(table=table, ids=ids) if self.own_loader is not None:
+                self.own_loader.want(table, ids)
+
+    def _on_own_saved(self, number: int, error: str, full_wanted: bool) -> None:
+        assert self.own_saver is not None
+        saved = self.own_saver.saved
+        report = orders.OwnSaved(
+            number=number,
+            error=error,
+            rows=0 if error or saved is None else saved.rows,
+            rows_left=self._rows_left,
+            seconds=round(time.monotonic() - self._save_began, 3),
+        )
+        self.parent.report(report)
+        self._receive(OwnSaved(number=number, error=error, full_wanted=full_wanted))
+
+    async def _recall(self, job: JobSpec, tables: tuple[int, ...]) -> None:
+        assert self.own_saver is not None
+        self.own_loader = OwnLoader(
+            saver=self.own_saver,
+            server=self.identity.id,
+            tell=self._receive,
+            progress=lambda done, total: self.parent.report(orders.Recalling(done=done, total=total)),
+        )
+        try:
+            report = await self.own_loader.load(job, tables)
+        except Exception as error:
+            self._stop(error)
+            return
+        log.info(
+            "%d rows of %d saves loaded in %.2f s, known after %.2f s",
+            report.rows,
+            len(report.chain.saves),
+            report.seconds,
+            report.found_seconds,
+        )
 
     def _send(self, target: Identity, message: Message) -> None:
         if isinstance(message, Ready):
@@ -351,6 +437,10 @@ REPORTS: dict[tuple[str, str | None], type[orders.Report]] = {
     ("checkpoint", "saved"): orders.CheckpointSaved,
     ("checkpoint", "failed"): orders.CheckpointFailed,
 }
+
+
+def make_save_plan(own: orders.OwnSaving | None) -> SavePlan | None:
+    return None if own is None else SavePlan(every_seconds=own.every_seconds, every_steps=own.every_steps)
 
 
 def report_of(notice: Notice) -> orders.Report:
