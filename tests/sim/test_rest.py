@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pytest
 
-from regrow.core.server import Server
+from regrow.core.server import AWAKE, Server
 from regrow.sim.runner import run
 
 SEEDS = [
@@ -29,11 +29,11 @@ def test_a_server_that_never_rests_runs_alike(profile: str, seed: int, monkeypat
     found = run(profile, seed=seed)
     asked = []
 
-    def find_none(server: Server) -> bool:
+    def find_none(server: Server) -> float:
         asked.append(server)
-        return False
+        return AWAKE
 
-    monkeypatch.setattr(Server, "_has_rest", find_none)
+    monkeypatch.setattr(Server, "_find_rest", find_none)
     wakeful = run(profile, seed=seed)
     assert asked
     assert (found.digest, found.events, found.tape) == (wakeful.digest, wakeful.events, wakeful.tape)

@@ -23,7 +23,7 @@ from regrow.core.groups import Groups
 from regrow.core.identity import Identity
 from regrow.core.job import JobSpec
 from regrow.core.messages import Beat, CutAsk, CutAt, CutEnd, KnownView, Open, Recovered, Register, View
-from regrow.core.server import Server
+from regrow.core.server import AWAKE, Server
 from regrow.core.serving import WAITING_MAX, Store
 from regrow.core.steady import SteadyTime
 from regrow.core.wayback import Load, LoadedAll, LoadedRows, find_ways_flaw
@@ -78,7 +78,7 @@ class ServerDoor:
         if isinstance(event, Tick):
             return self._on_tick(self._time.read(event.now))
         if self.server is not None:
-            self.server.rests = False
+            self.server.rests_until = AWAKE
         if isinstance(event, Delivered):
             return self._on_message(event)
         if isinstance(event, Lost):

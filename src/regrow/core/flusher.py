@@ -79,10 +79,14 @@ class Budget:
         self._most = max(self._left, bytes_per_s / 4)
         self._now: float | None = None
 
-    def refill(self, now: float) -> None:
-        if self._left < self._most and self._now is not None and self._rate:
-            self._left = min(self._left + (now - self._now) * self._rate, self._most)
-        self._now = now
+    def refill(self, now: float) -> bool:
+        """Whether there was nothing, and is something now."""
+        since, self._now = self._now, now
+        if self._left >= self._most or since is None or not self._rate:
+            return False
+        was_empty = self._left <= 0
+        self._left = min(self._left + (now - since) * self._rate, self._most)
+        return was_empty and self._left > 0
 
     def has_some(self) -> bool:
         """Go on. What is begun may overdraw it once."""

@@ -26,6 +26,7 @@ What concerns several parts, and why it is here:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -73,6 +74,7 @@ from regrow.core.wayback import Load, LoadedAll, LoadedRows, WayBack, Ways, plan
 Effect = Send | Refuse | Log | Dial | Forget | Notice | Save | Unsave | Load
 
 NOTICE_SECONDS = 0.25
+AWAKE = -math.inf  # no time to rest until
 # What brings rows and parities back to a server; while none comes, it does not get further.
 BRINGS = (Stream, StreamEnd, Undo, Have, Restored, Snap, Syndrome, Tail, TailEnd)
 
@@ -134,9 +136,9 @@ class Server:
         self._row_budget, self._parity_budget = Budget(rate), Budget(rate)
         self._retry_due = False  # rows of the background have come; somebody may have waited for one of them
         self._notice_at = 0.0
-        # Nothing happens in ticks until something else does: most ticks of most servers find nothing to do. The door
-        # ends it with every other event.
-        self.rests = False
+        # Before this time ticks find nothing to do, unless a budget fills: most ticks of most servers. The door ends it
+        # with every other event.
+        self.rests_until = AWAKE
         self._began: float | None = None  # when the way back was first looked at
         self._now = 0.0
 
@@ -335,9 +337,9 @@ class Server:
 
     def tick(self, now: float) -> list[Effect]:
         self._now = now
-        self._row_budget.refill(now)
-        self._parity_budget.refill(now)
-        if self.rests:
+        has_more = self._row_budget.refill(now)
+        has_more |= self._parity_budget.refill(now)
+        if now < self.rests_until and not has_more:
             return []
         effects: list[Effect] = []
         if self.cut.tick(now):
@@ -348,30 +350,35 @@ class Server:
             effects += self.serving.answer_durable()
             effects += self.serving.tell_durable()
             effects += self.work_in_background()
+        has_more = False
         if not self.recovered or not self.ways.is_whole:
-            effects += self._tick_ways(now)
-        self.rests = not effects and self._has_rest()
+            brought, has_more = self._tick_ways(now)
+            effects += brought
+        self.rests_until = AWAKE if effects or has_more else self._find_rest()
         return effects
 
-    def _has_rest(self) -> bool:
-        """Whether nothing is left that time alone could bring further."""
-        if not self.recovered or not self.ways.is_whole or self.cut.life.state is not CutState.IDLE:
-            return False
-        if not self.view.job.protection.has_parities:
-            return True
-        return self.flusher.rests and not self.flusher.is_streaming and not self.holder.decoder.sweeping
+    def _find_rest(self) -> float:
+        """Until when time alone brings nothing further, behind a tick that found nothing to do. Streams and sweeps went
+        as far as they could in it: they wait for an answer, or for their budget."""
+        if self.cut.life.state is not CutState.IDLE:
+            return AWAKE
+        if self.view.job.protection.has_parities and not self.flusher.rests:
+            return AWAKE
+        return math.inf if self.recovered or not self.ways.serves else self._notice_at
 
-    def _tick_ways(self, now: float) -> list[Effect]:
+    def _tick_ways(self, now: float) -> tuple[list[Effect], bool]:
+        """What to send, and whether the next tick may find more to do."""
         if self._began is None:
             self._began = now
         if not self.ways.serves:
-            return []
-        effects = self._retry() if self._retry_due else []
-        self.ways.tick()
+            return [], False
+        has_retried = self._retry_due
+        effects = self._retry() if has_retried else []
+        is_filling = self.ways.tick()
         if not self.recovered and now >= self._notice_at:
             self._notice_at = now + NOTICE_SECONDS
             effects.append(self._notice("recovery"))
-        return effects
+        return effects, has_retried or is_filling
 
     def work_in_background(self) -> list[Effect]:
         """Streams and decodes a bit further."""
