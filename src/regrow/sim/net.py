@@ -88,12 +88,13 @@ class Network:
         if link.kept_bytes > self.kept_bytes_max:
             self.kept_bytes_max = link.kept_bytes
         if ends in self.open:
-            self._put(source, target, stamp, message)
+            self._put(ends, stamp, message)
 
-    def _put(self, source: Identity, target: Identity, stamp: Stamp, message: Message) -> None:
-        wire = self.wires.get((source, target)) or self._wire(source, target)
-        due = self.order + self._delay(target, message)
-        self._append(wire, Item(due, "frame", stamp, message, checksum(message)))
+    def _put(self, ends: tuple[Identity, Identity], stamp: Stamp, message: Message) -> None:
+        wire = self.wires.get(ends) or self._wire(*ends)
+        due = self.order + self._delay(ends[1], message)
+        value = checksum(message) if message.SECTION_FIELDS else message.KIND
+        self._append(wire, Item(due, "frame", stamp, message, value))
 
     def _append(self, wire: Wire, item: Item) -> None:
         wire.items.append(item)
@@ -146,7 +147,7 @@ class Network:
         self.open.add((local, peer))
         self._on_changed()
         for stamp, message in kept:
-            self._put(local, peer, stamp, message)
+            self._put((local, peer), stamp, message)
 
     def accept(self, wire: Wire, item: Item) -> bool:
         """Whether a frame that arrives is to be delivered."""

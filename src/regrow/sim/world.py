@@ -8,7 +8,6 @@ nothing fails any more and everything must come to its end.
 from __future__ import annotations
 
 import hashlib
-import zlib
 from array import array
 from collections.abc import Callable
 from typing import Any
@@ -32,7 +31,7 @@ from regrow.sim.driver import Driver
 from regrow.sim.dumps import Loading
 from regrow.sim.launcher import Launcher
 from regrow.sim.net import COORDINATOR, Item, Network, Wire, checksum, short
-from regrow.sim.nodes import Action, Node, Violation
+from regrow.sim.nodes import Action, Node, Violation, name_value
 from regrow.sim.probes import Probes
 from regrow.sim.profiles import CutScenario, Scenario
 from regrow.sim.reference import make_reference
@@ -82,7 +81,7 @@ class World:
         self.heard: dict[int, float] = {}
         self.calm = False
         self.lost = ""  # what the coordinator says is gone for good
-        self._trail: list[int] = []  # who got what in which event: `digest`
+        self.trail: list[int] = []  # who got what in which event: `digest`
         self.driver = Driver(self)
         supervised = scenario.profile.supervised
         self.launcher = SupervisedLauncher(self) if supervised else Launcher(self)
@@ -91,6 +90,7 @@ class World:
         self.checker = Checker(self)
         self.storage = Storage(self)
         self._lanes = {(kind, server): delay for kind, server, delay in scenario.lanes}
+        self._worker_places = [("worker", index) for index in range(self.job.workers)]
         self._actions_made = 0
         self._fault_max = self.sabotage.rate_max
         self._calm_since = 0.0
@@ -155,8 +155,8 @@ class World:
         return waits
 
     def workers_done(self) -> bool:
-        for worker in range(self.job.workers):
-            node = self.current.get(("worker", worker))
+        for place in self._worker_places:
+            node = self.current.get(place)
             if node is None or node.program is None or not node.program.done:
                 return False
         return True
@@ -211,7 +211,9 @@ class World:
         hangs, hand = self.sabotage.hangs, self.driver.hand_tick
         tick = Tick(now=self.now)
         for node in list(self.nodes.values()):
-            if node.program is None and node.alive and not node.paused and hangs.gets_tick(node):
+            if node.program is not None or not node.alive or node.paused or node.starved:
+                continue
+            if node.is_server or hangs.gets_tick(node):
                 hand(node, Tick(now=hangs.read_clock(node)) if hangs.has_clocks else tick)
 
     def _is_cutting(self) -> bool:
@@ -301,10 +303,11 @@ class World:
         item = wire.items.popleft()
         if wire.items:
             self.agenda.on_filled(wire)
-        node = self.nodes[wire.target]
         if item.kind == "frame":
             self.deliver_frame(wire, item)
-        elif item.kind == "ack":
+            return
+        node = self.nodes[wire.target]
+        if item.kind == "ack":
             self.probes.hit("bound: frames unacknowledged")
             self.network.accept(wire, item)
         elif item.kind == "opened":
@@ -334,18 +337,18 @@ class World:
         kind = type(event)
         if kind is Delivered:
             value = checked if checked is not None else checksum(event.message)
-            self._trail += (self.network.order, node.number, self.numbers[event.source], value)
+            self.trail += (self.network.order, node.number, self.numbers[event.source], value)
             if self.note is not None:
                 prefix = f"{self.network.order:5d} {self.now:6.2f}  {short(event.source)} -> {short(node.identity)}"
                 self.note(prefix, node.identity, event)
         else:
-            value = _EVENTS.get(kind, 0) or _EVENTS.setdefault(kind, zlib.crc32(kind.__name__.encode()))
-            self._trail += (self.network.order, node.number, -1, value)
+            value = _EVENTS.get(kind, 0) or _EVENTS.setdefault(kind, name_value(kind))
+            self.trail += (self.network.order, node.number, -1, value)
 
     @property
     def digest(self) -> str:
         """Of all that was handed to anybody: equal for equal runs."""
-        return hashlib.blake2b(array("q", self._trail).tobytes(), digest_size=8).hexdigest()
+        return hashlib.blake2b(array("q", self.trail).tobytes(), digest_size=8).hexdigest()
 
 
 _EVENTS: dict[type, int] = {}  # a number for the name of each kind of event
