@@ -19,7 +19,7 @@ import msgspec
 from regrow.core.checks import find_view_flaw
 from regrow.core.cut import Save, Saved, Unsave
 from regrow.core.effects import Delivered, Dial, Forget, Joined, Log, Lost, Notice, Refuse, Send, Stop, Tick
-from regrow.core.groups import Groups
+from regrow.core.groups import make_groups
 from regrow.core.identity import Identity
 from regrow.core.job import JobSpec
 from regrow.core.messages import Beat, CutAsk, CutAt, CutEnd, KnownView, Open, Recovered, Register, View
@@ -195,7 +195,7 @@ class ServerDoor:
         me = view.servers[self.identity.id]
         if view.lost or me.incarnation != self.identity.incarnation:
             return None  # nobody begins with it
-        flaw = find_ways_flaw(Groups(view.job), recovering=me.recovering, cut=self._cut)
+        flaw = find_ways_flaw(make_groups(view.job), recovering=me.recovering, cut=self._cut)
         return f"cannot be begun with: {flaw}" if flaw is not None else None
 
     def _enter_view(self, view: View, coordinator: Identity) -> list[Effect]:

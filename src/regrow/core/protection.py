@@ -16,6 +16,7 @@ To add one: a struct here with these answers and a new tag, its name in `Protect
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
@@ -111,7 +112,7 @@ class Coded(msgspec.Struct, frozen=True, kw_only=True, tag="coded"):
 
     def verdict(self, down: Collection[int], *, tables: Sequence[TableSpec], servers: int) -> Verdict:
         """No stripe may have more members on the servers `down` than it has parities."""
-        lost = count_lost_rows(down, tables=tables, servers=servers, rings=self.rings)
+        lost = _count_lost_rows(frozenset(down), tuple(tables), servers, self.rings)
         if not lost:
             return Verdict(True, f"no stripe has lost more members than it has parities, without {name_servers(down)}")
         rows = sum(count for _, count in lost)
@@ -159,6 +160,14 @@ def count_lost_rows(
         if hopeless_total:
             lost.append((table.name, rows))
     return lost
+
+
+@functools.lru_cache(maxsize=256)
+def _count_lost_rows(
+    down: frozenset[int], tables: tuple[TableSpec, ...], servers: int, rings: int
+) -> list[tuple[str, int]]:
+    """Remembered: while somebody is doubted, its coordinator asks at every tick."""
+    return count_lost_rows(down, tables=tables, servers=servers, rings=rings)
 
 
 def _is_hopeless(server: int, member: int, layout: Layout, down: Collection[int]) -> bool:

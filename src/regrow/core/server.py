@@ -33,7 +33,7 @@ from typing import Any
 from regrow.core.cut import CutSide, Save, Unsave
 from regrow.core.effects import Dial, Forget, Log, Notice, Refuse, Send
 from regrow.core.flusher import Budget, Flusher
-from regrow.core.groups import Groups
+from regrow.core.groups import Groups, make_groups
 from regrow.core.holder import Holder
 from regrow.core.identity import Identity
 from regrow.core.job import JobSpec
@@ -102,7 +102,7 @@ class Server:
         self.brought = 0  # what came for the way back so far
         self.recovered = not me.recovering  # all rows and parities are here, or were from the start
         self.store = build_store(job, server, me.recovering)
-        groups = Groups(job)
+        groups = make_groups(job)
         self.flusher = Flusher(
             server=server,
             groups=groups,
@@ -134,6 +134,7 @@ class Server:
         # As many servers as there are groups bring rows back to one that was lost, and as many its parities.
         rate = job.protection.flush.sweep_bytes_per_s / max(1, len(groups))
         self._row_budget, self._parity_budget = Budget(rate), Budget(rate)
+        self._has_limit = rate > 0
         self._retry_due = False  # rows of the background have come; somebody may have waited for one of them
         self._notice_at = 0.0
         # Before this time ticks find nothing to do, unless a budget fills: most ticks of most servers. The door ends it
@@ -337,8 +338,7 @@ class Server:
 
     def tick(self, now: float) -> list[Effect]:
         self._now = now
-        has_more = self._row_budget.refill(now)
-        has_more |= self._parity_budget.refill(now)
+        has_more = self._has_limit and self._refill(now)
         if now < self.rests_until and not has_more:
             return []
         effects: list[Effect] = []
@@ -356,6 +356,11 @@ class Server:
             effects += brought
         self.rests_until = AWAKE if effects or has_more else self._find_rest()
         return effects
+
+    def _refill(self, now: float) -> bool:
+        """Whether background work that waited for its budget may go on."""
+        rows, parities = self._row_budget.refill(now), self._parity_budget.refill(now)
+        return rows or parities
 
     def _find_rest(self) -> float:
         """Until when time alone brings nothing further, behind a tick that found nothing to do. Streams and sweeps went

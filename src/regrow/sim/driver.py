@@ -42,7 +42,8 @@ class Driver:
             raise _blame(node.identity, event, error) from error
         if is_checked:
             world.checker.after(node, event, effects)
-        self._follow(node, event, effects)
+        if effects or node.program is not None or world.scenario.bounds:
+            self._follow(node, event, effects)
 
     def hand_tick(self, node: Node, tick: Tick) -> None:
         """The same for a tick of a server or the coordinator: most of them ask for nothing."""

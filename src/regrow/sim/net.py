@@ -51,7 +51,8 @@ class Network:
     """All links of a world. Knows nothing of machines: it says what arrives, the world hands it over.
 
     Whoever keeps a list of what may arrive next is told of every wire that was empty and is not any more
-    (`on_filled`), and that connections came or went (`on_changed`): then all that was known is void.
+    (`on_filled`), that connections came or went (`on_changed`): then all that was known is void, and that an end of one
+    may be used from now on (`on_opened`), which changes nothing of what is on the wires.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class Network:
         *,
         on_filled: Callable[[Wire], None],
         on_changed: Callable[[], None],
+        on_opened: Callable[[], None],
     ) -> None:
         self.order = 0  # events so far; the scheduler counts it up
         self.links: dict[tuple[Identity, Identity], Link] = {}  # (local, peer): one end
@@ -75,6 +77,7 @@ class Network:
         self._delay = delay
         self._on_filled = on_filled
         self._on_changed = on_changed
+        self._on_opened = on_opened
 
     # --- Sending ---
 
@@ -145,7 +148,7 @@ class Network:
         if link.acknowledged:
             self.resent += len(kept)
         self.open.add((local, peer))
-        self._on_changed()
+        self._on_opened()
         for stamp, message in kept:
             self._put((local, peer), stamp, message)
 

@@ -18,7 +18,7 @@ from regrow.core.effects import (
     Lost,
     Tick,
 )
-from regrow.core.groups import Groups
+from regrow.core.groups import make_groups
 from regrow.core.identity import Identity
 from regrow.core.messages import Declare, Message
 from regrow.errors import RegrowError
@@ -60,7 +60,7 @@ class World:
         self.scenario = scenario
         self.start = start  # the checkpoint that this run begins with
         self.job = scenario.job
-        self.groups = Groups(scenario.job)
+        self.groups = make_groups(scenario.job)
         self.choices = choices
         self.probes = probes
         self.note = note
@@ -68,7 +68,12 @@ class World:
             scenario.job, steps=scenario.steps, rows_seed=scenario.rows_seed, assigned=scenario.assigned
         )
         self.agenda = Agenda(self)
-        self.network = Network(self._delay, on_filled=self.agenda.on_filled, on_changed=self.agenda.void)
+        self.network = Network(
+            self._delay,
+            on_filled=self.agenda.on_filled,
+            on_changed=self.agenda.void,
+            on_opened=self.agenda.void_tick,
+        )
         self.nodes: dict[Identity, Node] = {}
         self.numbers: dict[Identity, int] = {}  # of all nodes that ever were, in the order they started
         self.newest: dict[tuple[str, int], int] = {}
@@ -92,7 +97,6 @@ class World:
         self._lanes = {(kind, server): delay for kind, server, delay in scenario.lanes}
         self._worker_places = [("worker", index) for index in range(self.job.workers)]
         self._actions_made = 0
-        self._fault_max = self.sabotage.rate_max
         self._calm_since = 0.0
         self._leaps = False
         self.launcher.start(COORDINATOR, 0)
@@ -105,10 +109,7 @@ class World:
 
     def run(self) -> None:
         """Raises Violation."""
-        while self.network.order % 8 or not self.is_finished():
-            if self.network.order >= CHAOS_EVENTS_MAX or self.choices.exhausted:
-                break
-            self._step()
+        self._run_chaos()
         self.calm = True
         self._calm_since = self.now
         self._lanes = {}
@@ -123,6 +124,25 @@ class World:
         self._drain()
         self.checker.at_end()
         self.storage.check_end()
+
+    def _run_chaos(self) -> None:
+        """The first phase: all that the tape chooses. Nearly all events of a run are chosen here."""
+        network, agenda, choices, scenario = self.network, self.agenda, self.choices, self.scenario
+        rate, rate_max = self.sabotage.rate, self.sabotage.rate_max
+        while network.order % 8 or not self.is_finished():
+            if network.order >= CHAOS_EVENTS_MAX or choices.exhausted:
+                return
+            count = agenda.count()
+            value = choices.pick_event(count, eager=scenario.eager, fault=rate, fault_max=rate_max)
+            network.order += 1
+            if value >= FAULT:
+                agenda.void()
+                self.sabotage.happen(value - FAULT)
+                continue
+            happen, what = agenda.take(value % count)
+            happen(what)
+            if scenario.cuts is not None:
+                self.storage.supervise()
 
     def is_finished(self) -> bool:
         if self.lost:
@@ -173,18 +193,10 @@ class World:
     # --- The scheduler ---
 
     def _step(self) -> None:
-        agenda, value = self.agenda, 0
-        count = agenda.count()
-        if not self.calm:
-            value = self.choices.pick_event(
-                count, eager=self.scenario.eager, fault=self.sabotage.rate, fault_max=self._fault_max
-            )
+        """The second phase: what has waited longest is next."""
+        self.agenda.count()
         self.network.order += 1
-        if value >= FAULT:
-            agenda.void()
-            self.sabotage.happen(value - FAULT)
-            return
-        happen, what = agenda.take(value % count)
+        happen, what = self.agenda.take(0)
         happen(what)
         if self.scenario.cuts is not None:
             self.storage.supervise()
