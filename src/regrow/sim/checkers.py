@@ -369,7 +369,7 @@ class Checker:
                     self.fail("I9", f"{short(node.identity)} keeps {redo} pushes, the window is {window}")
                 if node.program.window_full and node.program.has_rows:
                     world.probes.hit("window full")
-            elif node.is_server and node.changed and (reason := machines.unbounded_reason(node.machine, TAIL_MAX)):
+            elif node.changed and node.is_server and (reason := machines.unbounded_reason(node.machine, TAIL_MAX)):
                 self.fail("I9", f"{short(node.identity)} {reason}")
             node.changed = False
         if world.network.kept_bytes_max > KEPT_BYTES_MAX:

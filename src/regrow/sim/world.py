@@ -303,13 +303,14 @@ class World:
             return
         if message.SECTION_FIELDS and checksum(message) != item.checksum:
             raise Violation("payload", f"{type(message).__name__} of {short(source)} changed on its way")
+        target = wire.target
         if source.role == "server":
-            if wire.target.role == COORDINATOR and self.is_current(wire.target):
+            if target.role == COORDINATOR and self.is_current(target):
                 self.heard[source.id] = self.now
                 self.agenda.void_tick()
             if not self.is_current(source):
                 self.probes.hit("zombie sends")
-        self.driver.hand(self.nodes[wire.target], Delivered(source=source, message=message), checksum=item.checksum)
+        self.driver.hand(self.nodes[target], Delivered(source=source, message=message), checksum=item.checksum)
 
     def deliver(self, wire: Wire) -> None:
         item = wire.items.popleft()
