@@ -416,10 +416,7 @@ class Flusher:
     @property
     def is_streaming(self) -> bool:
         """Somebody is being streamed to."""
-        for group in self.coded:
-            if group.streams:
-                return True
-        return False
+        return any([group.streams for group in self.coded])
 
     def stream(self, budget: Budget) -> list[Send]:
         """Sends the next rows to every new holder that is ready for more. Only for a server with all its rows."""
