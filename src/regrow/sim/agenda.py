@@ -146,9 +146,7 @@ class Agenda:
         entries: list[Entry] = [
             (wire.items[0].due, WIRE, wire.number, deliver, wire)
             for wire in network.wires.values()
-            if wire.items
-            and wire.target not in paused
-            and not (stuck and (wire.source, wire.target) in stuck)
+            if wire.items and wire.target not in paused and not (stuck and (wire.source, wire.target) in stuck)
         ]
         for node in nodes.values():
             if node.program is not None and (act := self._find_act(node)) is not None:
