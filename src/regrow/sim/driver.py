@@ -71,7 +71,7 @@ class Driver:
                 world.probes.hit("crash between effects")
                 world.launcher.crash(node)
                 return
-            if type(effect) is Send:
+            if isinstance(effect, Send):
                 target, message = effect.target, effect.message
                 if type(message) in checks:
                     world.checker.on_send(node, target, message)
