@@ -408,7 +408,7 @@ class Coordinator:
     def _find_doubt(self, place: Place) -> str | None:
         """Why this server seems to be dead, if it does."""
         now, state = self._now, place.life.state
-        if place.is_dead:
+        if state is MemberState.DEAD:
             return None
         if place.closed is not None and now - place.closed >= LOST_SECONDS:
             return "its connection closed"

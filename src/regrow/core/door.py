@@ -19,13 +19,13 @@ import msgspec
 from regrow.core.checks import find_view_flaw
 from regrow.core.cut import Save, Saved, Unsave
 from regrow.core.effects import Delivered, Dial, Forget, Joined, Log, Lost, Notice, Refuse, Send, Stop, Tick
-from regrow.core.groups import Groups
+from regrow.core.groups import make_groups
 from regrow.core.identity import Identity
 from regrow.core.job import JobSpec
 from regrow.core.messages import Beat, CutAsk, CutAt, CutEnd, KnownView, Open, Recovered, Register, View
 from regrow.core.own_saves import OwnSaved, SaveOwn, SavePlan, UnsaveOwn
 from regrow.core.recall_events import SavedRowsLoaded, SavesFound, SavesLoaded
-from regrow.core.server import Server
+from regrow.core.server import AWAKE, Server
 from regrow.core.serving import WAITING_MAX, Store
 from regrow.core.steady import SteadyTime
 from regrow.core.wayback import FetchSaved, FindSaves, Load, LoadedAll, LoadedRows, find_ways_flaw
@@ -98,7 +98,7 @@ class ServerDoor:
         if isinstance(event, Tick):
             return self._on_tick(self._time.read(event.now))
         if self.server is not None:
-            self.server.rests = False
+            self.server.rests_until = AWAKE
         if isinstance(event, Delivered):
             return self._on_message(event)
         if isinstance(event, Lost):
@@ -218,7 +218,7 @@ class ServerDoor:
         me = view.servers[self.identity.id]
         if view.lost or me.incarnation != self.identity.incarnation:
             return None  # nobody begins with it
-        flaw = find_ways_flaw(Groups(view.job), recovering=me.recovering, cut=self._cut)
+        flaw = find_ways_flaw(make_groups(view.job), recovering=me.recovering, cut=self._cut)
         return f"cannot be begun with: {flaw}" if flaw is not None else None
 
     def _enter_view(self, view: View, coordinator: Identity) -> list[Effect]:

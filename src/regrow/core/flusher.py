@@ -80,10 +80,14 @@ class Budget:
         self._most = max(self._left, bytes_per_s / 4)
         self._now: float | None = None
 
-    def refill(self, now: float) -> None:
-        if self._left < self._most and self._now is not None and self._rate:
-            self._left = min(self._left + (now - self._now) * self._rate, self._most)
-        self._now = now
+    def refill(self, now: float) -> bool:
+        """Whether there was nothing, and is something now."""
+        since, self._now = self._now, now
+        if self._left >= self._most or since is None or not self._rate:
+            return False
+        was_empty = self._left <= 0
+        self._left = min(self._left + (now - since) * self._rate, self._most)
+        return was_empty and self._left > 0
 
     def has_some(self) -> bool:
         """Go on. What is begun may overdraw it once."""
@@ -169,18 +173,17 @@ class Flusher:
         group = self.groups[g]
         if not group.active:
             return (0,) * len(self._durable)
-        counting = [acked[h] for h in acked if h not in group.streams]
-        return group.history[min(counting)] if counting else self.applied[g]
+        least = _find_least(group, acked)
+        return self.applied[g] if least is None else group.history[least]
 
     def _settle(self) -> None:
         """Takes account of new acknowledgements."""
         covered = [self._find_covered(g, group.acked) for g, group in enumerate(self.groups)]
         self._durable = list(map(max, map(min, zip(*covered, strict=True)), self._durable))
         for group in self.groups:
-            if len(group.history) > 1:
-                counting = [number for holder, number in group.acked.items() if holder not in group.streams]
-                least = min(counting) if counting else group.number
-                for number in [n for n in group.history if 0 < n < least]:  # 0 is what a new holder has
+            if len(group.history) > 2:  # 0 is what a new holder has, and the last flush is never dropped
+                least = _find_least(group, group.acked)
+                for number in [n for n in group.history if 0 < n < (group.number if least is None else least)]:
                     del group.history[number]
 
     # --- Flushes ---
@@ -263,7 +266,7 @@ class Flusher:
             message = Flush(
                 group=g,
                 number=group.number,
-                stable=self._stable(group),
+                stable=_find_least(group, group.acked) or 0,
                 marks=marks,
                 staged=staged,
                 updates=self.updates,
@@ -279,15 +282,11 @@ class Flusher:
         self.flush_bytes += receivers * (part[1].nbytes + part[2].nbytes)
         return sends
 
-    def _stable(self, group: FlushGroup) -> int:
-        counting = [number for holder, number in group.acked.items() if holder not in group.streams]
-        return min(counting) if counting else 0
-
     def _count_unanswered(self, group: FlushGroup) -> int:
         """Flushes that some holder has not answered yet. One that is staged is answered: if it counted until its
         commit, a flush could wait for a commit that waits for a push in that very flush (two-phase commit)."""
-        counting = [number for holder, number in group.prepared.items() if holder not in group.streams]
-        return group.number - min(counting) if counting else 0
+        least = _find_least(group, group.prepared)
+        return 0 if least is None else group.number - least
 
     def on_ack(self, holder: int, ack: FlushAck) -> list[Send]:
         """A holder has a flush, or the end of its stream: more may be durable, and other streams may end."""
@@ -524,6 +523,13 @@ class Flusher:
         group.since[holder] = group.number
         group.history.setdefault(group.number, group.flushed)
         return [*sends, Send(target=self._peers[holder], message=end)]
+
+
+def _find_least(group: FlushGroup, acked: dict[int, int]) -> int | None:
+    """The last flush that every holder that counts has; None: none of them counts, all are streamed to."""
+    if group.streams:
+        acked = {holder: number for holder, number in acked.items() if holder not in group.streams}
+    return min(acked.values()) if acked else None
 
 
 def make_empty_part(tables: int) -> Part:

@@ -9,6 +9,7 @@ All here is arithmetic on server numbers; nothing knows who is alive but by argu
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import numpy as np
@@ -75,6 +76,12 @@ class Groups:
         """The server `by` places further round its ring."""
         first = server // self.ring * self.ring
         return first + (server - first + by) % self.ring
+
+
+@functools.lru_cache(maxsize=16)
+def make_groups(job: JobSpec) -> Groups:
+    """Remembered: nothing in them changes, and whoever takes a view asks for those of the same job."""
+    return Groups(job)
 
 
 def by_table(

@@ -20,6 +20,7 @@ rows are back.
 from __future__ import annotations
 
 import dataclasses
+import math
 
 from regrow.core.effects import Send
 from regrow.core.flusher import Flusher
@@ -92,6 +93,15 @@ class OwnSaves:
         if plan.every_steps is not None:
             return step >= self._due_step and (self._due_at is None or now >= self._due_at)
         return self._due_at is None or now >= self._due_at
+
+    @property
+    def rests_until(self) -> float:
+        """When time alone brings something, behind a tick that found nothing to do. Steps are made by pushes."""
+        if self.plan is None or self.life.state is not OwnSaveState.IDLE:
+            return math.inf
+        if self._due_at is None:
+            return math.inf if self.plan.every_steps is not None else -math.inf
+        return self._due_at
 
     def tick(self, now: float, step: int) -> list[Send | SaveOwn]:
         self._now, self._step = now, step

@@ -17,6 +17,7 @@ To add one: a struct here with these answers and a new tag, its name in `Protect
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
@@ -114,7 +115,7 @@ class Coded(msgspec.Struct, frozen=True, kw_only=True, tag="coded"):
 
     def verdict(self, down: Collection[int], *, tables: Sequence[TableSpec], servers: int) -> Verdict:
         """No stripe may have more members on the servers `down` than it has parities."""
-        return judge_loss(down, count_lost_rows(down, tables=tables, servers=servers, rings=self.rings))
+        return judge_loss(down, _count_lost_rows(frozenset(down), tuple(tables), servers, self.rings))
 
     def invalid_reason(self, *, tables: Sequence[TableSpec], servers: int, mode: str) -> str | None:
         if self.rings < 1 or servers % self.rings:
@@ -211,6 +212,14 @@ def count_lost_rows(
         if hopeless_total:
             lost.append((table.name, rows))
     return lost
+
+
+@functools.lru_cache(maxsize=256)
+def _count_lost_rows(
+    down: frozenset[int], tables: tuple[TableSpec, ...], servers: int, rings: int
+) -> list[tuple[str, int]]:
+    """Remembered: while somebody is doubted, its coordinator asks at every tick."""
+    return count_lost_rows(down, tables=tables, servers=servers, rings=rings)
 
 
 def _is_hopeless(server: int, member: int, layout: Layout, down: Collection[int]) -> bool:

@@ -180,10 +180,12 @@ class Rebuild:
     def on_acknowledged(self) -> list[Effect]:
         return []
 
-    def tick(self) -> None:
+    def tick(self) -> bool:
         """Computes some rows that nobody ever touched."""
-        if self.life.state is WayState.LEARNING:
-            return
+        if self.life.state in (WayState.LEARNING, WayState.WHOLE):
+            return False
         filled = self._store.fill(FILL_ROWS)
         if self.life.state is WayState.FILLING and not filled:
             self.life.move("all filled")
+            return True
+        return bool(filled)

@@ -136,7 +136,10 @@ class Recall:
     def on_acknowledged(self) -> list[Effect]:
         return []
 
-    def tick(self) -> None:
+    def tick(self) -> bool:
         """Computes some rows that nobody ever touched."""
-        if self.life.state is WayState.FILLING and not self._store.fill(FILL_ROWS):
+        if self.life.state is not WayState.FILLING:
+            return False
+        if not self._store.fill(FILL_ROWS):
             self.life.move("all filled")
+        return True

@@ -83,5 +83,6 @@ class Reload:
         self.life.move("holders have it")
         return [Log(text=f"loaded {self._cut}"), Notice(name="loaded", values={})]
 
-    def tick(self) -> None:
+    def tick(self) -> bool:
         """What is loaded needs no time of ours."""
+        return False

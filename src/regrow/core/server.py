@@ -29,13 +29,14 @@ What concerns several parts, and why it is here:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 from regrow.core.cut import CutSide, Save, Unsave
 from regrow.core.effects import Dial, Forget, Log, Notice, Refuse, Send
 from regrow.core.flusher import Budget, Flusher
-from regrow.core.groups import Groups
+from regrow.core.groups import Groups, make_groups
 from regrow.core.holder import Holder
 from regrow.core.identity import Identity
 from regrow.core.job import JobSpec
@@ -82,6 +83,7 @@ Effect = (
 )
 
 NOTICE_SECONDS = 0.25
+AWAKE = -math.inf  # no time to rest until
 # What brings rows and parities back to a server; while none comes, it does not get further.
 BRINGS = (Stream, StreamEnd, Undo, Have, Restored, Snap, Syndrome, Tail, TailEnd)
 
@@ -110,7 +112,7 @@ class Server:
         self.brought = 0  # what came for the way back so far
         self.recovered = not me.recovering  # all rows and parities are here, or were from the start
         self.store = build_store(job, server, me.recovering)
-        groups = Groups(job)
+        groups = make_groups(job)
         self.flusher = Flusher(
             server=server,
             groups=groups,
@@ -143,11 +145,12 @@ class Server:
         # As many servers as there are groups bring rows back to one that was lost, and as many its parities.
         rate = job.protection.flush.sweep_bytes_per_s / max(1, len(groups))
         self._row_budget, self._parity_budget = Budget(rate), Budget(rate)
+        self._has_limit = rate > 0
         self._retry_due = False  # rows of the background have come; somebody may have waited for one of them
         self._notice_at = 0.0
-        # Nothing happens in ticks until something else does: most ticks of most servers find nothing to do. The door
-        # ends it with every other event.
-        self.rests = False
+        # Before this time ticks find nothing to do, unless a budget fills: most ticks of most servers. The door ends it
+        # with every other event.
+        self.rests_until = AWAKE
         self._began: float | None = None  # when the way back was first looked at
         self._now = 0.0
 
@@ -355,9 +358,8 @@ class Server:
 
     def tick(self, now: float) -> list[Effect]:
         self._now = now
-        self._row_budget.refill(now)
-        self._parity_budget.refill(now)
-        if self.rests and not self.saves.is_due(now, self.serving.committed):
+        has_more = self._has_limit and self._refill(now)
+        if now < self.rests_until and not has_more:
             return []
         effects: list[Effect] = []
         if self.cut.tick(now):
@@ -368,32 +370,43 @@ class Server:
             effects += self.serving.answer_durable()
             effects += self.serving.tell_durable()
             effects += self.work_in_background()
+        has_more = False
         if not self.recovered or not self.ways.is_whole:
-            effects += self._tick_ways(now)
+            brought, has_more = self._tick_ways(now)
+            effects += brought
         if self.cut.life.state is CutState.IDLE:
             effects += self.saves.tick(now, self.serving.committed)
-        self.rests = not effects and self._has_rest()
+        self.rests_until = AWAKE if effects or has_more else self._find_rest()
         return effects
 
-    def _has_rest(self) -> bool:
-        """Whether nothing is left that time alone could bring further."""
-        if not self.recovered or not self.ways.is_whole or self.cut.life.state is not CutState.IDLE:
-            return False
-        if not self.view.job.protection.has_parities:
-            return True
-        return self.flusher.rests and not self.flusher.is_streaming and not self.holder.decoder.sweeping
+    def _refill(self, now: float) -> bool:
+        """Whether background work that waited for its budget may go on."""
+        rows, parities = self._row_budget.refill(now), self._parity_budget.refill(now)
+        return rows or parities
 
-    def _tick_ways(self, now: float) -> list[Effect]:
+    def _find_rest(self) -> float:
+        """Until when time alone brings nothing further, behind a tick that found nothing to do. Streams and sweeps went
+        as far as they could in it: they wait for an answer, or for their budget."""
+        if self.cut.life.state is not CutState.IDLE:
+            return AWAKE
+        if self.view.job.protection.has_parities and not self.flusher.rests:
+            return AWAKE
+        notice_at = math.inf if self.recovered or not self.ways.serves else self._notice_at
+        return min(notice_at, self.saves.rests_until)
+
+    def _tick_ways(self, now: float) -> tuple[list[Effect], bool]:
+        """What to send, and whether the next tick may find more to do."""
         if self._began is None:
             self._began = now
         if not self.ways.serves:
-            return []
-        effects = self._retry() if self._retry_due else []
-        self.ways.tick()
+            return [], False
+        has_retried = self._retry_due
+        effects = self._retry() if has_retried else []
+        is_filling = self.ways.tick()
         if not self.recovered and now >= self._notice_at:
             self._notice_at = now + NOTICE_SECONDS
             effects.append(self._notice("recovery"))
-        return effects
+        return effects, has_retried or is_filling
 
     def work_in_background(self) -> list[Effect]:
         """Streams and decodes a bit further."""

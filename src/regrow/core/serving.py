@@ -206,7 +206,7 @@ class Serving(ABC):
     @property
     def committed(self) -> int:
         """The last step, or push of the worker that is least far, that all rows of this server have."""
-        return min(min(marks) for marks in self.flusher.applied)
+        return min(map(min, self.flusher.applied))
 
     def span(self, mark: int) -> tuple[int, int]:
         """The least and the most any group has applied. They differ only at a replacement, after a failure."""

@@ -107,8 +107,8 @@ class WayBack(Protocol):
     def on_acknowledged(self) -> list[Effect]:
         """Parity holders have more than before."""
 
-    def tick(self) -> None:
-        """Goes on with whatever nobody waits for."""
+    def tick(self) -> bool:
+        """Goes on with whatever nobody waits for. False: there was nothing."""
 
 
 class Ways:
@@ -155,11 +155,13 @@ class Ways:
         self._look()
         return effects
 
-    def tick(self) -> None:
-        if not self.is_whole:
-            for way in self.all:
-                way.tick()
-            self._look()
+    def tick(self) -> bool:
+        """Whether any of them had something to go on with."""
+        if self.is_whole:
+            return False
+        has_more = any([way.tick() for way in self.all])
+        self._look()
+        return has_more
 
     def count(self, name: str) -> int:
         """The sum of one of the counters of all ways."""

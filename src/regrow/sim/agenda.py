@@ -39,6 +39,8 @@ class Agenda:
         self._entries: list[Entry] = []
         self._acts: dict[int, Entry] = {}  # of workers, by the number of their node
         self._is_void = True
+        self._paused: tuple[Identity, ...] = ()  # who nothing reaches
+        self._deliver = world.deliver
         self._may_tick: bool | None = None  # None: not known
         self._tick_at = -1  # the place of the next tick, if it may be chosen
 
@@ -91,10 +93,9 @@ class Agenda:
         """There is something at the head of a wire, and it is not on the list."""
         if self._is_void:
             return
-        node = self.world.nodes.get(wire.target)
         stuck = self.world.network.stuck
-        if (node is None or not node.paused) and not (stuck and (wire.source, wire.target) in stuck):
-            insort(self._entries, (wire.items[0].due, WIRE, wire.number, self.world.deliver, wire))
+        if wire.target not in self._paused and not (stuck and (wire.source, wire.target) in stuck):
+            insort(self._entries, (wire.items[0].due, WIRE, wire.number, self._deliver, wire))
 
     def on_worker(self, node: Node) -> None:
         """A worker has heard something, or acted."""
@@ -129,21 +130,23 @@ class Agenda:
 
     def _make(self) -> None:
         self._entries = self._list_all()
+        self._paused = self._find_paused()
         self._acts = {entry[2]: entry for entry in self._entries if entry[1] == WORKER}
         self._is_void = False
         self._may_tick = None
 
+    def _find_paused(self) -> tuple[Identity, ...]:
+        """A pause that begins or ends makes the list void."""
+        return tuple(node.identity for node in self.world.nodes.values() if node.paused)
+
     def _list_all(self) -> list[Entry]:
         world = self.world
         nodes, network = world.nodes, world.network
-        paused = [node.identity for node in nodes.values() if node.paused]
-        deliver, stuck = world.deliver, network.stuck
+        paused, deliver, stuck = self._find_paused(), world.deliver, network.stuck
         entries: list[Entry] = [
             (wire.items[0].due, WIRE, wire.number, deliver, wire)
             for wire in network.wires.values()
-            if wire.items
-            and (not paused or wire.target not in paused)
-            and not (stuck and (wire.source, wire.target) in stuck)
+            if wire.items and wire.target not in paused and not (stuck and (wire.source, wire.target) in stuck)
         ]
         for node in nodes.values():
             if node.program is not None and (act := self._find_act(node)) is not None:

@@ -55,6 +55,7 @@ if TYPE_CHECKING:
 
 KEPT_BYTES_MAX = 1 << 20  # of one link; a world's whole tables are smaller
 TAIL_MAX = 64
+ADVANCES = frozenset({Flush, Tail, StreamEnd, FlushCommit})  # They may bring a holder further with a group.
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +85,7 @@ class Checker:
         self._pushed: dict[tuple[Identity, int], int] = {}  # (worker, server) -> last push sent
         self._streamed: set[tuple[Identity, Identity, int, int]] = set()
         self._crossings = name_crossings(world.job) if world.job.protection.has_parities else []
-        self._sends: dict[type[Message], Callable[[Node, Identity, Any], None]] = {
+        self.sends: dict[type[Message], Callable[[Node, Identity, Any], None]] = {
             View: self._on_view,
             Restored: self._on_restored,
             Have: self._on_have,
@@ -110,10 +111,9 @@ class Checker:
     # --- Messages as they leave ---
 
     def on_send(self, node: Node, target: Identity, message: Message) -> None:
-        check = self._sends.get(type(message))
-        # What a replaced server still says reaches nobody that listens.
-        if check is not None and self.world.is_current(node.identity):
-            check(node, target, message)
+        """Of the kinds in `sends`. What a replaced server still says reaches nobody that listens."""
+        if self.world.is_current(node.identity):
+            self.sends[type(message)](node, target, message)
 
     def _on_view(self, node: Node, target: Identity, view: View) -> None:
         if not view.lost:
@@ -257,7 +257,7 @@ class Checker:
             known = node.server.view.servers[event.source.id].incarnation
             if event.source.incarnation < known:
                 self._before = machines.fingerprint(node.server)
-            elif isinstance(message, Flush | Tail | StreamEnd | FlushCommit):
+            elif type(message) in ADVANCES:
                 source = message.source if isinstance(message, Tail) else event.source.id
                 held = machines.find_held(machine, source, message.group)
                 self._before = (held.number, held.ended) if held is not None else None
@@ -269,7 +269,7 @@ class Checker:
         machines.probe(self.world.probes, machine, event, effects)
         if self._before is None:
             return
-        if not isinstance(message, Flush | Tail | StreamEnd | FlushCommit) or not isinstance(self._before[0], int):
+        if type(message) not in ADVANCES or not isinstance(self._before[0], int):
             if machines.fingerprint(node.server) != self._before:
                 kind = type(message).__name__
                 self.fail("I4", f"{kind} of the old {short(event.source)} changes {short(node.identity)}")
@@ -369,7 +369,7 @@ class Checker:
                     self.fail("I9", f"{short(node.identity)} keeps {redo} pushes, the window is {window}")
                 if node.program.window_full and node.program.has_rows:
                     world.probes.hit("window full")
-            elif node.is_server and node.changed and (reason := machines.unbounded_reason(node.machine, TAIL_MAX)):
+            elif node.changed and node.is_server and (reason := machines.unbounded_reason(node.machine, TAIL_MAX)):
                 self.fail("I9", f"{short(node.identity)} {reason}")
             node.changed = False
         if world.network.kept_bytes_max > KEPT_BYTES_MAX:

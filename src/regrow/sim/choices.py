@@ -60,16 +60,16 @@ class Choices:
 
         How likely that is now costs a look at everybody, so it is asked only where a number was drawn that would do.
         """
-        at = len(self.tape)
-        if at < len(self._given):
-            value = self._given[at]
+        given, chance = self._given, self._random
+        if given and (at := len(self.tape)) < len(given):
+            value = given[at]
             value = value if value >= FAULT else value % count
-        elif self._random is None:
+        elif chance is None:
             value = 0
-        elif (drawn := self._random.random()) < fault_max and drawn < _check_rate(fault(), fault_max):
+        elif (drawn := chance.random()) < fault_max and drawn < _check_rate(fault(), fault_max):
             value = FAULT + self._draw(FAULT)
         else:
-            value = 0 if self._random.random() < eager else self._draw(min(count, FAULT))
+            value = 0 if chance.random() < eager else self._draw(min(count, FAULT))
         self.tape.append(value)
         return value
 

@@ -15,10 +15,12 @@ from regrow.core.states import ForbiddenMove
 from regrow.core.wayback import FetchSaved, FindSaves, Load
 from regrow.sim import bounds
 from regrow.sim.net import COORDINATOR, short
-from regrow.sim.nodes import Node, Violation
+from regrow.sim.nodes import Node, Violation, name_value
 
 if TYPE_CHECKING:
     from regrow.sim.world import World
+
+TICK_VALUE = name_value(Tick)  # what stands for a tick in the trail
 
 
 class Driver:
@@ -41,12 +43,13 @@ class Driver:
             raise _blame(node.identity, event, error) from error
         if is_checked:
             world.checker.after(node, event, effects)
-        self._follow(node, event, effects)
+        if effects or node.program is not None or world.scenario.bounds:
+            self._follow(node, event, effects)
 
     def hand_tick(self, node: Node, tick: Tick) -> None:
         """The same for a tick of a server or the coordinator: most of them ask for nothing."""
         world = self.world
-        world.record(node, tick, None)
+        world.trail += (world.network.order, node.number, -1, TICK_VALUE)
         try:
             effects = node.machine.receive(tick)
         except Exception as error:
@@ -58,6 +61,7 @@ class Driver:
     def _follow(self, node: Node, event: Any, effects: list[Any]) -> None:
         """Carries out what a machine asks for."""
         world = self.world
+        checks, send, identity = world.checker.sends, world.network.send, node.identity
         if world.scenario.bounds:
             bounds.probe(world.probes, node, event, effects)
         dies = node.crash_after
@@ -70,8 +74,9 @@ class Driver:
                 return
             if isinstance(effect, Send):
                 target, message = effect.target, effect.message
-                world.checker.on_send(node, target, message)
-                world.network.send(node.identity, target, message)
+                if type(message) in checks:
+                    world.checker.on_send(node, target, message)
+                send(identity, target, message)
                 continue
             self._carry_out(node, effect)
             if not node.alive:
@@ -81,7 +86,10 @@ class Driver:
 
     def _carry_out(self, node: Node, effect: Any) -> None:
         identity = node.identity
-        if isinstance(effect, Dial):
+        if isinstance(effect, Log):
+            if self.world.note is not None:
+                self.world.log(f"{short(identity)}: {effect.text}")
+        elif isinstance(effect, Dial):
             self.world.network.dial(identity, effect.peer)
         elif isinstance(effect, Connect):
             for member in effect.view.servers:
@@ -109,9 +117,6 @@ class Driver:
         elif isinstance(effect, Condemn):
             self.world.condemned.add(effect.peer)
             self.world.later(lambda: self.world.launcher.condemn(effect.peer, effect.reason))
-        elif isinstance(effect, Log):
-            if self.world.note is not None:
-                self.world.log(f"{short(identity)}: {effect.text}")
         elif isinstance(effect, Save | Unsave | WriteManifest | Load | Notice):
             self._store(node, effect)
         elif isinstance(effect, SaveOwn | UnsaveOwn | FindSaves | FetchSaved):

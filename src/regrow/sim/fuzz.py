@@ -34,6 +34,7 @@ from regrow.core.groups import Groups
 from regrow.core.identity import Identity
 from regrow.core.job import JobSpec
 from regrow.core.messages import Message, Register, View
+from regrow.core.server import AWAKE
 from regrow.core.session import Failed, Session
 from regrow.core.states import Life, SessionState
 from regrow.errors import ProtocolError
@@ -412,7 +413,7 @@ def look(machine: Any) -> bytes:
     hasher = hashlib.blake2b(digest_size=16)
     server = machine.server if isinstance(machine, ServerDoor) else None
     if server is not None:
-        server.rests = False  # it only saves work in ticks, and whatever comes ends it, a refused message too
+        server.rests_until = AWAKE  # it only saves work in ticks, and whatever comes ends it, a refused message too
         for _ in range(BACKGROUND_MAX):
             if not server.work_in_background():
                 break

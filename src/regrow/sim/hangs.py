@@ -120,9 +120,11 @@ class Hangs:
 
     def check_cut(self) -> None:
         """The coordinator does not wait without end for a push that does not arrive, before a cut is made."""
+        if not self._watches:
+            return
         node = self._find_coordinator()
         waits = node is not None and node.identity != self._slow and machines.awaits_captures(node.machine)
-        if not self._watches or not waits:
+        if not waits:
             self._cut_since = None
             return
         if self._cut_since is None:

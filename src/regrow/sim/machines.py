@@ -50,6 +50,7 @@ PROBED: dict[type[Any], str] = {
     ReadRecords: "records read",
     WriteRecords: "records written",
 }
+PROBED_CLOSER = frozenset({View, CutAt, Push, Pull, ReadRecords, WriteRecords})
 SERVER_QUEUES = ("_early", "_ahead")
 SERVING_QUEUES = ("_queued", "_pushes", "_parked", "_held", "_staged", "_step_pulls", "_unprepared", "_writes")
 
@@ -276,19 +277,27 @@ def unbounded_reason(door: ServerDoor, tail_max: int) -> str:
         if len(state.tail) > tail_max:
             return f"keeps {len(state.tail)} flushes of group {group} of S{source}"
     for index, group in enumerate(server.flusher.groups):
-        unacked = group.number - min(group.acked.values()) if group.acked else 0
-        if len(group.history) > 2 + unacked:
-            return f"remembers the marks of {len(group.history)} flushes of group {index}"
+        if len(group.history) > 2:
+            unacked = group.number - min(group.acked.values()) if group.acked else 0
+            if len(group.history) > 2 + unacked:
+                return f"remembers the marks of {len(group.history)} flushes of group {index}"
     return ""
 
 
 def probe(probes: Probes, door: Any, event: Any, effects: list[Any]) -> None:
     """Counts the rare paths that messages show."""
     message, server = event.message, door.server
-    if name := PROBED.get(type(message)):
-        probes.hit(name)
+    kind = type(message)
+    if kind in PROBED:
+        probes.hit(PROBED[kind])
     if door._early or door._ahead or (server is not None and server.holder._early):
         probes.hit("late view")
+    if kind in PROBED_CLOSER:
+        _probe_closer(probes, door, event, effects)
+
+
+def _probe_closer(probes: Probes, door: Any, event: Any, effects: list[Any]) -> None:
+    message, server = event.message, door.server
     if isinstance(message, View) and server is not None and server.holder.decoder.places_begun_again:
         probes.hit("begun again")
     if isinstance(message, CutAt) and any(_is_late(effect) for effect in effects):

@@ -51,7 +51,8 @@ class Network:
     """All links of a world. Knows nothing of machines: it says what arrives, the world hands it over.
 
     Whoever keeps a list of what may arrive next is told of every wire that was empty and is not any more
-    (`on_filled`), and that connections came or went (`on_changed`): then all that was known is void.
+    (`on_filled`), that connections came or went (`on_changed`): then all that was known is void, and that an end of one
+    may be used from now on (`on_opened`), which changes nothing of what is on the wires.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class Network:
         *,
         on_filled: Callable[[Wire], None],
         on_changed: Callable[[], None],
+        on_opened: Callable[[], None],
     ) -> None:
         self.order = 0  # events so far; the scheduler counts it up
         self.links: dict[tuple[Identity, Identity], Link] = {}  # (local, peer): one end
@@ -75,6 +77,7 @@ class Network:
         self._delay = delay
         self._on_filled = on_filled
         self._on_changed = on_changed
+        self._on_opened = on_opened
 
     # --- Sending ---
 
@@ -88,12 +91,13 @@ class Network:
         if link.kept_bytes > self.kept_bytes_max:
             self.kept_bytes_max = link.kept_bytes
         if ends in self.open:
-            self._put(source, target, stamp, message)
+            self._put(ends, stamp, message)
 
-    def _put(self, source: Identity, target: Identity, stamp: Stamp, message: Message) -> None:
-        wire = self.wires.get((source, target)) or self._wire(source, target)
-        due = self.order + self._delay(target, message)
-        self._append(wire, Item(due, "frame", stamp, message, checksum(message)))
+    def _put(self, ends: tuple[Identity, Identity], stamp: Stamp, message: Message) -> None:
+        wire = self.wires.get(ends) or self._wire(*ends)
+        due = self.order + self._delay(ends[1], message)
+        value = checksum(message) if message.SECTION_FIELDS else message.KIND
+        self._append(wire, Item(due, "frame", stamp, message, value))
 
     def _append(self, wire: Wire, item: Item) -> None:
         wire.items.append(item)
@@ -144,9 +148,9 @@ class Network:
         if link.acknowledged:
             self.resent += len(kept)
         self.open.add((local, peer))
-        self._on_changed()
+        self._on_opened()
         for stamp, message in kept:
-            self._put(local, peer, stamp, message)
+            self._put((local, peer), stamp, message)
 
     def accept(self, wire: Wire, item: Item) -> bool:
         """Whether a frame that arrives is to be delivered."""

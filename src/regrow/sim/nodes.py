@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import zlib
 from collections.abc import Callable
 from typing import Any
 
 from regrow.core.identity import Identity
 from regrow.sim.workers import Program
+
+
+def name_value(kind: type) -> int:
+    """A number for the name of a kind of event."""
+    return zlib.crc32(kind.__name__.encode())
 
 
 class Violation(Exception):

@@ -8,7 +8,6 @@ nothing fails any more and everything must come to its end.
 from __future__ import annotations
 
 import hashlib
-import zlib
 from array import array
 from collections.abc import Callable
 from typing import Any
@@ -20,7 +19,7 @@ from regrow.core.effects import (
     Lost,
     Tick,
 )
-from regrow.core.groups import Groups
+from regrow.core.groups import make_groups
 from regrow.core.identity import Identity
 from regrow.core.messages import Declare, Message
 from regrow.errors import RegrowError
@@ -33,7 +32,7 @@ from regrow.sim.driver import Driver
 from regrow.sim.dumps import Loading
 from regrow.sim.launcher import Launcher
 from regrow.sim.net import COORDINATOR, Item, Network, Wire, checksum, short
-from regrow.sim.nodes import Action, Node, Violation
+from regrow.sim.nodes import Action, Node, Violation, name_value
 from regrow.sim.own_saves import OwnStorage
 from regrow.sim.probes import Probes
 from regrow.sim.profiles import CutScenario, Scenario
@@ -63,7 +62,7 @@ class World:
         self.scenario = scenario
         self.start = start  # the checkpoint that this run begins with
         self.job = scenario.job
-        self.groups = Groups(scenario.job)
+        self.groups = make_groups(scenario.job)
         self.choices = choices
         self.probes = probes
         self.note = note
@@ -71,7 +70,12 @@ class World:
             scenario.job, steps=scenario.steps, rows_seed=scenario.rows_seed, assigned=scenario.assigned
         )
         self.agenda = Agenda(self)
-        self.network = Network(self._delay, on_filled=self.agenda.on_filled, on_changed=self.agenda.void)
+        self.network = Network(
+            self._delay,
+            on_filled=self.agenda.on_filled,
+            on_changed=self.agenda.void,
+            on_opened=self.agenda.void_tick,
+        )
         self.nodes: dict[Identity, Node] = {}
         self.numbers: dict[Identity, int] = {}  # of all nodes that ever were, in the order they started
         self.newest: dict[tuple[str, int], int] = {}
@@ -84,7 +88,7 @@ class World:
         self.heard: dict[int, float] = {}
         self.calm = False
         self.lost = ""  # what the coordinator says is gone for good
-        self._trail: list[int] = []  # who got what in which event: `digest`
+        self.trail: list[int] = []  # who got what in which event: `digest`
         self.driver = Driver(self)
         supervised = scenario.profile.supervised
         self.launcher = SupervisedLauncher(self) if supervised else Launcher(self)
@@ -94,8 +98,8 @@ class World:
         self.storage = Storage(self)
         self.own_storage = OwnStorage(self)
         self._lanes = {(kind, server): delay for kind, server, delay in scenario.lanes}
+        self._worker_places = [("worker", index) for index in range(self.job.workers)]
         self._actions_made = 0
-        self._fault_max = self.sabotage.rate_max
         self._calm_since = 0.0
         self._leaps = False
         self.launcher.start(COORDINATOR, 0)
@@ -108,10 +112,7 @@ class World:
 
     def run(self) -> None:
         """Raises Violation."""
-        while self.network.order % 8 or not self.is_finished():
-            if self.network.order >= CHAOS_EVENTS_MAX or self.choices.exhausted:
-                break
-            self._step()
+        self._run_chaos()
         self.calm = True
         self._calm_since = self.now
         self._lanes = {}
@@ -126,6 +127,25 @@ class World:
         self._drain()
         self.checker.at_end()
         self.storage.check_end()
+
+    def _run_chaos(self) -> None:
+        """The first phase: all that the tape chooses. Nearly all events of a run are chosen here."""
+        network, agenda, choices, scenario = self.network, self.agenda, self.choices, self.scenario
+        rate, rate_max = self.sabotage.rate, self.sabotage.rate_max
+        while network.order % 8 or not self.is_finished():
+            if network.order >= CHAOS_EVENTS_MAX or choices.exhausted:
+                return
+            count = agenda.count()
+            value = choices.pick_event(count, eager=scenario.eager, fault=rate, fault_max=rate_max)
+            network.order += 1
+            if value >= FAULT:
+                agenda.void()
+                self.sabotage.happen(value - FAULT)
+                continue
+            happen, what = agenda.take(value % count)
+            happen(what)
+            if scenario.cuts is not None:
+                self.storage.supervise()
 
     def is_finished(self) -> bool:
         if self.lost:
@@ -158,8 +178,8 @@ class World:
         return waits
 
     def workers_done(self) -> bool:
-        for worker in range(self.job.workers):
-            node = self.current.get(("worker", worker))
+        for place in self._worker_places:
+            node = self.current.get(place)
             if node is None or node.program is None or not node.program.done:
                 return False
         return True
@@ -176,18 +196,10 @@ class World:
     # --- The scheduler ---
 
     def _step(self) -> None:
-        agenda, value = self.agenda, 0
-        count = agenda.count()
-        if not self.calm:
-            value = self.choices.pick_event(
-                count, eager=self.scenario.eager, fault=self.sabotage.rate, fault_max=self._fault_max
-            )
+        """The second phase: what has waited longest is next."""
+        self.agenda.count()
         self.network.order += 1
-        if value >= FAULT:
-            agenda.void()
-            self.sabotage.happen(value - FAULT)
-            return
-        happen, what = agenda.take(value % count)
+        happen, what = self.agenda.take(0)
         happen(what)
         if self.scenario.cuts is not None:
             self.storage.supervise()
@@ -214,7 +226,9 @@ class World:
         hangs, hand = self.sabotage.hangs, self.driver.hand_tick
         tick = Tick(now=self.now)
         for node in list(self.nodes.values()):
-            if node.program is None and node.alive and not node.paused and hangs.gets_tick(node):
+            if node.program is not None or not node.alive or node.paused or node.starved:
+                continue
+            if node.is_server or hangs.gets_tick(node):
                 hand(node, Tick(now=hangs.read_clock(node)) if hangs.has_clocks else tick)
 
     def _is_cutting(self) -> bool:
@@ -292,22 +306,24 @@ class World:
             return
         if message.SECTION_FIELDS and checksum(message) != item.checksum:
             raise Violation("payload", f"{type(message).__name__} of {short(source)} changed on its way")
+        target = wire.target
         if source.role == "server":
-            if wire.target.role == COORDINATOR and self.is_current(wire.target):
+            if target.role == COORDINATOR and self.is_current(target):
                 self.heard[source.id] = self.now
                 self.agenda.void_tick()
             if not self.is_current(source):
                 self.probes.hit("zombie sends")
-        self.driver.hand(self.nodes[wire.target], Delivered(source=source, message=message), checksum=item.checksum)
+        self.driver.hand(self.nodes[target], Delivered(source=source, message=message), checksum=item.checksum)
 
     def deliver(self, wire: Wire) -> None:
         item = wire.items.popleft()
         if wire.items:
             self.agenda.on_filled(wire)
-        node = self.nodes[wire.target]
         if item.kind == "frame":
             self.deliver_frame(wire, item)
-        elif item.kind == "ack":
+            return
+        node = self.nodes[wire.target]
+        if item.kind == "ack":
             self.probes.hit("bound: frames unacknowledged")
             self.network.accept(wire, item)
         elif item.kind == "opened":
@@ -344,18 +360,18 @@ class World:
         kind = type(event)
         if kind is Delivered:
             value = checked if checked is not None else checksum(event.message)
-            self._trail += (self.network.order, node.number, self.numbers[event.source], value)
+            self.trail += (self.network.order, node.number, self.numbers[event.source], value)
             if self.note is not None:
                 prefix = f"{self.network.order:5d} {self.now:6.2f}  {short(event.source)} -> {short(node.identity)}"
                 self.note(prefix, node.identity, event)
         else:
-            value = _EVENTS.get(kind, 0) or _EVENTS.setdefault(kind, zlib.crc32(kind.__name__.encode()))
-            self._trail += (self.network.order, node.number, -1, value)
+            value = _EVENTS.get(kind, 0) or _EVENTS.setdefault(kind, name_value(kind))
+            self.trail += (self.network.order, node.number, -1, value)
 
     @property
     def digest(self) -> str:
         """Of all that was handed to anybody: equal for equal runs."""
-        return hashlib.blake2b(array("q", self._trail).tobytes(), digest_size=8).hexdigest()
+        return hashlib.blake2b(array("q", self.trail).tobytes(), digest_size=8).hexdigest()
 
 
 _EVENTS: dict[type, int] = {}  # a number for the name of each kind of event
