@@ -35,6 +35,7 @@ from regrow.protection import (
     Sabotage,
     check_choice,
     check_range,
+    check_sabotage,
     flush_pushes_default,
     nearest,
     parse_sabotage,
@@ -50,8 +51,6 @@ DENSE_OPTIMIZERS = ("sgd", "momentum", "adagrad", "adam")
 TRANSPORTS = ("unix", "tcp")
 AUTHENTICATE = ("auto", "always", "never")
 PROTECTIONS = ("none", "ec", "full", "delta", "ec+delta")
-ROLES = ("server", "worker", "coordinator")
-RANDOM_ROLES = (*ROLES, "spare")  # a spare has no number of its own that a user could name
 
 # Learning rates that train a DLRM on click data without tuning: `regrow bench accuracy` measures the first of each.
 LEARNING_RATES = {
@@ -227,9 +226,15 @@ class TrainConfig:
     kill: tuple[str, ...] = ()
     # "ROLE:ID@step:N:SECONDSs": SIGSTOP, and SIGCONT after so long. Under 2 s nobody may notice.
     pause: tuple[str, ...] = ()
-    # Mean seconds between random kills, at exponential intervals. Too small: the next failure comes before the
-    # last is over (a server is spared while r others are recovering). None: no random kills.
+    # Mean seconds between random kills. Too small: the next failure comes before the last is over (a server is spared
+    # while r others are recovering). None: no random kills.
     mtbf: float | None = None
+    # How the times between them are spread, at the same mean: the shape of a gamma distribution. 1: exponential. Less:
+    # many come soon after another and some very late; 0.67 has the published median, 0.57 of the mean. Much more: they
+    # come like clockwork, and a save just before each makes any recovery look good.
+    mtbf_shape: float = 1.0
+    # So many servers die at one instant. 1: one at a time. More than r: only a checkpoint helps, so there must be one.
+    mtbf_kill: int = 1
     # Who is hit at random: some of server, worker, coordinator, spare, with commas.
     mtbf_roles: str = "server"
     # How many of the random failures are hangs (SIGSTOP) instead of kills: 0 none, 1 all. Half of those that hang never
@@ -419,7 +424,7 @@ def _derive_values(config: TrainConfig) -> dict[str, Any]:
         roles = given["mtbf_roles"].split(",")
         derived["mtbf_roles"] = ",".join(role.strip().removesuffix("s") for role in roles)
     # A TOML file may well say `learning_rate = 1`.
-    for name in ("learning_rate", "dense_learning_rate", "skew", "mtbf", "mtbf_hangs"):
+    for name in ("learning_rate", "dense_learning_rate", "skew", "mtbf", "mtbf_shape", "mtbf_hangs"):
         if type(given[name]) is int:
             derived[name] = float(given[name])
     return derived
@@ -516,23 +521,7 @@ def _check_protection(config: TrainConfig) -> None:
 def _check_faults(config: TrainConfig) -> None:
     parse_field(config, "silent_seconds", parse_silent)
     parse_field(config, "patience", parse_seconds)
-    counts = {"server": config.servers, "worker": config.workers, "coordinator": 1}
-    for option in ("kill", "pause"):
-        for text in getattr(config, option):
-            sabotage = parse_sabotage(option, text)
-            if sabotage.id >= counts[sabotage.role]:
-                raise ConfigError(
-                    option, text, f"there is no {sabotage.role} {sabotage.id}, only {counts[sabotage.role]}"
-                )
-            if sabotage.step < 1 or (config.steps is not None and sabotage.step > config.steps):
-                raise ConfigError(option, text, f"steps are 1 to {config.steps or 'the end of the data'}")
-    # Written so that NaN fails too.
-    if config.mtbf is not None and not 0.1 <= config.mtbf <= 1e9:
-        raise ConfigError("mtbf", config.mtbf, "must be between 0.1 and 10**9 seconds")
-    if not set(config.mtbf_roles.split(",")) <= set(RANDOM_ROLES):
-        raise ConfigError("mtbf_roles", config.mtbf_roles, f"must be some of {', '.join(RANDOM_ROLES)}, with commas")
-    if not 0.0 <= config.mtbf_hangs <= 1.0:
-        raise ConfigError("mtbf_hangs", config.mtbf_hangs, "must be between 0 and 1")
+    check_sabotage(config)
 
 
 def _check_rate(config: TrainConfig, name: str) -> None:

@@ -17,6 +17,8 @@ from regrow.units import GIB, KIB, MIB, parse_seconds
 
 COMMITS = ("exactly-once", "2pc", "none")
 SERVERS_MAX = 1024
+RANDOM_ROLES = ("server", "worker", "coordinator", "spare")  # a spare has no number that a user could name
+MTBF_SHAPE_MIN, MTBF_SHAPE_MAX = 0.1, 100.0  # below: half of all gaps are under a hundredth of the mean; above: a clock
 K_DEFAULT, R_DEFAULT, R_MAX = 4, 1, 16
 FLUSH_PUSHES_DEFAULT = 16
 FLUSH_BYTES_DEFAULT = 32 * MIB
@@ -105,6 +107,44 @@ def parse_sabotage(option: str, text: str) -> Sabotage:
         hint = "for a server, a worker (with their numbers) or the coordinator (without)"
         raise ConfigError(option, text, f"must be like {SABOTAGE_FORMS[option]}", hint=hint)
     return Sabotage(role=match[1], id=int(match[2] or 0), step=int(match[3]), pause_seconds=pause_seconds)
+
+
+def check_sabotage(config: Any) -> None:
+    """What goes wrong on purpose can be done, and random failures can be survived where several come at once."""
+    counts = {"server": config.servers, "worker": config.workers, "coordinator": 1}
+    for option in ("kill", "pause"):
+        for text in getattr(config, option):
+            sabotage = parse_sabotage(option, text)
+            if sabotage.id >= counts[sabotage.role]:
+                raise ConfigError(
+                    option, text, f"there is no {sabotage.role} {sabotage.id}, only {counts[sabotage.role]}"
+                )
+            if sabotage.step < 1 or (config.steps is not None and sabotage.step > config.steps):
+                raise ConfigError(option, text, f"steps are 1 to {config.steps or 'the end of the data'}")
+    # Written so that NaN fails too.
+    if config.mtbf is not None and not 0.1 <= config.mtbf <= 1e9:
+        raise ConfigError("mtbf", config.mtbf, "must be between 0.1 and 10**9 seconds")
+    if not MTBF_SHAPE_MIN <= config.mtbf_shape <= MTBF_SHAPE_MAX:
+        raise ConfigError("mtbf_shape", config.mtbf_shape, f"must be between {MTBF_SHAPE_MIN:g} and {MTBF_SHAPE_MAX:g}")
+    check_range(config, "mtbf_kill", 1, config.servers)
+    if config.mtbf is not None and config.mtbf_kill > 1:
+        _check_killed_together(config)
+    if not set(config.mtbf_roles.split(",")) <= set(RANDOM_ROLES):
+        raise ConfigError("mtbf_roles", config.mtbf_roles, f"must be some of {', '.join(RANDOM_ROLES)}, with commas")
+    if not 0.0 <= config.mtbf_hangs <= 1.0:
+        raise ConfigError("mtbf_hangs", config.mtbf_hangs, "must be between 0 and 1")
+
+
+def _check_killed_together(config: Any) -> None:
+    """Chance may do no more than what the run comes back from, by parities or by a checkpoint."""
+    kill = config.mtbf_kill
+    if "server" not in config.mtbf_roles.split(","):
+        raise ConfigError("mtbf_kill", kill, "only servers die together", hint='add "server" to mtbf_roles')
+    survived = 0 if config.code is None else config.r
+    if kill > survived and not config.saves:
+        what = f'protection "{config.protection}" survives the loss of {survived} together'
+        hint = f'protect "ec" with r = {kill} or more, or with checkpoints: "ec+delta", "delta" or "full"'
+        raise ConfigError("mtbf_kill", kill, what, hint=hint)
 
 
 def check_choice(config: Any, name: str, choices: tuple[str, ...]) -> None:

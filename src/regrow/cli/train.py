@@ -179,6 +179,12 @@ KNOBS: dict[str, tuple[Knob, ...]] = {
             help="SIGSTOP, and SIGCONT T seconds later: server:1@step:80:5s. Repeatable.",
         ),
         Knob(name="mtbf", type=float, default="never", help="Mean seconds between random kills, by --seed."),
+        Knob(
+            name="mtbf_shape",
+            type=float,
+            help="How their times are spread (gamma): 1 is exponential; 0.67, as published, has more short gaps.",
+        ),
+        Knob(name="mtbf_kill", type=int, help="So many servers die together; more than r need checkpoints."),
         Knob(name="mtbf_roles", metavar="ROLES", help="Whom they hit: some of server,worker,coordinator,spare."),
         Knob(name="mtbf_hangs", type=float, metavar="SHARE", help="How many of them hang instead of dying, 0 to 1."),
     ),

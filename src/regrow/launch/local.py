@@ -224,6 +224,7 @@ class _Run:
             found = self.asked
         self.start = found or self.start
         self.suspects, self.data_loss, self._ending = [], None, False
+        self.saboteur.start_over()
         cut, step = (None, 0) if self.start is None else (self.start.cut, self.start.step)
         self.status.start_over(reason=failure.message, cut=cut, cut_step=step, damage=damage, now=time.monotonic())
         self._display_due = self._metrics_due = 0.0
@@ -496,9 +497,10 @@ class _Run:
             harm = Harm(role=sabotage.role, id=sabotage.id, pause_seconds=sabotage.pause_seconds, now=now)
             self._supervise(harm)
         incarnations = [server.incarnation for server in self.status.servers]
-        if self.status.phase == "training" and (
-            blow := self.saboteur.choose_target(now, down=self.status.servers_down, incarnations=incarnations)
-        ):
+        if self.status.phase != "training":
+            return
+        down = self.status.servers_down
+        for blow in self.saboteur.choose_targets(now, down=down, incarnations=incarnations):
             role = "standby" if blow.role == "spare" else blow.role
             self._supervise(Harm(role=role, id=blow.id, pause_seconds=blow.pause_seconds, now=now))
 
