@@ -74,8 +74,11 @@ class Saboteur:
         return found
 
     def start_over(self) -> None:
-        """All processes are new, with the first incarnation again: nobody is down because of us."""
+        """All processes are new, with the first incarnation again: nobody is down because of us. The time to the next
+        blow begins with training: else it would pass while everybody loads, and each attempt would end with its first
+        step."""
         self._struck.clear()
+        self._next_at = None
 
     def choose_targets(self, now: float, *, down: Sequence[int], incarnations: Sequence[int]) -> tuple[Blow, ...]:
         """Whom chance hits now, if anybody: one process, or several servers at one instant. `down` are the servers that

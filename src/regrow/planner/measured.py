@@ -50,9 +50,9 @@ def choose_fail_time(
     if mtbf_seconds is not None:
         return FailTime(seconds=mtbf_seconds, reason="as --mtbf does")
     seconds = (FIRST_GUESS_SECONDS + elapsed_seconds) / (1 + failures)
-    guess = f"a first guess of {brief_text(FIRST_GUESS_SECONDS)}"
     if not failures and not elapsed_seconds:
-        return FailTime(seconds=seconds, reason=guess)
+        return FailTime(seconds=seconds, reason="a first guess")
+    guess = f"a first guess of {brief_text(FIRST_GUESS_SECONDS)}"
     return FailTime(seconds=seconds, reason=f"from {failures} in {brief_text(elapsed_seconds)} and {guess}")
 
 

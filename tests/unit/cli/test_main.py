@@ -240,10 +240,10 @@ def test_help_loads_nothing_slow() -> None:
     """Torch alone takes seconds. Checked by module, not by time, so that a busy machine cannot fail it."""
     code = (
         "import sys; from regrow.cli import main as cli; codes = [cli.run([*line.split(), '--help']) for line in"
-        " ('', 'train', 'bench')]; print(codes, {'torch', 'numpy', 'rich', 'asyncio'} & {*sys.modules})"
+        " ('', 'train', 'bench', 'plan partial')]; print(codes, {'torch', 'numpy', 'rich', 'asyncio'} & {*sys.modules})"
     )
     output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert output.splitlines()[-1] == "[0, 0, 0] set()"
+    assert output.splitlines()[-1] == "[0, 0, 0, 0] set()"
 
 
 def test_bench_runs_its_module(monkeypatch: pytest.MonkeyPatch) -> None:

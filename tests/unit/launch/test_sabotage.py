@@ -167,3 +167,17 @@ def test_after_a_start_over_nobody_is_down() -> None:
 
     assert count_kills(starts_over=False) == 2
     assert count_kills(starts_over=True) > 50
+
+
+def test_after_a_start_over_the_time_to_the_next_begins_with_training() -> None:
+    """Nobody is killed while all begin again, however long that takes, nor the moment it is over."""
+    config = TrainConfig(protection="delta", ckpt="x", mtbf=10.0, mtbf_shape=100.0, seed=5)
+    saboteur, now = Saboteur(config), 0.0
+    for _ in range(5):
+        began = now
+        while not saboteur.choose_targets(now, down=[], incarnations=[0] * config.servers):
+            now += 0.1
+        assert 6.0 < now - began < 14.0
+        saboteur.choose_targets(now, down=[], incarnations=[0] * config.servers)  # before anybody knows of the death
+        saboteur.start_over()
+        now += 60.0
