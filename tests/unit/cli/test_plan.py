@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from sources import ROOT
 
 from regrow.cli import main as cli
 from regrow.planner.overhead import Costs
@@ -36,6 +37,7 @@ def run(line: str) -> int:
 def test_the_published_job(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--servers 4 --expect-mtbf 28h") == 0
     assert capsys.readouterr().out == TABLE
+    assert f"```\n{TABLE}```\n" in (ROOT / "docs" / "partial-recovery.md").read_text(), "the page shows the same"
 
 
 def test_for_programs(capsys: pytest.CaptureFixture[str]) -> None:

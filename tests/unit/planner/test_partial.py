@@ -50,6 +50,7 @@ def test_published_partial_recovery_as_it_would_be_done(target_pls: float, share
 
 
 def test_ten_seconds_to_load_give_the_published_figure() -> None:
+    """Fitted to this one figure, and no evidence of anything else."""
     costs = dataclasses.replace(COSTS, load_seconds=10.0)
     assert mean([decide(request, costs=costs).chosen.overhead.share for request in published(0.1)]) == pytest.approx(
         0.0053, abs=0.00005
