@@ -24,6 +24,7 @@ from regrow.errors import ConfigError, UserError
 from regrow.fields import check_types, parse_field, read_toml
 from regrow.hanging import parse_silent
 from regrow.protection import (
+    AUTO,
     CODE_RANGES,
     COMMITS,
     DERIVED,
@@ -34,8 +35,11 @@ from regrow.protection import (
     ErasureCode,
     PartialRecovery,
     Sabotage,
+    check_checkpoints,
     check_choice,
+    check_partial,
     check_range,
+    check_sabotage,
     flush_pushes_default,
     nearest,
     parse_sabotage,
@@ -51,9 +55,6 @@ DENSE_OPTIMIZERS = ("sgd", "momentum", "adagrad", "adam")
 TRANSPORTS = ("unix", "tcp")
 AUTHENTICATE = ("auto", "always", "never")
 PROTECTIONS = ("none", "ec", "full", "delta", "ec+delta", "partial")
-PRIORITIES = ("none", "scar", "mfu", "ssu")
-ROLES = ("server", "worker", "coordinator")
-RANDOM_ROLES = (*ROLES, "spare")  # a spare has no number of its own that a user could name
 
 # Learning rates that train a DLRM on click data without tuning: `regrow bench accuracy` measures the first of each.
 LEARNING_RATES = {
@@ -71,7 +72,7 @@ PREFETCH_MAX = 64
 BATCH_DEFAULT, BATCH_SMALL = 2048, 128
 STEPS_PER_EPOCH_WANTED = 400
 CRITEO_ROW_BYTES, CRITEO_GZ_ROW_BYTES = 241, 88  # mean of the public file
-EVERY_DEFAULT, AUTO = "60s", "auto"
+EVERY_DEFAULT = "60s"
 FRAMES_PER_FLUSH = 2  # the push that fills a flush goes along with it
 STEPS_DEFAULT = 300  # of a synthetic run, which has no end of its own
 THREADS_PER_WORKER_DEFAULT_MAX = 8  # past this the small matrices of a DLRM do not get faster
@@ -250,9 +251,15 @@ class TrainConfig:
     kill: tuple[str, ...] = ()
     # "ROLE:ID@step:N:SECONDSs": SIGSTOP, and SIGCONT after so long. Under 2 s nobody may notice.
     pause: tuple[str, ...] = ()
-    # Mean seconds between random kills, at exponential intervals. Too small: the next failure comes before the
-    # last is over (a server is spared while r others are recovering). None: no random kills.
+    # Mean seconds between random kills. Too small: the next failure comes before the last is over (a server is spared
+    # while r others are recovering). None: no random kills.
     mtbf: float | None = None
+    # How the times between them are spread, at the same mean: the shape of a gamma distribution. 1: exponential. Less:
+    # many come soon after another and some very late; 0.67 has the published median, 0.57 of the mean. Much more: they
+    # come like clockwork, and a save just before each makes any recovery look good.
+    mtbf_shape: float = 1.0
+    # So many servers die at one instant. 1: one at a time. More than r: only a checkpoint helps, so there must be one.
+    mtbf_kill: int = 1
     # Who is hit at random: some of server, worker, coordinator, spare, with commas.
     mtbf_roles: str = "server"
     # How many of the random failures are hangs (SIGSTOP) instead of kills: 0 none, 1 all. Half of those that hang never
@@ -450,7 +457,8 @@ def _derive_values(config: TrainConfig) -> dict[str, Any]:
         roles = given["mtbf_roles"].split(",")
         derived["mtbf_roles"] = ",".join(role.strip().removesuffix("s") for role in roles)
     # A TOML file may well say `learning_rate = 1`.
-    for name in ("learning_rate", "dense_learning_rate", "skew", "mtbf", "mtbf_hangs", "target_pls", "priority_share"):
+    floats = ("learning_rate", "dense_learning_rate", "skew", "mtbf", "mtbf_shape", "mtbf_hangs")
+    for name in (*floats, "target_pls", "priority_share"):
         if type(given[name]) is int:
             derived[name] = float(given[name])
     return derived
@@ -515,67 +523,13 @@ def _check(config: TrainConfig) -> None:
         raise ConfigError("prefetch", config.prefetch, 'mode "sync" cannot pull ahead', hint=hint)
 
 
-def _check_checkpoints(config: TrainConfig) -> None:
-    if config.every == AUTO and not config.saves_own:
-        raise ConfigError("every", config.every, 'goes with protection "partial" only', hint="60s, or 500steps")
-    if config.every != AUTO:
-        parse_field(config, "every", parse_interval)
-    check_range(config, "full_every", 1, 1 << 20)
-    check_range(config, "ckpt_bytes_per_s", 1, 1 << 40)
-    check_range(config, "ckpt_keep_last", 1, 1 << 20)
-    check_choice(config, "ckpt_encoding", ("raw", "zstd"))
-    if config.ckpt_bits not in (32, 8, 4):
-        raise ConfigError("ckpt_bits", config.ckpt_bits, "is not 32, 8 or 4")
-    if config.saves and config.ckpt is None:
-        hint = "--ckpt DIRECTORY, or a URL such as s3://bucket/run"
-        raise ConfigError("protection", config.protection, "needs a place for checkpoints", hint=hint)
-    if config.ckpt is not None and not config.saves:
-        hint = 'protect "full", "delta", "ec+delta" or "partial"'
-        raise ConfigError("ckpt", config.ckpt, f'protection "{config.protection}" makes no checkpoints', hint=hint)
-
-
-def _check_partial(config: TrainConfig) -> None:
-    """Numbers must be sane always; that they are asked for without partial recovery is a mistake too."""
-    # Written so that NaN fails too.
-    if not 0.0 < config.target_pls <= 1.0:
-        hint = "0.1: a tenth of the training may be lost, expected over the whole run"
-        raise ConfigError("target_pls", config.target_pls, "must be above 0 and at most 1", hint=hint)
-    if not 0.0 < config.priority_share <= 1.0:
-        hint = "0.125: an eighth of the rows, eight times as often"
-        raise ConfigError("priority_share", config.priority_share, "must be above 0 and at most 1", hint=hint)
-    check_choice(config, "priority", PRIORITIES)
-    check_range(config, "ssu_period", 1, 1 << 20)
-    if config.expect_mtbf is not None:
-        parse_field(config, "expect_mtbf", parse_seconds)
-        if not parse_seconds(config.expect_mtbf) > 0.0:
-            raise ConfigError("expect_mtbf", config.expect_mtbf, "must be above 0", hint="14h, or 30m")
-    if config.saves_own:
-        _check_priority_tables(config)
-        return
-    for name in ("target_pls", "priority", "priority_share", "priority_tables", "ssu_period", "expect_mtbf"):
-        default = TrainConfig.__dataclass_fields__[name].default
-        if getattr(config, name) != default:
-            problem = f'protection "{config.protection}" does not use it'
-            raise ConfigError(name, getattr(config, name), problem, hint='protect "partial"')
-
-
-def _check_priority_tables(config: TrainConfig) -> None:
-    if config.priority_tables in ("all", "largest"):
-        return
-    known = [f"t_cat_{index}" for index in range(config.load_model().tables)]
-    for name in config.priority_tables.split(","):
-        if name.strip() not in known:
-            hint = nearest(name.strip(), ["all", "largest", *known])
-            raise ConfigError("priority_tables", config.priority_tables, f"there is no table {name!r}", hint=hint)
-
-
 def _check_protection(config: TrainConfig) -> None:
     """Numbers must be sane even where nothing is protected; they must fit together only where something is."""
     for name, low, high in CODE_RANGES:
         check_range(config, name, low, high)
     check_choice(config, "commit", COMMITS)
-    _check_checkpoints(config)
-    _check_partial(config)
+    check_checkpoints(config)
+    check_partial(config)
     if config.code is not None:
         config.code.check(servers=config.servers, mode=config.mode)
         if config.frame_bytes_max < FRAMES_PER_FLUSH * config.flush_bytes:
@@ -586,23 +540,7 @@ def _check_protection(config: TrainConfig) -> None:
 def _check_faults(config: TrainConfig) -> None:
     parse_field(config, "silent_seconds", parse_silent)
     parse_field(config, "patience", parse_seconds)
-    counts = {"server": config.servers, "worker": config.workers, "coordinator": 1}
-    for option in ("kill", "pause"):
-        for text in getattr(config, option):
-            sabotage = parse_sabotage(option, text)
-            if sabotage.id >= counts[sabotage.role]:
-                raise ConfigError(
-                    option, text, f"there is no {sabotage.role} {sabotage.id}, only {counts[sabotage.role]}"
-                )
-            if sabotage.step < 1 or (config.steps is not None and sabotage.step > config.steps):
-                raise ConfigError(option, text, f"steps are 1 to {config.steps or 'the end of the data'}")
-    # Written so that NaN fails too.
-    if config.mtbf is not None and not 0.1 <= config.mtbf <= 1e9:
-        raise ConfigError("mtbf", config.mtbf, "must be between 0.1 and 10**9 seconds")
-    if not set(config.mtbf_roles.split(",")) <= set(RANDOM_ROLES):
-        raise ConfigError("mtbf_roles", config.mtbf_roles, f"must be some of {', '.join(RANDOM_ROLES)}, with commas")
-    if not 0.0 <= config.mtbf_hangs <= 1.0:
-        raise ConfigError("mtbf_hangs", config.mtbf_hangs, "must be between 0 and 1")
+    check_sabotage(config)
 
 
 def _check_rate(config: TrainConfig, name: str) -> None:

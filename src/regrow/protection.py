@@ -13,10 +13,15 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from regrow.errors import ConfigError
-from regrow.units import GIB, KIB, MIB, parse_seconds
+from regrow.fields import parse_field
+from regrow.units import GIB, KIB, MIB, parse_interval, parse_seconds
 
 COMMITS = ("exactly-once", "2pc", "none")
+AUTO = "auto"  # an interval: as the planner says
+PRIORITIES = ("none", "scar", "mfu", "ssu")
 SERVERS_MAX = 1024
+RANDOM_ROLES = ("server", "worker", "coordinator", "spare")  # a spare has no number that a user could name
+MTBF_SHAPE_MIN, MTBF_SHAPE_MAX = 0.1, 100.0  # below: half of all gaps are under a hundredth of the mean; above: a clock
 K_DEFAULT, R_DEFAULT, R_MAX = 4, 1, 16
 FLUSH_PUSHES_DEFAULT = 16
 FLUSH_BYTES_DEFAULT = 32 * MIB
@@ -127,6 +132,44 @@ def parse_sabotage(option: str, text: str) -> Sabotage:
     return Sabotage(role=match[1], id=int(match[2] or 0), step=int(match[3]), pause_seconds=pause_seconds)
 
 
+def check_sabotage(config: Any) -> None:
+    """What goes wrong on purpose can be done, and random failures can be survived where several come at once."""
+    counts = {"server": config.servers, "worker": config.workers, "coordinator": 1}
+    for option in ("kill", "pause"):
+        for text in getattr(config, option):
+            sabotage = parse_sabotage(option, text)
+            if sabotage.id >= counts[sabotage.role]:
+                raise ConfigError(
+                    option, text, f"there is no {sabotage.role} {sabotage.id}, only {counts[sabotage.role]}"
+                )
+            if sabotage.step < 1 or (config.steps is not None and sabotage.step > config.steps):
+                raise ConfigError(option, text, f"steps are 1 to {config.steps or 'the end of the data'}")
+    # Written so that NaN fails too.
+    if config.mtbf is not None and not 0.1 <= config.mtbf <= 1e9:
+        raise ConfigError("mtbf", config.mtbf, "must be between 0.1 and 10**9 seconds")
+    if not MTBF_SHAPE_MIN <= config.mtbf_shape <= MTBF_SHAPE_MAX:
+        raise ConfigError("mtbf_shape", config.mtbf_shape, f"must be between {MTBF_SHAPE_MIN:g} and {MTBF_SHAPE_MAX:g}")
+    check_range(config, "mtbf_kill", 1, config.servers)
+    if config.mtbf is not None and config.mtbf_kill > 1:
+        _check_killed_together(config)
+    if not set(config.mtbf_roles.split(",")) <= set(RANDOM_ROLES):
+        raise ConfigError("mtbf_roles", config.mtbf_roles, f"must be some of {', '.join(RANDOM_ROLES)}, with commas")
+    if not 0.0 <= config.mtbf_hangs <= 1.0:
+        raise ConfigError("mtbf_hangs", config.mtbf_hangs, "must be between 0 and 1")
+
+
+def _check_killed_together(config: Any) -> None:
+    """Chance may do no more than what the run comes back from, by parities or by a checkpoint."""
+    kill = config.mtbf_kill
+    if "server" not in config.mtbf_roles.split(","):
+        raise ConfigError("mtbf_kill", kill, "only servers die together", hint='add "server" to mtbf_roles')
+    survived = 0 if config.code is None else config.r
+    if kill > survived and not config.saves:
+        what = f'protection "{config.protection}" survives the loss of {survived} together'
+        hint = f'protect "ec" with r = {kill} or more, or with checkpoints: "ec+delta", "delta" or "full"'
+        raise ConfigError("mtbf_kill", kill, what, hint=hint)
+
+
 def check_choice(config: Any, name: str, choices: tuple[str, ...]) -> None:
     value = getattr(config, name)
     if value not in choices:
@@ -149,3 +192,55 @@ def nearest(name: str, known: typing.Iterable[str], *, quiet: bool = False) -> s
     if matches:
         return f"did you mean {matches[0]!r}?"
     return None if quiet else f"known are: {', '.join(known)}"
+
+
+def check_checkpoints(config: Any) -> None:
+    if config.every == AUTO and not config.saves_own:
+        raise ConfigError("every", config.every, 'goes with protection "partial" only', hint="60s, or 500steps")
+    if config.every != AUTO:
+        parse_field(config, "every", parse_interval)
+    check_range(config, "full_every", 1, 1 << 20)
+    check_range(config, "ckpt_bytes_per_s", 1, 1 << 40)
+    check_range(config, "ckpt_keep_last", 1, 1 << 20)
+    check_choice(config, "ckpt_encoding", ("raw", "zstd"))
+    if config.ckpt_bits not in (32, 8, 4):
+        raise ConfigError("ckpt_bits", config.ckpt_bits, "is not 32, 8 or 4")
+    if config.saves and config.ckpt is None:
+        hint = "--ckpt DIRECTORY, or a URL such as s3://bucket/run"
+        raise ConfigError("protection", config.protection, "needs a place for checkpoints", hint=hint)
+    if config.ckpt is not None and not config.saves:
+        hint = 'protect "full", "delta", "ec+delta" or "partial"'
+        raise ConfigError("ckpt", config.ckpt, f'protection "{config.protection}" makes no checkpoints', hint=hint)
+
+
+def check_partial(config: Any) -> None:
+    """Numbers must be sane always; that they are asked for without partial recovery is a mistake too."""
+    # Written so that NaN fails too.
+    if not 0.0 < config.target_pls <= 1.0:
+        hint = "0.1: a tenth of the training may be lost, expected over the whole run"
+        raise ConfigError("target_pls", config.target_pls, "must be above 0 and at most 1", hint=hint)
+    if not 0.0 < config.priority_share <= 1.0:
+        hint = "0.125: an eighth of the rows, eight times as often"
+        raise ConfigError("priority_share", config.priority_share, "must be above 0 and at most 1", hint=hint)
+    check_choice(config, "priority", PRIORITIES)
+    check_range(config, "ssu_period", 1, 1 << 20)
+    if config.expect_mtbf is not None and not parse_field(config, "expect_mtbf", parse_seconds) > 0.0:
+        raise ConfigError("expect_mtbf", config.expect_mtbf, "must be above 0", hint="14h, or 30m")
+    if config.saves_own:
+        _check_priority_tables(config)
+        return
+    for name in ("target_pls", "priority", "priority_share", "priority_tables", "ssu_period", "expect_mtbf"):
+        default = type(config).__dataclass_fields__[name].default
+        if getattr(config, name) != default:
+            problem = f'protection "{config.protection}" does not use it'
+            raise ConfigError(name, getattr(config, name), problem, hint='protect "partial"')
+
+
+def _check_priority_tables(config: Any) -> None:
+    if config.priority_tables in ("all", "largest"):
+        return
+    known = [f"t_cat_{index}" for index in range(config.load_model().tables)]
+    for name in config.priority_tables.split(","):
+        if name.strip() not in known:
+            hint = nearest(name.strip(), ["all", "largest", *known])
+            raise ConfigError("priority_tables", config.priority_tables, f"there is no table {name!r}", hint=hint)

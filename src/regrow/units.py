@@ -86,6 +86,26 @@ def span_text(seconds: float) -> str:
     return f"{seconds:g} s"
 
 
+def brief_text(seconds: float) -> str:
+    """The same to three digits, and in hours up to ten days, as people speak of jobs: 22.4 h, 56 h, 90.5 s."""
+    for unit, least, name in ((86400.0, 10 * 86400.0, "d"), (3600.0, 3600.0, "h"), (60.0, 120.0, "min")):
+        if seconds >= least:
+            return f"{_three_digits(seconds / unit)} {name}"
+    return f"{_three_digits(seconds)} s"
+
+
+def percent_text(share: float) -> str:
+    """Of 0.0846 and 0.00446: 8.5 % and 0.45 %."""
+    percent = 100.0 * share
+    if 0.0 < percent < 0.001:
+        return "under 0.001 %"
+    return f"{percent:.0f} %" if percent >= 9.95 else f"{percent:.2g} %"
+
+
+def _three_digits(value: float) -> str:
+    return f"{value:.0f}" if value >= 999.5 else f"{value:.3g}"
+
+
 def age_text(seconds: float) -> str:
     """12 s ago"""
     return f"{seconds_text(seconds)} ago"

@@ -102,6 +102,17 @@ def test_two_servers_die_together(tmp_path: Path) -> None:
     check(summary, roles=["server", "server"])
 
 
+def test_chance_kills_two_servers_at_one_instant(tmp_path: Path) -> None:
+    """Again and again, but never more than two are down. A high shape: a kill comes early, whatever the machine."""
+    chance = {"mtbf": 0.4, "mtbf_shape": 10.0, "mtbf_kill": 2}
+    summary = train(tmp_path / "run", k=2, r=2, servers=5, **chance, **EC)
+    failures = summary["failures"]
+    check(summary, roles=["server"] * len(failures))
+    assert len(failures) >= 2
+    (kills,) = summary["sabotage_random"]
+    assert (kills["role"], kills["kind"], kills["count"] % 2) == ("server", "kill", 0)
+
+
 def test_a_coordinator_and_a_server_die_together(tmp_path: Path) -> None:
     kill = ("coordinator@step:5", "server:2@step:5")
     summary = train(tmp_path / "run", k=2, servers=3, kill=kill, **EC)

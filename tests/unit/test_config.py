@@ -107,6 +107,25 @@ BAD_OPTIONS: list[tuple[dict[str, Any], str, str | None]] = [
     ({"pause": ["server:1@step:5"]}, "pause = 'server:1@step:5': must be like server:1@step:80:5s", FAULT_HINT),
     ({"mtbf_hangs": 1.5}, "mtbf_hangs = 1.5: must be between 0 and 1", None),
     ({"mtbf": 0.0}, "mtbf = 0.0: must be between 0.1 and 10**9 seconds", None),
+    ({"mtbf_shape": 0.0}, "mtbf_shape = 0.0: must be between 0.1 and 100", None),
+    ({"mtbf_shape": float("nan")}, "mtbf_shape = nan: must be between 0.1 and 100", None),
+    ({"mtbf_kill": 0}, "mtbf_kill = 0: must be at least 1", None),
+    ({"mtbf_kill": 6}, "mtbf_kill = 6: must be at most 5", None),
+    (
+        {"mtbf": 9.0, "mtbf_kill": 2, "protection": "ec"},
+        'mtbf_kill = 2: protection "ec" survives the loss of 1 together',
+        'protect "ec" with r = 2 or more, or with checkpoints: "ec+delta", "delta" or "full"',
+    ),
+    (
+        {"mtbf": 9.0, "mtbf_kill": 2},
+        'mtbf_kill = 2: protection "none" survives the loss of 0 together',
+        'protect "ec" with r = 2 or more, or with checkpoints: "ec+delta", "delta" or "full"',
+    ),
+    (
+        {"mtbf": 9.0, "mtbf_kill": 2, "mtbf_roles": "worker"},
+        "mtbf_kill = 2: only servers die together",
+        'add "server" to mtbf_roles',
+    ),
     (
         {"mtbf_roles": "server,client"},
         "mtbf_roles = 'server,client': must be some of server, worker, coordinator, spare, with commas",
@@ -238,6 +257,16 @@ def test_protection() -> None:
         ErasureCode().check(servers=4, mode="async")
     with pytest.raises(ConfigError, match="must be at least 1"):
         ErasureCode(r=0)
+
+
+def test_servers_may_die_together_where_that_is_survived() -> None:
+    assert TrainConfig(protection="ec", k=2, r=2, mtbf=9.0, mtbf_kill=2).mtbf_kill == 2
+    for kind in ("full", "delta", "ec+delta"):
+        assert TrainConfig(protection=kind, ckpt="x", mtbf=9.0, mtbf_kill=5).mtbf_kill == 5
+    # Without random kills it asks for nothing; with one at a time a run without protection shows what is lost.
+    assert TrainConfig(mtbf_kill=2).mtbf is None
+    assert TrainConfig(mtbf=9).mtbf_kill == 1
+    assert type(TrainConfig(mtbf_shape=2).mtbf_shape) is float
 
 
 def test_faults_by_step() -> None:

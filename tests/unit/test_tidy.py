@@ -84,6 +84,7 @@ MAY_IMPORT = {
     "fields": set(),
     "config": {"presets", "protection", "units", "hanging", "fields"},
     "metrics": set(),
+    "planner": {"units"},
     "core": set(),
     "store": {"core"},
     "checkpoint": {"core", "store", "units"},
@@ -105,12 +106,13 @@ MAY_IMPORT = {
         "config",
         "hanging",
         "metrics",
+        "planner",
         "presets",
         "protection",
     },
     "bench": {"supervision", "core", "orders", "runtime", "store", "checkpoint", "data", "nn", "launch"}
-    | {"config", "metrics", "presets", "protection"},
-    "cli": {"launch", "bench", "sim", "checkpoint", "core", "config", "presets", "data", "units"},
+    | {"config", "metrics", "planner", "presets", "protection"},
+    "cli": {"launch", "bench", "sim", "checkpoint", "core", "config", "planner", "presets", "data", "units"},
     "regrow": {"core", "runtime", "nn", "launch", "config", "protection"},
 }
 
@@ -173,6 +175,13 @@ def test_core_is_pure(module: str) -> None:
     assert not used & {"random", "ctypeslib", "memmap", "fromfile", "tofile"}
     called = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
     assert not called & {"open", "print", "input", "exec", "eval", "__import__", "globals"}
+
+
+@pytest.mark.parametrize("module", [module for module in MODULES if unit(module) == "planner"])
+def test_plans_are_made_of_values(module: str) -> None:
+    """No clock, no chance, no file: the same numbers give the same plan."""
+    own = {"regrow.units", "__future__", "collections.abc", "dataclasses", "math", "typing"}
+    assert {name for name in imported(MODULES[module]) if not name.startswith("regrow.planner.")} <= own
 
 
 @pytest.mark.parametrize("module", MODULES)

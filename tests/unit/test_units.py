@@ -116,3 +116,11 @@ def test_words() -> None:
         *("0 s ago", "5 s ago", "2 min ago", "2 h ago", "2 d ago")
     ]
     assert [units.span_text(s) for s in (5.0, 90.0, 1.5 * DAY)] == ["5 s", "1.5 min", "1.5 d"]
+    brief = (0.0, 0.05, 90.5, 150.0, 22.4 * 3600, 56 * 3600.0, 30 * DAY, 5000 * DAY)
+    assert [units.brief_text(s) for s in brief] == [
+        *("0 s", "0.05 s", "90.5 s", "2.5 min", "22.4 h", "56 h", "30 d", "5000 d")
+    ]
+    shares = (0.0, 1e-7, 0.00446, 0.0846, 0.0996, 0.45, 1.3)
+    assert [units.percent_text(share) for share in shares] == [
+        *("0 %", "under 0.001 %", "0.45 %", "8.5 %", "10 %", "45 %", "130 %")
+    ]

@@ -23,11 +23,12 @@ from typing import Any
 
 from regrow.bench import common, recovery, train
 from regrow.bench.soak_watch import STILL_SECONDS_MAX, Samples, Watch, compare_thirds
-from regrow.config import RANDOM_ROLES, TrainConfig
+from regrow.config import TrainConfig
 from regrow.errors import EXIT_FAILED, EXIT_OK, Interrupted, RegrowError, UserError
 from regrow.launch import local
 from regrow.launch.display import QuietDisplay
 from regrow.nn.check import check_parity
+from regrow.protection import RANDOM_ROLES
 
 SUMMARY = "Long trainings with kills and hangs of every role: nothing stuck, no growth, no wrong parity or model."
 

@@ -23,6 +23,7 @@ import click
 from regrow.cli import ckpt
 from regrow.cli.bench import bench
 from regrow.cli.demo import demo
+from regrow.cli.plan import plan
 from regrow.cli.train import name_flags, train
 from regrow.config import RENAMED
 from regrow.errors import EXIT_FAILED, EXIT_OK, EXIT_SIGNAL_BASE, EXIT_USAGE, Interrupted, RegrowError
@@ -51,6 +52,7 @@ def cli(ctx: click.Context) -> None:
     regrow demo                                    lose a server, keep the model
     regrow bench kernels                           how fast this machine is
     regrow ckpt ls runs/a/checkpoints              what was saved
+    regrow plan partial --servers 8                how often to save, and why
     """
     if ctx.invoked_subcommand is None:
         print(ctx.get_help(), file=sys.stderr)
@@ -71,7 +73,7 @@ def simulate(ctx: click.Context) -> Any:
     return sim.main(ctx.args, prog_name="regrow sim", standalone_mode=False)
 
 
-for command in (train, demo, bench, ckpt.ckpt, ckpt.merge):
+for command in (train, demo, bench, ckpt.ckpt, ckpt.merge, plan):
     cli.add_command(command)
 
 

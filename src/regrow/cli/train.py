@@ -16,6 +16,7 @@ from regrow import config as configuration
 from regrow.cli.options import BYTES
 from regrow.config import TrainConfig
 from regrow.errors import ConfigError, RegrowError
+from regrow.protection import PRIORITIES
 from regrow.units import MIB
 
 
@@ -173,7 +174,7 @@ KNOBS: dict[str, tuple[Knob, ...]] = {
         Knob(name="target_pls", type=float, help="The share of training that may be lost, expected over the run."),
         Knob(
             name="priority",
-            type=CHOICE(configuration.PRIORITIES),
+            type=CHOICE(PRIORITIES),
             help="Which rows are saved first: changed most (scar), updated most often (mfu), a sample of those (ssu).",
         ),
         Knob(name="priority_share", type=float, metavar="SHARE", help="So much of the rows, so much more often."),
@@ -202,6 +203,12 @@ KNOBS: dict[str, tuple[Knob, ...]] = {
             help="SIGSTOP, and SIGCONT T seconds later: server:1@step:80:5s. Repeatable.",
         ),
         Knob(name="mtbf", type=float, default="never", help="Mean seconds between random kills, by --seed."),
+        Knob(
+            name="mtbf_shape",
+            type=float,
+            help="How their times are spread (gamma): 1 is exponential; 0.67, as published, has more short gaps.",
+        ),
+        Knob(name="mtbf_kill", type=int, help="So many servers die together; more than r need checkpoints."),
         Knob(name="mtbf_roles", metavar="ROLES", help="Whom they hit: some of server,worker,coordinator,spare."),
         Knob(name="mtbf_hangs", type=float, metavar="SHARE", help="How many of them hang instead of dying, 0 to 1."),
     ),

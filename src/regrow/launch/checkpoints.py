@@ -13,6 +13,7 @@ from regrow.config import TrainConfig, read_stored
 from regrow.core.names import parse_piece_name
 from regrow.errors import UserError
 from regrow.launch.orders import CheckpointTimes, Saving
+from regrow.launch.partial import PartialPlan
 from regrow.launch.version import version
 
 DATA_OPTIONS = ("mode", "workers", "seed", "data", "batch", "train_rows", "skew", "skip_bad_lines")
@@ -83,16 +84,23 @@ def find_newest(url: str, *, run: str, progress: Progress | None = None) -> tupl
 
 
 def plan_saving(
-    config: TrainConfig, *, run: str, start: Start | None, starts: int = 0, dead: Sequence[str] = ()
+    config: TrainConfig,
+    *,
+    run: str,
+    start: Start | None,
+    starts: int = 0,
+    dead: Sequence[str] = (),
+    partial: PartialPlan | None = None,
 ) -> Saving | None:
     """What servers, the coordinator and the merger need to know to make checkpoints; None: they make none.
 
     `starts`: how often this run began again; what it stores from now on is newer than all it stored before.
-    `dead`: cuts that processes of this run were making when they died, which the merger clears away."""
+    `dead`: cuts that processes of this run were making when they died, which the merger clears away.
+    `partial`: how servers save their own rows, and how often all of them make a checkpoint then."""
     if not config.saves:
         return None
     assert config.ckpt is not None
-    seconds, steps = config.interval
+    seconds, steps = config.interval if partial is None else (partial.cut_seconds, None)
     return Saving(
         url=config.ckpt,
         encoding=config.ckpt_encoding,
@@ -106,6 +114,7 @@ def plan_saving(
         made_by=f"regrow {version()}",
         merge_seconds=min(max(seconds or 0.0, MERGE_SECONDS_MIN), MERGE_SECONDS_MAX),
         dead=tuple(dead),
+        own=None if partial is None else partial.own,
         times=CheckpointTimes(
             every_seconds=seconds,
             every_steps=steps,

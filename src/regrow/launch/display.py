@@ -285,7 +285,7 @@ def loss_text(status: RunStatus) -> str | None:
 
 def news_lines(status: RunStatus) -> list[str]:
     """What the user should be told of checkpoints, most of all: that one could not be made, or had to be used."""
-    lines = []
+    lines = [] if status.plan_reason is None else [status.plan_reason]
     for restore in status.restores:
         place = f"checkpoint {restore['cut']} (step {restore['cut_step']:,})" if restore["cut"] else "the start"
         lines += [f"damaged: {what}" for what in restore["damage"]]

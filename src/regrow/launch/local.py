@@ -26,7 +26,7 @@ from typing import Any
 from regrow.config import TrainConfig
 from regrow.core.identity import Identity
 from regrow.errors import CheckpointError, ChildFailed, DataLoss, Interrupted, NotSaved, RegrowError, UserError
-from regrow.launch import checkpoints, memory
+from regrow.launch import checkpoints, memory, partial
 from regrow.launch.backend import Ended, Handle, News, end, list_running, name_of
 from regrow.launch.causes import KILLED, MISSES_ANOTHER, Suspect, find_cause
 from regrow.launch.crew import Crew
@@ -114,9 +114,11 @@ def train(
     if memory_check:
         memory.check(config)
     start = None if config.resume is None else checkpoints.find(config)
+    planned = partial.plan(config) if config.saves_own else None
+    config = config if planned is None else planned.config
     run_dir = RunDir.create(config, overwrite=overwrite)
     try:
-        run = _Run(config, run_dir, display or QuietDisplay(), tuple(command), patience or Patience(), start)
+        run = _Run(config, run_dir, display or QuietDisplay(), tuple(command), patience or Patience(), start, planned)
         return run.run()
     finally:
         run_dir.close()
@@ -141,14 +143,17 @@ class _Run:
         command: tuple[str, ...],
         patience: Patience,
         start: checkpoints.Start | None,
+        planned: partial.PartialPlan | None,
     ) -> None:
         self.config = config
+        self.planned = planned
         self.run_dir = run_dir
         self.display = display
         self.patience = patience
         self.token = secrets.token_hex(32)
         self.started_at = datetime.now().astimezone()
         self.status = RunStatus(config, started_at=time.monotonic())
+        self.status.plan_reason = None if planned is None else planned.reason
         self.backend = LocalProcesses(logs=run_dir.logs, command=command)
         self.signals = SignalWatch(self.backend.wake)
         self.saboteur = Saboteur(config)
@@ -224,6 +229,7 @@ class _Run:
             found = self.asked
         self.start = found or self.start
         self.suspects, self.data_loss, self._ending = [], None, False
+        self.saboteur.start_over()
         cut, step = (None, 0) if self.start is None else (self.start.cut, self.start.step)
         self.status.start_over(reason=failure.message, cut=cut, cut_step=step, damage=damage, now=time.monotonic())
         self._display_due = self._metrics_due = 0.0
@@ -322,6 +328,7 @@ class _Run:
                 start=start,
                 starts=len(self.status.restores),
                 dead=self.status.cuts_dead,
+                partial=self.planned,
             ),
             start=None if start is None else StoredCut(url=start.url, cut=start.cut),
             hanging=Hanging(silent_seconds=config.silent_limits["server"], patience_seconds=config.patience_seconds),
@@ -496,9 +503,10 @@ class _Run:
             harm = Harm(role=sabotage.role, id=sabotage.id, pause_seconds=sabotage.pause_seconds, now=now)
             self._supervise(harm)
         incarnations = [server.incarnation for server in self.status.servers]
-        if self.status.phase == "training" and (
-            blow := self.saboteur.choose_target(now, down=self.status.servers_down, incarnations=incarnations)
-        ):
+        if self.status.phase != "training":
+            return
+        down = self.status.servers_down
+        for blow in self.saboteur.choose_targets(now, down=down, incarnations=incarnations):
             role = "standby" if blow.role == "spare" else blow.role
             self._supervise(Harm(role=role, id=blow.id, pause_seconds=blow.pause_seconds, now=now))
 
@@ -538,6 +546,7 @@ class _Run:
             "mode": config.mode,
             "protection": config.protection,
             "code": None if config.code is None else dataclasses.asdict(config.code),
+            "plan": None if self.planned is None else {"reason": self.planned.reason, **self.planned.numbers},
             "sabotage_unreached": [dataclasses.asdict(sabotage) for sabotage in self.saboteur.unreached],
             "sabotage_random": self.saboteur.done,
             "servers": config.servers,

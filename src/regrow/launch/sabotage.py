@@ -2,7 +2,9 @@
 
 Pure decisions about steps, times and names; the launcher sends the signals. Random failures come from the run's seed,
 so that two runs are hit in the same order (their times depend on the machine). The rule to keep: chance never does more
-than what is claimed to be survived, and a server that hangs is down long before anybody has noticed.
+than what is claimed to be survived, and a server that hangs is down long before anybody has noticed. Where several
+servers die together (`--mtbf-kill`), all of them wait until that many may be down; if parities do not survive so many,
+a checkpoint does, and everybody begins again.
 """
 
 from __future__ import annotations
@@ -39,18 +41,21 @@ class Saboteur:
     def __init__(self, config: TrainConfig) -> None:
         self._by_step = list(config.sabotage)
         self._mtbf = config.mtbf
+        self._shape = config.mtbf_shape
+        self._together = config.mtbf_kill
+        self._servers = range(config.servers)
         self._hangs = config.mtbf_hangs
         counts = {"server": config.servers, "worker": config.workers, "coordinator": 1, "spare": config.r}
         self._targets = [(role, id) for role in config.mtbf_roles.split(",") for id in range(counts[role])]
         # A string, because hash seeds of tuples differ from process to process. Its word is part of the order of kills.
         self._random = random.Random(f"faults {config.seed}")
         self._next_at: float | None = None
-        self._next: Blow | None = None
+        self._next: tuple[Blow, ...] = ()
         self._struck: dict[int, tuple[int, float]] = {}  # servers that were hit: which incarnation, and for how long
         self._done: Counter[tuple[str, str]] = Counter()
         # With parities, a server is spared while as many others are down as may be: random failures shall show
         # what is survived, not what is not.
-        self._down_max = config.r if config.replaces_servers else config.servers
+        self._down_max = max(config.r, config.mtbf_kill) if config.replaces_servers else config.servers
 
     @property
     def unreached(self) -> list[Sabotage]:
@@ -68,29 +73,49 @@ class Saboteur:
         self._by_step = self._by_step[len(found) :]
         return found
 
-    def choose_target(self, now: float, *, down: Sequence[int], incarnations: Sequence[int]) -> Blow | None:
-        """Whom chance hits now, if anybody. `down` are the servers that are known to be dead or recovering,
-        `incarnations` those of the servers: one that was hit is down until it has a successor, known or not."""
+    def start_over(self) -> None:
+        """All processes are new, with the first incarnation again: nobody is down because of us. The time to the next
+        blow begins with training: else it would pass while everybody loads, and each attempt would end with its first
+        step."""
+        self._struck.clear()
+        self._next_at = None
+
+    def choose_targets(self, now: float, *, down: Sequence[int], incarnations: Sequence[int]) -> tuple[Blow, ...]:
+        """Whom chance hits now, if anybody: one process, or several servers at one instant. `down` are the servers that
+        are known to be dead or recovering, `incarnations` those of the servers: one that was hit is down until it has a
+        successor, known or not."""
         if self._mtbf is None:
-            return None
+            return ()
         if self._next_at is None:
-            self._next_at = now + self._random.expovariate(1.0 / self._mtbf)
+            self._next_at = now + self._draw_gap(self._mtbf)
             self._next = self._choose()
-        blow = self._next
-        assert blow is not None
         self._struck = {id: hit for id, hit in self._struck.items() if incarnations[id] <= hit[0] and now < hit[1]}
         all_down = {*down, *self._struck}
-        if now < self._next_at or (blow.role == "server" and (blow.id in all_down or len(all_down) >= self._down_max)):
-            return None
+        servers = {blow.id for blow in self._next if blow.role == "server"}
+        spared = bool(servers) and (servers & all_down or len(all_down) + len(servers) > self._down_max)
+        if now < self._next_at or spared:
+            return ()
         self._next_at = None
-        self._done[blow.role, blow.kind] += 1
-        if blow.role == "server":
-            pause_seconds = math.inf if blow.pause_seconds is None else blow.pause_seconds
-            self._struck[blow.id] = (incarnations[blow.id], now + pause_seconds + BACK_SECONDS)
-        return blow
+        for blow in self._next:
+            self._done[blow.role, blow.kind] += 1
+            if blow.role == "server":
+                pause_seconds = math.inf if blow.pause_seconds is None else blow.pause_seconds
+                self._struck[blow.id] = (incarnations[blow.id], now + pause_seconds + BACK_SECONDS)
+        return self._next
 
-    def _choose(self) -> Blow:
+    def _draw_gap(self, mean: float) -> float:
+        """The time until the next one. An exponential draw is a gamma draw of shape 1, but not the same one: seeds keep
+        their meaning."""
+        if self._shape == 1.0:
+            return self._random.expovariate(1.0 / mean)
+        return self._random.gammavariate(self._shape, mean / self._shape)
+
+    def _choose(self) -> tuple[Blow, ...]:
         role, id = self._random.choice(self._targets)
-        if not self._hangs or self._random.random() >= self._hangs:
-            return Blow(role=role, id=id)
-        return Blow(role=role, id=id, pause_seconds=self._random.choice((HANG_SECONDS, math.inf)))
+        pause_seconds = None
+        if self._hangs and self._random.random() < self._hangs:
+            pause_seconds = self._random.choice((HANG_SECONDS, math.inf))
+        ids = [id]
+        if role == "server" and self._together > 1:
+            ids += self._random.sample([other for other in self._servers if other != id], self._together - 1)
+        return tuple(Blow(role=role, id=each, pause_seconds=pause_seconds) for each in ids)

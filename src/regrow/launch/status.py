@@ -199,6 +199,7 @@ class RunStatus:
         self.phase_at = started_at
         self.servers = [ServerStatus() for _ in range(config.servers)]
         self.workers = [WorkerStatus() for _ in range(config.workers)]
+        self.plan_reason: str | None = None  # of partial recovery: how often, and why
         self.losses = self._make_losses() if config.saves_own else None
         self.evaluated: Evaluated | None = None
         self.test_samples_done = 0

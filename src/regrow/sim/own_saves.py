@@ -209,11 +209,9 @@ class OwnStorage:
             found = SavesFound(marks=marks, updates=newest.updates if newest is not None else 0, ids=ids)
             world.probes.hit("saves found" if chain else "no save found")
             self._wanted[node.identity] = []
-            world.driver.hand(node, found)
-            if not node.alive:
-                return
             left = [(key, record) for durable in reversed(chain) for key, record in sorted(durable.rows.items())]
             left += sorted(rows.items())  # of the checkpoint, as far as they are not in a save
+            world.driver.hand(node, found)
             world.later(lambda: self._bring(node, left), of=node)
 
         world.later(tell, of=node)

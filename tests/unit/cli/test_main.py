@@ -65,7 +65,7 @@ def test_options_arrive(launcher: FakeLauncher) -> None:
         "--workers 4 --device cuda:1 --threads-per-worker 2 --threads-per-server 3 --transport tcp "
         "--protect ec --k 2 --r 1 --rings 1 --flush-pushes 3 --flush-bytes 1M --commit exactly-once "
         "--sweep-bytes-per-s 2k --kill server:2@step:9 --kill coordinator@step:8 --pause server:1@step:7:5s "
-        "--mtbf 20 --mtbf-roles server,worker --redo-bytes 1M "
+        "--mtbf 20 --mtbf-roles server,worker --mtbf-shape 0.67 --mtbf-kill 1 --redo-bytes 1M "
         "--frame-bytes-max 2097153 --out there --no-digest --overwrite --quiet"
     )
     assert cli.run(line.split()) == 0
@@ -100,6 +100,7 @@ def test_options_arrive(launcher: FakeLauncher) -> None:
         pause=("server:1@step:7:5s",),
         mtbf=20.0,
         mtbf_roles="server,worker",
+        mtbf_shape=0.67,
         redo_bytes_max=MIB,
         frame_bytes_max=2 * MIB + 1,
         out="there",
@@ -239,10 +240,10 @@ def test_help_loads_nothing_slow() -> None:
     """Torch alone takes seconds. Checked by module, not by time, so that a busy machine cannot fail it."""
     code = (
         "import sys; from regrow.cli import main as cli; codes = [cli.run([*line.split(), '--help']) for line in"
-        " ('', 'train', 'bench')]; print(codes, {'torch', 'numpy', 'rich', 'asyncio'} & {*sys.modules})"
+        " ('', 'train', 'bench', 'plan partial')]; print(codes, {'torch', 'numpy', 'rich', 'asyncio'} & {*sys.modules})"
     )
     output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert output.splitlines()[-1] == "[0, 0, 0] set()"
+    assert output.splitlines()[-1] == "[0, 0, 0, 0] set()"
 
 
 def test_bench_runs_its_module(monkeypatch: pytest.MonkeyPatch) -> None:
