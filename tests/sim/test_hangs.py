@@ -54,7 +54,7 @@ def test_a_server_that_is_cut_off_counts_as_down_until_it_is_heard_again() -> No
     world.network.stuck.clear()
     node = world.node("server", server)
     assert node is not None
-    world.sabotage.hangs._release(node.identity)
+    world.sabotage.hangs.release(node.identity)
     assert world.sabotage.down() == {server}
     run_for(world, 0.5)
     assert world.sabotage.down() == set()
