@@ -3,7 +3,8 @@
 A run is a function of its tape. 0 is always the dullest choice (the oldest message, no fault), and a tape that has
 come to its end goes on with zeros, so that shorter tapes with smaller numbers are simpler runs. Where it ends counts
 too: from there on nothing fails any more, and whoever hangs goes on (`World.run`). So zeros at the end of a tape are
-part of it. A seed is only a way to write a tape: what was drawn is recorded, and replaying the record gives the same run.
+part of it. A seed is only a way to write a tape: what was drawn is recorded, and replaying the record gives the same
+run.
 """
 
 from __future__ import annotations

@@ -473,8 +473,8 @@ class Hangs:
     def expect_notice(self, identity: Identity) -> Callable[[], None]:
         """A check for later: a coordinator that hears nothing of a server for too long has declared it dead.
 
-        Only one that had ticks all the time can know how long that was. In the second phase nobody is away any more, and
-        time leaps; then there is nothing to notice.
+        Only one that had ticks all the time can know how long that was. In the second phase nobody is away any more,
+        and time leaps; then there is nothing to notice.
         """
         world, since, serious = self.world, self.world.now, self.saboteur.serious
         coordinator = world.node(COORDINATOR)

@@ -78,12 +78,15 @@ class Saboteur:
         """Servers that count as lost."""
         world = self.world
         coordinator = world.node(COORDINATOR)
-        # Without a coordinator everybody speaks for himself: the next one asks.
+        # Without a coordinator everybody speaks for himself: the next one asks. One that has asked may have an old
+        # answer on its way and judge by that, so a replacement counts once this coordinator knows that it is back.
         recovering = machines.find_recovering(coordinator.machine) if coordinator is not None else set()
         found = set()
         for server in range(world.job.servers):
             node = world.node("server", server)
             healthy = node is not None and not self.hangs.is_away(node) and machines.is_recovered(node.machine)
+            if healthy and node is not None and node.identity.incarnation and coordinator is not None:
+                healthy = machines.is_known_whole(coordinator.machine, node.identity)
             if not healthy or server in recovering or (node is not None and node.crash_after is not None):
                 found.add(server)
         return found
