@@ -285,7 +285,12 @@ class Coordinator:
             member = Member(
                 id=source.id, incarnation=source.incarnation, address=message.address, recovering=recovering
             )
-            return [*effects, *self._take_place(place, member, "registered"), *self._announce()]
+            effects += self._take_place(place, member, "registered")
+            if message.known is not None:
+                # It began in a view that none of the others had entered when they came here. What it has, and whom it
+                # expects to bring the rest, need not fit the next view; nor does it say twice that it is ready.
+                return [*effects, *self._declare_dead(source, "it began in a view of a coordinator that is over")]
+            return [*effects, *self._announce()]
         assert place.member is not None
         member = place.member
         if self.view is None and message.known is not None:
