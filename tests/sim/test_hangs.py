@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import pytest
 
+from regrow.sim import hangs
 from regrow.sim.choices import Choices
 from regrow.sim.forever import Forever
 from regrow.sim.hangs import Clock, Hangs, find_method
@@ -54,7 +55,7 @@ def test_a_server_that_is_cut_off_counts_as_down_until_it_is_heard_again() -> No
     world.network.stuck.clear()
     node = world.node("server", server)
     assert node is not None
-    world.sabotage.hangs._release(node.identity)
+    world.sabotage.hangs.release(node.identity)
     assert world.sabotage.down() == {server}
     run_for(world, 0.5)
     assert world.sabotage.down() == set()
@@ -84,7 +85,8 @@ def test_nobody_is_declared_dead_while_the_coordinator_hangs_nor_right_after() -
     world.run()
 
 
-def test_a_coordinator_that_was_replaced_gives_orders_that_nobody_obeys() -> None:
+def test_a_coordinator_that_was_replaced_gives_orders_that_nobody_obeys(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hangs, "SPELLS", (1.2,))  # it goes on for long enough to mind that connections are closed
     world = start("hangs")
     old = world.node(COORDINATOR)
     assert old is not None and world.sabotage.hangs.inject_coordinator_zombie()

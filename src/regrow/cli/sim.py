@@ -293,13 +293,17 @@ class _Progress:
 
 def _shrink_and_tell(result: Any, plant: str | None) -> None:
     from regrow.sim import planted, runner
-    from regrow.sim.shrink import shrink, strip
+    from regrow.sim.shrink import shrink
 
     def fails(tape: list[int]) -> bool:
         with planted.plant(plant):
             return bool(runner.run(result.profile, tape=tape).invariant == result.invariant)
 
-    click.echo(f"shrinking its tape of {len(strip(result.tape))} choices, at most {SHRINK_SECONDS:.0f} s ...")
+    if not fails(result.tape):
+        # As bad as what was found: a run that is no function of its tape (I10). The tape is all that is left of it.
+        click.echo(f"its tape does not show it again, which violates I10: {result.name}")
+        return
+    click.echo(f"shrinking its tape of {len(result.tape)} choices, at most {SHRINK_SECONDS:.0f} s ...")
     tape = shrink(result.tape, fails, seconds_max=SHRINK_SECONDS)
     with planted.plant(plant):
         short = runner.run(result.profile, tape=tape)

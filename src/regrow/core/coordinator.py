@@ -69,6 +69,7 @@ class Place:
     life: Life[MemberState] = dataclasses.field(default_factory=lambda: Life(MEMBER))
     heard: float | None = None  # when it last said something
     closed: float | None = None  # when its connection closed
+    has_news: bool = False  # one of the two was since the last tick
     doubted: float | None = None  # since when it is waited for, although it seems dead: its loss would be one of rows
     condemned: bool = False  # ... and no longer
     brought: int = 0  # what it has said of its way back, and
@@ -97,17 +98,33 @@ class Place:
         """Somebody is in this place from now on."""
         self.member = member
         self.life.move(cause)
-        self.heard, self.closed, self.doubted, self.condemned = now, None, None, False
+        self.heard, self.closed, self.has_news, self.doubted, self.condemned = now, None, True, None, False
         self.brought, self.brought_at = 0, None
 
     def die(self, reason: str) -> None:
         self.life.move("died")
         self.reason, self.ready, self.heard, self.closed, self.doubted = reason, None, None, None, None
 
-    def skip(self, seconds: float) -> None:
+    def hear(self, now: float) -> None:
+        """It said something."""
+        self.heard, self.closed, self.has_news = now, None, True
+
+    def lose(self, now: float) -> None:
+        """Its connection closed."""
+        self.closed, self.has_news = now, True
+
+    def catch_up(self, before: float, now: float) -> None:
+        """What happened since the tick before counts from this one. Time is known by ticks only: if they are rare, what
+        has just happened would seem to be as old as the last of them."""
+        if self.has_news:
+            self.heard = now if self.heard == before else self.heard
+            self.closed = now if self.closed == before else self.closed
+            self.has_news = False
+
+    def skip(self, seconds: float, now: float) -> None:
         """This time does not count against it."""
-        self.heard = None if self.heard is None else self.heard + seconds
-        self.closed = None if self.closed is None else self.closed + seconds
+        self.heard = None if self.heard is None else min(now, self.heard + seconds)
+        self.closed = None if self.closed is None else min(now, self.closed + seconds)
         self.doubted = None if self.doubted is None else self.doubted + seconds
         self.brought_at = None if self.brought_at is None else self.brought_at + seconds
 
@@ -196,7 +213,7 @@ class Coordinator:
             self._peers.pop(event.peer, None)
             place = self._find(event.peer)
             if place is not None and place.closed is None and not place.is_dead:
-                place.closed = self._now
+                place.lose(self._now)
             return [Log(text=f"{event.peer} is gone: {event.reason}")]
         if self.cuts is None:
             self._cut_now = event if isinstance(event, CutNow) else None
@@ -217,7 +234,7 @@ class Coordinator:
             return [Refuse(target=source, reason=f"{type(message).__name__} from a {source.role}")]
         if place.is_dead:
             return []  # its word comes too late
-        place.heard, place.closed = self._now, None
+        place.hear(self._now)
         if isinstance(message, Beat):
             if self.cuts is not None:
                 self.cuts.on_step(message.step)
@@ -291,7 +308,12 @@ class Coordinator:
             member = Member(
                 id=source.id, incarnation=source.incarnation, address=message.address, recovering=recovering
             )
-            return [*effects, *self._take_place(place, member, "registered"), *self._announce()]
+            effects += self._take_place(place, member, "registered")
+            if message.known is not None:
+                # It began in a view that none of the others had entered when they came here. What it has, and whom it
+                # expects to bring the rest, need not fit the next view; nor does it say twice that it is ready.
+                return [*effects, *self._declare_dead(source, "it began in a view of a coordinator that is over")]
+            return [*effects, *self._announce()]
         assert place.member is not None
         member = place.member
         if self.view is None and message.known is not None:
@@ -300,7 +322,7 @@ class Coordinator:
             place.fill(member, _back(member), self._now)
         elif place.life.state is MemberState.AWAITED:
             place.fill(member, "registered", self._now)
-        place.heard, place.closed = self._now, None
+        place.hear(self._now)
         return effects + self._announce() if self.view is None else effects
 
     def _find_flaw(self, source: Identity, known: KnownView) -> str | None:
@@ -382,15 +404,17 @@ class Coordinator:
     # --- Going ---
 
     def _on_tick(self, now: float) -> list[Effect]:
-        pause = now - self._now
-        self._now = now
+        before, self._now = self._now, now
+        pause = now - before
+        for place in self.places:
+            place.catch_up(before, now)
         was_slow, self._is_slow = self._is_slow, pause > OWN_PAUSE_SECONDS
         if self._is_slow:
             # One long step says that we were stopped, and others were not. If all steps are long, we are merely slow:
             # then a part of each counts, or a silence would never be noticed.
             forgiven = pause - OWN_PAUSE_SECONDS if was_slow else pause
             for place in self.places:
-                place.skip(forgiven)
+                place.skip(forgiven, now)
             if not was_slow:
                 self._learned_at = None
                 return []

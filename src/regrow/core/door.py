@@ -7,6 +7,12 @@ whole, and from then on the door only keeps the order: views, fences, and who is
 The rule to keep: nothing from another incarnation than the view's is listened to. Older ones are over; newer ones wait
 until their view is here. Messages of living servers that were sent before a view count as they are: to throw them away
 would lose changes for ever.
+
+The same for coordinators: once a newer one has been met, an older one is over, and so are its views that are still on
+their way. The newer one was told which view this server knows, and makes the next view from that. Were an older one's
+view entered after that, the next could name servers that this one has left behind already: it would begin streams to
+them once more, on top of what they have, and their parities would be wrong. And its beats would go to a coordinator
+that nobody listens to.
 """
 
 from __future__ import annotations
@@ -116,6 +122,8 @@ class ServerDoor:
 
     def _on_message(self, event: Delivered) -> list[Effect]:
         source, message = event.source, event.message
+        if self._is_over(source):
+            return []  # fenced
         if isinstance(message, View):
             effects = self._on_view(message, source)
         elif source.role == "server":
@@ -163,7 +171,7 @@ class ServerDoor:
     # --- Views ---
 
     def _on_joined(self, peer: Identity) -> list[Effect]:
-        if peer.role != "coordinator":
+        if peer.role != "coordinator" or self._is_over(peer):
             return []
         void = self._on_other_coordinator(peer)
         known = self._remember_view() if self.server is not None else None
@@ -177,6 +185,11 @@ class ServerDoor:
         me = servers[self.identity.id]
         servers[self.identity.id] = msgspec.structs.replace(me, recovering=not self.recovered)
         return KnownView(epoch=view.epoch, servers=tuple(servers), job=view.job)
+
+    def _is_over(self, peer: Identity) -> bool:
+        """Whether this is a coordinator that has a successor."""
+        known = self._coordinator
+        return known is not None and peer.role == known.role and peer.incarnation < known.incarnation
 
     def _on_other_coordinator(self, peer: Identity) -> list[Effect]:
         """A new one knows nothing of the cut that the one before was making."""

@@ -305,11 +305,11 @@ class Session:
         raise ProtocolError(f"{type(message).__name__} from {source}")
 
     def _on_view(self, view: View) -> list[Effect]:
+        if self.view is not None and view.epoch <= self.view.epoch:
+            return []  # also if it says that rows are lost: a newer one knows better
         if view.lost:
             return self._fail(view.lost, data_loss=True)
         if self.life.state is SessionState.FAILED:
-            return []
-        if self.view is not None and view.epoch <= self.view.epoch:
             return []
         if flaw := find_view_flaw(view.servers, view.job):
             raise ProtocolError(f"view {view.epoch} {flaw}")

@@ -280,7 +280,8 @@ class Checker:
         rises = held.number - number
         if ended and (rises < 0 or (rises > 1 and not isinstance(message, FlushCommit))):
             self.fail("I4", f"{short(node.identity)} goes from flush {number} to {held.number} of S{source}")
-        if isinstance(message, StreamEnd) and held.ended and not ended:
+        if isinstance(message, StreamEnd) and held.ended and not ended and self.world.is_current(node.identity):
+            # For one that was replaced nothing waits any more, and more is durable than it will ever have.
             self._covers(source, message.group, node, held.marks)
         if held.ended and (held.number, held.ended) != self._before:
             self.check_parity(node, source, message.group)

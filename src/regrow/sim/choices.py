@@ -1,8 +1,10 @@
 """All chance of a run: one tape of small numbers.
 
 A run is a function of its tape. 0 is always the dullest choice (the oldest message, no fault), and a tape that has
-come to its end goes on with zeros, so that shorter tapes with smaller numbers are simpler runs. A seed is only a
-way to write a tape: what was drawn is recorded, and replaying the record gives the same run.
+come to its end goes on with zeros, so that shorter tapes with smaller numbers are simpler runs. Where it ends counts
+too: from there on nothing fails any more, and whoever hangs goes on (`World.run`). So zeros at the end of a tape are
+part of it. A seed is only a way to write a tape: what was drawn is recorded, and replaying the record gives the same
+run.
 """
 
 from __future__ import annotations
@@ -85,14 +87,10 @@ def _check_rate(rate: float, rate_max: float) -> float:
 
 
 def tape_text(tape: Sequence[int]) -> str:
-    """A tape as one short word: a digit each, `(70)` for large numbers, `_9_` for nine zeros; zeros at the end are
-    left out."""
-    last = len(tape)
-    while last and tape[last - 1] == 0:
-        last -= 1
+    """A tape as one short word: a digit each, `(70)` for large numbers, `_9_` for nine zeros."""
     parts: list[str] = []
     zeros = 0
-    for value in [*tape[:last], -1]:
+    for value in [*tape, -1]:
         if value == 0:
             zeros += 1
             continue

@@ -65,7 +65,9 @@ BACKGROUND_MAX = 200  # rounds of background work before a machine is compared: 
 MEMORY_BYTES_MAX = 1 << 30  # that a batch may take; the rows of a world are some kilobytes
 TABLE_BYTES_MAX = 1 << 20  # A first view with larger tables is right, and takes the memory that it says.
 # What time and the bare fact of a message change.
-UNSEEN = frozenset({"heard", "closed", "_now", "_store", "store", "_build_store", "requests", "geometry", "_groups"})
+UNSEEN = frozenset(
+    {"heard", "closed", "has_news", "_now", "_store", "store", "_build_store", "requests", "geometry", "_groups"}
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,7 +31,7 @@ from regrow.core.messages import (
     WriteRecords,
 )
 from regrow.core.recall import SAVES_TENANT
-from regrow.core.states import AttemptState
+from regrow.core.states import AttemptState, MemberState
 from regrow.core.wayback import FetchSaved
 from regrow.sim.probes import Probes
 from regrow.sim.profiles import SaveScenario
@@ -337,6 +337,12 @@ def find_recovering(coordinator: Any) -> set[int]:
     if coordinator.view is None:
         return set(coordinator.dead)
     return {server for server, place in enumerate(coordinator.places) if place.is_down}
+
+
+def is_known_whole(coordinator: Any, peer: Identity) -> bool:
+    """Whether the coordinator has heard of this very server that it has all its rows."""
+    place = coordinator.places[peer.id]
+    return bool(place.is_filled_by(peer) and place.life.state is MemberState.SERVING)
 
 
 def unsettled_view_reason(coordinator: Any) -> str:

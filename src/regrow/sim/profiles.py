@@ -110,6 +110,10 @@ HANGING = (
     *(("coordinator hang", 4), ("coordinator zombie", 5), ("worker hang", 4), ("starve", 3), ("rumour", 3)),
     *(("server", 5), ("replacement", 3), ("pause", 2), ("reset", 1), ("coordinator", 1)),
 )
+SUCCEEDING = (
+    *(("coordinator zombie", 6), ("rumour", 6), ("coordinator hang", 1)),
+    *(("replacement", 1), ("server", 1)),
+)
 DIVIDING = (
     *(("cut", 8), ("cut off", 6), ("rumour", 2), ("late frames", 3), ("twice", 2), ("echo", 4)),
     *(("server", 6), ("replacement", 3), ("coordinator", 2), ("worker", 1)),
@@ -128,6 +132,8 @@ PROFILES |= {
         Profile(name="hangs", r=(1, 1, 2), weights=HANGING, faults=14),
         Profile(name="hangs-sync", mode="sync", r=(1, 1, 2), weights=HANGING, faults=14),
         Profile(name="hangs-cuts", r=(1, 1, 2), weights=HANGING, faults=14, cuts=True),
+        Profile(name="zombies", r=(1, 1, 2), weights=SUCCEEDING, faults=14),
+        Profile(name="zombies-sync", mode="sync", r=(1, 1, 2), weights=SUCCEEDING, faults=14),
         Profile(name="partitions", r=(1, 1, 2), weights=DIVIDING, faults=14),
         Profile(name="partitions-sync", mode="sync", r=(1, 1, 2), weights=DIVIDING, faults=14),
         Profile(name="partitions-cuts", r=(1, 1, 2), weights=DIVIDING, faults=14, cuts=True),

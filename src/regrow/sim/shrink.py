@@ -16,16 +16,20 @@ SECONDS_MAX = 60.0
 def shrink(tape: list[int], fails: Callable[[list[int]], bool], *, seconds_max: float = SECONDS_MAX) -> list[int]:
     """`fails` says whether a tape still shows the same failure; the given one does."""
     deadline = time.monotonic() + seconds_max
-    best = strip(tape)
+    best = tape
 
     def better(candidate: list[int]) -> bool:
         nonlocal best
-        candidate = strip(candidate)
-        if candidate == best or cost(candidate) >= cost(best) or not fails(candidate):
-            return False
-        best = candidate
-        return True
+        # With its zeros at the end faults have longer to show, without them it is shorter.
+        for each in (strip(candidate), candidate):
+            if cost(each) < cost(best) and fails(each):
+                best = each
+                return True
+            if each == candidate:
+                break
+        return False
 
+    better(best)
     before = None
     while before != cost(best) and time.monotonic() < deadline:
         before = cost(best)
@@ -55,7 +59,7 @@ def cost(tape: list[int]) -> tuple[int, int]:
 
 
 def strip(tape: list[int]) -> list[int]:
-    """Without the zeros at the end: they change nothing."""
+    """Without the zeros at the end. They are dull, but things may happen in them: another run, if a simpler one."""
     last = len(tape)
     while last and tape[last - 1] == 0:
         last -= 1

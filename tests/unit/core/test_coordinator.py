@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 from helpers import job, plain, server, table, told, worker
 
-from regrow.core.coordinator import Coordinator
-from regrow.core.effects import Delivered, Joined, Lost, Send
+from regrow.core.coordinator import SILENT_SECONDS, Coordinator
+from regrow.core.effects import Delivered, Joined, Lost, Replace, Send, Tick
 from regrow.core.identity import Identity
-from regrow.core.messages import Declare, Member, Message, Open, Ready, Register, View
+from regrow.core.messages import Beat, Declare, Member, Message, Open, Ready, Register, View
 
 JOB = job(servers=2)
 W0 = worker(0)
@@ -168,3 +168,37 @@ def test_the_lost_hear_nothing_more() -> None:
 def test_messages_that_do_not_belong(source: Identity, message: Message) -> None:
     expected = refused(source, f"{type(message).__name__} from a {source.role}")
     assert hear(settled(), source, message) == expected
+
+
+def test_what_has_just_happened_is_not_as_old_as_the_last_tick() -> None:
+    """A coordinator that was busy for a while hears of a closed connection before its next tick."""
+    machine = settled_with_parities()
+    machine.receive(Tick(now=1.0))
+    machine.receive(Lost(peer=server(1), reason="reset"))
+    assert not has_replaced(machine.receive(Tick(now=1.45)))
+    assert not has_replaced(machine.receive(Tick(now=1.6)))
+    assert has_replaced(machine.receive(Tick(now=1.8)))
+
+
+def test_a_silence_begins_where_it_was_last_heard() -> None:
+    machine = settled_with_parities()
+    for tenths in range(10, 40, 4):
+        machine.receive(Tick(now=tenths / 10))
+        for index in range(3):
+            hear(machine, server(index), Beat())
+    silences = [now / 100 for now in range(420, 600, 5) if has_replaced(machine.receive(Tick(now=now / 100)))]
+    assert silences[0] == pytest.approx(4.2 + SILENT_SECONDS)
+
+
+def has_replaced(effects: list[Any]) -> bool:
+    return any(isinstance(effect, Replace) for effect in effects)
+
+
+def settled_with_parities() -> Coordinator:
+    machine = Coordinator(servers=3, job=job(table(k=2, r=1), servers=3))
+    for index in range(3):
+        machine.receive(Joined(peer=server(index)))
+        hear(machine, server(index), register(index))
+        hear(machine, server(index), Ready(rows=1, memory_bytes=1))
+    machine.receive(Tick(now=0.5))
+    return machine
