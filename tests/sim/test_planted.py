@@ -57,6 +57,14 @@ SEEDS: dict[str, tuple[str, int, int]] = {
 }
 # What shows only when somebody hangs, hears things twice or has a wrong clock, or when records are loaded.
 SEEDS |= {
+    "ahead-of-copies": ("partial", 12, 300),
+    "counted-from-the-save": ("partial-sync", 1, 40),
+    "clean-before-durable": ("partial", 13, 100),
+    "served-unread": ("partial-sync", 7, 60),
+    "joins-at-the-save": ("partial", 1, 20),
+    "delta-after-a-loss": ("partial-cuts", 8, 200),
+}
+SEEDS |= {
     "clock-goes-back": ("clocks", 0, 20),
     "slow-forgives-all": ("clocks-sync", 17, 200),
     "own-pause-is-silence": ("hangs-sync", 0, 30),

@@ -49,7 +49,7 @@ BAD_OPTIONS: list[tuple[dict[str, Any], str, str | None]] = [
         "dense_optimizer = 'adams': must be one of: sgd, momentum, adagrad, adam",
         "did you mean 'adam'?",
     ),
-    ({"protection": "raid"}, "protection = 'raid': must be one of: none, ec, full, delta, ec+delta", None),
+    ({"protection": "raid"}, "protection = 'raid': must be one of: none, ec, full, delta, ec+delta, partial", None),
     (
         {"protection": "delta"},
         "protection = 'delta': needs a place for checkpoints",
@@ -58,7 +58,37 @@ BAD_OPTIONS: list[tuple[dict[str, Any], str, str | None]] = [
     (
         {"ckpt": "x"},
         "ckpt = 'x': protection \"none\" makes no checkpoints",
-        'protect "full", "delta" or "ec+delta"',
+        'protect "full", "delta", "ec+delta" or "partial"',
+    ),
+    ({"every": "auto"}, "every = 'auto': goes with protection \"partial\" only", "60s, or 500steps"),
+    (
+        {"target_pls": 0.0},
+        "target_pls = 0.0: must be above 0 and at most 1",
+        "0.1: a tenth of the training may be lost, expected over the whole run",
+    ),
+    (
+        {"priority_share": 1.5},
+        "priority_share = 1.5: must be above 0 and at most 1",
+        "0.125: an eighth of the rows, eight times as often",
+    ),
+    ({"priority": "lru"}, "priority = 'lru': must be one of: none, scar, mfu, ssu", None),
+    ({"priority": "mfu"}, "priority = 'mfu': protection \"none\" does not use it", 'protect "partial"'),
+    ({"ssu_period": 0}, "ssu_period = 0: must be at least 1", None),
+    ({"expect_mtbf": "0s"}, "expect_mtbf = '0s': must be above 0", "14h, or 30m"),
+    (
+        {"priority_tables": "t_cat_99", "protection": "partial", "ckpt": "x"},
+        "priority_tables = 't_cat_99': there is no table 't_cat_99'",
+        "did you mean 't_cat_9'?",
+    ),
+    (
+        {"protection": "partial"},
+        "protection = 'partial': needs a place for checkpoints",
+        "--ckpt DIRECTORY, or a URL such as s3://bucket/run",
+    ),
+    (
+        {"protection": "partial", "ckpt": "x", "servers": 1},
+        "r = 1: so many copies need more than 1 servers",
+        "2 servers",
     ),
     ({"every": "soon"}, 'every = \'soon\': is not an interval; "60s", "5m" and "500steps" are', None),
     ({"every": "1.5steps"}, 'every = \'1.5steps\': is not an interval; "60s", "5m" and "500steps" are', None),
@@ -234,7 +264,7 @@ def test_no_field_is_left_open() -> None:
     """What is None afterwards means something: no limit, or the other one of steps and epochs."""
     none = {name for name, value in TrainConfig().to_dict().items() if value is None}
     limits = {"rows_max", "train_rows", "test_rows", "ckpt_bytes_per_s"}
-    assert none == limits | {"epochs", "out", "mtbf", "ckpt", "resume"}
+    assert none == limits | {"epochs", "out", "mtbf", "ckpt", "resume", "expect_mtbf"}
 
 
 @pytest.mark.parametrize(

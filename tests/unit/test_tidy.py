@@ -78,7 +78,7 @@ MAY_IMPORT = {
     "interface": set(),
     "units": set(),
     "presets": set(),
-    "protection": {"units"},
+    "protection": {"units", "fields"},
     "hanging": {"units"},
     "waits": set(),
     "fields": set(),
@@ -109,10 +109,23 @@ MAY_IMPORT = {
         "planner",
         "presets",
         "protection",
+        "units",
     },
     "bench": {"supervision", "core", "orders", "runtime", "store", "checkpoint", "data", "nn", "launch"}
     | {"config", "metrics", "planner", "presets", "protection"},
-    "cli": {"launch", "bench", "sim", "checkpoint", "core", "config", "planner", "presets", "data", "units"},
+    "cli": {
+        "launch",
+        "bench",
+        "sim",
+        "checkpoint",
+        "core",
+        "config",
+        "planner",
+        "presets",
+        "protection",
+        "data",
+        "units",
+    },
     "regrow": {"core", "runtime", "nn", "launch", "config", "protection"},
 }
 

@@ -32,9 +32,10 @@ from regrow.core.effects import (
 from regrow.core.identity import COORDINATOR, Identity
 from regrow.core.job import JobSpec
 from regrow.core.messages import Declare, Message, View
+from regrow.core.own_saves import SaveOwn, UnsaveOwn
 from regrow.core.serving import Store
 from regrow.core.session import Event
-from regrow.core.wayback import Load
+from regrow.core.wayback import FetchSaved, FindSaves, Load
 from regrow.errors import ConnectionLost, ProtocolError, RegrowError
 from regrow.runtime.client import Client
 from regrow.store.memory import MemoryStore
@@ -155,7 +156,9 @@ class InProcessCluster:
             elif isinstance(effect, Stop):
                 # Nobody replaces a server here but `kill`, and a server that was killed hears nothing more.
                 raise RegrowError(f"{local} stops: {effect.reason}")
-            elif isinstance(effect, Save | Unsave | WriteManifest | Load):
+            elif isinstance(
+                effect, Save | Unsave | WriteManifest | Load | SaveOwn | UnsaveOwn | FindSaves | FetchSaved
+            ):
                 raise AssertionError(f"{local} asks for a checkpoint, and none was promised it: {effect!r}")
             elif isinstance(effect, Condemn):
                 raise AssertionError(f"nobody hangs in one process: {effect!r}")

@@ -212,7 +212,7 @@ class OwnStorage:
             left = [(key, record) for durable in reversed(chain) for key, record in sorted(durable.rows.items())]
             left += sorted(rows.items())  # of the checkpoint, as far as they are not in a save
             world.driver.hand(node, found)
-            world.later(lambda: self._bring(node, left), of=node)
+            world.later(lambda: self._send_rows(node, left), of=node)
 
         world.later(tell, of=node)
 
@@ -220,7 +220,7 @@ class OwnStorage:
         self.world.probes.hit("saved row waited for")
         self._wanted[node.identity] += [(fetch.table, row) for row in fetch.ids.tolist()]
 
-    def _bring(self, node: Node, left: list[tuple[Key, bytes]]) -> None:
+    def _send_rows(self, node: Node, left: list[tuple[Key, bytes]]) -> None:
         world = self.world
         if not node.alive:
             return
@@ -239,7 +239,7 @@ class OwnStorage:
         elif not left:
             world.driver.hand(node, SavesLoaded())
             return
-        world.later(lambda: self._bring(node, left), of=node)
+        world.later(lambda: self._send_rows(node, left), of=node)
 
     def on_joined(self, node: Node, notice: Notice) -> None:
         """A replacement knows where it is: this, and no more, is lost."""
