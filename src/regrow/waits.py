@@ -438,7 +438,6 @@ PACES: dict[str, str] = {
     "launch.status:RATE_SECONDS_MIN": "... at least",
     "core.own_saves:RETRY_SECONDS": "from a save that failed to the next try",
     "launch.partial:RESCHEDULE_SECONDS": "a guess, for a plan",
-    "launch.partial:WORK_SECONDS_DEFAULT": "the same",
     "planner.measured:FIRST_GUESS_SECONDS": "the same",
     "planner.scale:UNIT_SECONDS": "a unit of time, for a plan",
     "launch.status:RATE_WINDOW_SECONDS": "what the figure on the display is measured over",

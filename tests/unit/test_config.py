@@ -86,7 +86,7 @@ BAD_OPTIONS: list[tuple[dict[str, Any], str, str | None]] = [
         "--ckpt DIRECTORY, or a URL such as s3://bucket/run",
     ),
     (
-        {"protection": "partial", "ckpt": "x", "servers": 1},
+        {"protection": "partial", "ckpt": "x", "servers": 1, "r": 1},
         "r = 1: so many copies need more than 1 servers",
         "2 servers",
     ),

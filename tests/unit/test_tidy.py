@@ -113,19 +113,8 @@ MAY_IMPORT = {
     },
     "bench": {"supervision", "core", "orders", "runtime", "store", "checkpoint", "data", "nn", "launch"}
     | {"config", "metrics", "planner", "presets", "protection"},
-    "cli": {
-        "launch",
-        "bench",
-        "sim",
-        "checkpoint",
-        "core",
-        "config",
-        "planner",
-        "presets",
-        "protection",
-        "data",
-        "units",
-    },
+    "cli": {"launch", "bench", "sim", "checkpoint", "core", "config", "planner", "presets", "data", "units"}
+    | {"protection"},
     "regrow": {"core", "runtime", "nn", "launch", "config", "protection"},
 }
 

@@ -29,7 +29,7 @@ CONSTANT = re.compile(r"_SECONDS(_MAX|_MIN|_PROTECTED)?$")
 BLOCKING = {"wait", "wait_for", "result", "join", "select", "communicate", "wait_closed", "sleep", "get"}
 # Objects whose methods of these names do not block.
 HARMLESS = re.compile(r"^(b?['\"].*|.*\bpath|shlex|self\.requests)$", re.S)
-FINAL = {"CUT.IDLE", "ATTEMPT.OVER", "WAY.WHOLE", "SESSION.FAILED"}
+FINAL = {"CUT.IDLE", "OWN_SAVE.IDLE", "ATTEMPT.OVER", "WAY.WHOLE", "SESSION.FAILED"}
 
 
 def files() -> Iterator[tuple[str, ast.Module]]:

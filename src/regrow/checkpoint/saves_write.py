@@ -112,10 +112,10 @@ class SaveWriter:
         updates: int,
         updates_skipped: int = 0,
     ) -> SaveManifest:
-        """Makes the save that was begun exist; all its chunks are stored. Then deletes what a full makes unneeded.
+        """Makes the save that was begun exist; all its chunks are stored. What follows builds on it once accepted.
 
-        After a StorageError it may exist all the same. That does no harm: it is what the server was then, and whatever
-        follows does not build on it.
+        After a StorageError it may exist all the same, and so may one that the server gave up meanwhile. That does no
+        harm: it is what the server was then, and whatever follows does not build on it.
         """
         directory = f"{self.owner.directory}/{save_name(self.incarnation, self.number)}"
         if not full and self.chain is None:
@@ -125,14 +125,20 @@ class SaveWriter:
         parent = None if full or self.chain is None else self.chain.head.save
         save = self._make(parent, chunks, ids, full=full, marks=marks, updates=updates, updates_skipped=updates_skipped)
         self.storage.write_last(directory, encode_save(save))
-        before = () if full or self.chain is None else self.chain.saves
+        return save
+
+    def accept(self, save: SaveManifest) -> None:
+        """The server counts the rows of this save as saved: later ones leave them out. Asks nobody."""
+        before = () if save.full or self.chain is None else self.chain.saves
         self.chain = Chain((save, *before))
-        if full:
+
+    def clear_away(self, save: SaveManifest) -> None:
+        """Deletes what a full that was accepted makes unneeded."""
+        if save.full:
             try:
                 delete_older(self.storage, save)
             except CheckpointError as error:  # they only take space; the next full tries again
                 log.warning("old saves are still there: %s", error.message)
-        return save
 
     def discard(self, directory: str) -> None:
         """Removes what is left of a save that failed. It only takes space, so errors do not matter."""

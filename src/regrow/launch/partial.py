@@ -26,7 +26,7 @@ STORE_BYTES_PER_S = 200e6
 LOAD_BYTES_PER_S = 400e6
 RESCHEDULE_SECONDS = 0.5  # a spare takes the place
 HOLD_SHARE = 0.1  # of the time a save takes: training goes on beside it, on the same processors
-WORK_SECONDS_DEFAULT = 56 * 3600.0  # of a run whose end nobody knows: the job of the published figures
+WORK_SECONDS_UNKNOWN = 56 * 3600.0  # of a run whose end nobody knows: the job of the published figures
 LARGEST_SHARE = 0.99  # of all rows, in the tables that count as the largest
 
 
@@ -54,7 +54,7 @@ def plan(config: TrainConfig, *, work_seconds: float | None = None) -> PartialPl
         target_pls=config.target_pls,
         servers=config.servers,
         lost_together=min(config.mtbf_kill, config.servers),
-        work_seconds=work_seconds or WORK_SECONDS_DEFAULT,
+        work_seconds=work_seconds or WORK_SECONDS_UNKNOWN,
         fail_seconds=fail.seconds,
         fail_reason=fail.reason,
     )

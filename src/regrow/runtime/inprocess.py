@@ -44,6 +44,7 @@ REPLY_BYTES_MAX = 4 << 30
 TICK_SECONDS = 1.0  # of a clock that runs only while somebody waits
 TICKS_WAITED = 8  # enough for a flush and its acknowledgement, whatever else is under way
 TICKS_MAX = 100_000  # Waiting longer than this is waiting for ever.
+STORING = (Save, Unsave, WriteManifest, Load, SaveOwn, UnsaveOwn, FindSaves, FetchSaved)
 
 
 class InProcessCluster:
@@ -156,9 +157,7 @@ class InProcessCluster:
             elif isinstance(effect, Stop):
                 # Nobody replaces a server here but `kill`, and a server that was killed hears nothing more.
                 raise RegrowError(f"{local} stops: {effect.reason}")
-            elif isinstance(
-                effect, Save | Unsave | WriteManifest | Load | SaveOwn | UnsaveOwn | FindSaves | FetchSaved
-            ):
+            elif isinstance(effect, STORING):
                 raise AssertionError(f"{local} asks for a checkpoint, and none was promised it: {effect!r}")
             elif isinstance(effect, Condemn):
                 raise AssertionError(f"nobody hangs in one process: {effect!r}")

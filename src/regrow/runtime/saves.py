@@ -96,7 +96,12 @@ class OwnSaver(CaptureSaver):
         """The capture was begun, as a full or not, at these marks. `number` is the caller's, and comes back."""
 
         def tell(save: SaveManifest | None, error: str) -> None:
-            self.saved = save or self.saved
+            """Heard only while the server still wants it: a save that a cut came before is built on by nobody."""
+            if save is not None:
+                assert self._writer is not None
+                self.saved = save
+                self._writer.accept(save)
+                asyncio.get_running_loop().run_in_executor(None, self._writer.clear_away, save)
             self._tell(number, error, self.choose_kind()[0])
 
         def work() -> Any:

@@ -46,10 +46,15 @@ class Saving:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Durable:
-    """A save that exists."""
+    """A save that exists, and the one that it builds on."""
 
     save: SaveOwn
     rows: Rows
+    parent: Durable | None
+
+    def list_all(self) -> list[Durable]:
+        """Newest first."""
+        return [self, *(self.parent.list_all() if self.parent is not None else ())]
 
 
 class OwnStorage:
@@ -59,10 +64,12 @@ class OwnStorage:
         self.world = world
         self.lost: dict[Key, int] = {}  # of each row: the pushes that are gone, a bit for each of `reference.units`
         self.reported: dict[int, int] = {}  # by server: updates lost so far, as it said
-        self._chains: dict[int, list[Durable]] = {}  # by server, oldest first
+        self._heads: dict[int, Durable] = {}  # by server: the newest, which a successor finds
+        self._accepted: dict[int, Durable] = {}  # ... that the server counts on: what it saves next builds on that one
         self._owners: dict[int, Identity] = {}  # whose saves count: an older one was replaced
         self._instants: dict[Identity, tuple[tuple[int, ...], Rows]] = {}  # of captures that are not saved yet
         self._saving: dict[Identity, Saving] = {}
+        self._told: dict[Identity, Saving] = {}  # exist, and their server is about to hear it
         self._wanted: dict[Identity, list[Key]] = {}
         self._begun: Rows = {}  # bare rows of the checkpoint that the run began with,
         self._lost_before: dict[Key, int] = {}  # and what the run before it had lost of them
@@ -124,6 +131,7 @@ class OwnStorage:
 
     def unsave(self, node: Node, number: int) -> None:
         self._saving.pop(node.identity, None)
+        self._told.pop(node.identity, None)  # it may exist all the same
         self.world.probes.hit("own save given up")
 
     def _bite(self, node: Node, saving: Saving) -> None:
@@ -156,11 +164,10 @@ class OwnStorage:
         if saving.save.full and (missing := saving.instant.keys() - saving.rows.keys()):
             raise Violation("I14", f"a full save of {short(identity)} lacks the rows {sorted(missing)}")
         del self._saving[identity]
+        durable: Durable | None = None
         if self._owners[identity.id] == identity:
-            chain = self._chains.setdefault(identity.id, [])
-            if saving.save.full:
-                chain.clear()
-            chain.append(Durable(saving.save, saving.rows))
+            parent = None if saving.save.full else self._accepted.get(identity.id)
+            durable = self._heads[identity.id] = Durable(saving.save, saving.rows, parent)
             self._check_updates(identity.id)
             world.probes.hit("own save")
         else:
@@ -168,9 +175,13 @@ class OwnStorage:
         full_wanted = not world.calm and world.choices.flag(0.2)
 
         def tell() -> None:
-            if node.alive:
-                world.driver.hand(node, OwnSaved(number=saving.save.number, full_wanted=full_wanted))
+            if not node.alive or self._told.pop(identity, None) is not saving:
+                return
+            if durable is not None and self._owners[identity.id] == identity:
+                self._accepted[identity.id] = durable
+            world.driver.hand(node, OwnSaved(number=saving.save.number, full_wanted=full_wanted))
 
+        self._told[identity] = saving
         world.later(tell, of=node)
 
     def _check_updates(self, server: int) -> None:
@@ -178,7 +189,7 @@ class OwnStorage:
         count = 0
         for key, record in self._merge(server).items():
             count += len(self._read_pushes(key, record)) - len(self._read_pushes(key, self._begun.get(key)))
-        said = self._chains[server][-1].save.updates
+        said = self._heads[server].save.updates
         if count != said:
             raise Violation("I14", f"the saves of S{server} contain {count} updates, and say {said}")
 
@@ -186,9 +197,14 @@ class OwnStorage:
         """Each row of a chain, as its newest save has it; at its end is the checkpoint that the run began with."""
         of_row = self.world.reference.places.of_row
         merged = {key: record for key, record in self._begun.items() if of_row[key][0] == server}
-        for durable in self._chains.get(server, []):
+        for durable in reversed(self._list_chain(server)):
             merged |= durable.rows
         return merged
+
+    def _list_chain(self, server: int) -> list[Durable]:
+        """What a successor finds, newest first."""
+        head = self._heads.get(server)
+        return [] if head is None else head.list_all()
 
     # --- Coming back ---
 
@@ -200,16 +216,18 @@ class OwnStorage:
             if not node.alive or not world.is_current(node.identity):
                 return
             self._owners[server] = node.identity
-            chain = list(self._chains.get(server, []))
+            chain = self._list_chain(server)
             rows = self._merge(server)
-            newest = chain[-1].save if chain else None
+            newest = chain[0].save if chain else None
+            if chain:
+                self._accepted[server] = chain[0]
             ids = {table: np.array(sorted(row for t, row in rows if t == table), np.uint32) for table in find.tables}
             first = world.start.marks if world.start is not None else (0,) * world.job.marks
             marks = newest.marks if newest is not None else first
             found = SavesFound(marks=marks, updates=newest.updates if newest is not None else 0, ids=ids)
             world.probes.hit("saves found" if chain else "no save found")
             self._wanted[node.identity] = []
-            left = [(key, record) for durable in reversed(chain) for key, record in sorted(durable.rows.items())]
+            left = [(key, record) for durable in chain for key, record in sorted(durable.rows.items())]
             left += sorted(rows.items())  # of the checkpoint, as far as they are not in a save
             world.driver.hand(node, found)
             world.later(lambda: self._send_rows(node, left), of=node)

@@ -63,8 +63,9 @@ def write_save(
     full: bool,
     marks: tuple[int, ...] = (0,),
     updates: int = 0,
+    accepted: bool = True,
 ) -> SaveManifest:
-    """All of it, as a server does it; what a storage raises is raised."""
+    """All of it, as a server does it; what a storage raises is raised. `accepted`: the server still wants it then."""
     directory = writer.begin()
     keeper = IdsKeeper()
     infos = []
@@ -75,7 +76,11 @@ def write_save(
             write_chunk(writer.storage, directory, name, chunk, encoding=writer.encoding, bits=writer.bits, shard=shard)
         )
         keeper.add(chunk)
-    return writer.write(infos, keeper.encode(), full=full, marks=marks, updates=updates)
+    save = writer.write(infos, keeper.encode(), full=full, marks=marks, updates=updates)
+    if accepted:
+        writer.accept(save)
+        writer.clear_away(save)
+    return save
 
 
 def find(storage: Storage, owner: Owner = OWNER) -> Chain | None:

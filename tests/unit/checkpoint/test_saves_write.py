@@ -61,6 +61,25 @@ def test_a_successor_claims_what_it_finds(storage: Storage) -> None:
     assert [save.save for save in read_saves(storage, OWNER).manifests] == [name(1, 3)]
 
 
+def test_nobody_builds_on_a_save_that_was_given_up(storage: Storage) -> None:
+    """A cut may come first when a save exists already. It is what the server was then; what follows leaves it out."""
+    writer = make_writer(storage)
+    model = {
+        (table.name, row): np.full(sum(table.widths), row, np.float32).tobytes() for table in TABLES for row in range(3)
+    }
+    write_save(writer, model, model, full=True)
+    keys = sorted(model)
+    write_save(writer, model, keys[:2], full=False, accepted=False)
+    assert chain_names(find(storage)) == [name(0, 2), name(0, 1)]
+    write_save(writer, model, keys[2:4], full=False)
+    assert chain_names(find(storage)) == [name(0, 3), name(0, 1)]
+    write_save(writer, model, model, full=True, accepted=False)
+    write_save(writer, model, keys[:1], full=False)
+    assert chain_names(find(storage)) == [name(0, 5), name(0, 3), name(0, 1)], (
+        "a full that nobody wants deletes nothing"
+    )
+
+
 def test_a_successor_without_a_save_to_go_on_from(storage: Storage) -> None:
     second = claim(storage, 1, np.random.default_rng(0), {})
     assert second.writer.chain is not None and chain_names(second.writer.chain) == [name(1, 1)]
