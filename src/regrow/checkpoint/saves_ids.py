@@ -9,6 +9,7 @@ more, with a checksum of their own, in whichever form is smaller: as they are, o
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
@@ -137,23 +138,22 @@ class IdsFile:
 
     def _find(self, number: int, table: str, count: int) -> RowSet:
         ids, bits, first = (self._tensors.get(f"{number}/{table}/{name}") for name in ("ids", "bits", "first"))
-        rows: RowSet | None = None
-        if ids is not None and ids.dtype == np.uint32 and ids.ndim == 1:
-            if len(ids) == count and ids[-1] < self._rows[table] and bool((ids[1:] > ids[:-1]).all()):
-                rows = RowSet(ids=ids)
-        elif bits is not None and first is not None and bits.dtype == np.uint8 and bits.ndim == 1:
-            begin, size = int(first[0]) if first.shape == (1,) else -1, len(bits)
-            if (
-                begin >= 0
-                and begin % 8 == 0
-                and size
-                and begin + 8 * (size - 1) + int(bits[-1]).bit_length() <= self._rows[table]
-            ):
-                rows = RowSet(bits=bits, first=begin)
-        if rows is None or len(rows) != count:
+        rows, last = RowSet(ids=np.empty(0, np.uint32)), -1
+        if ids is not None and ids.dtype == np.uint32 and ids.ndim == 1 and len(ids):
+            if bool((ids[1:] > ids[:-1]).all()):
+                rows, last = RowSet(ids=ids), int(ids[-1])
+        elif bits is not None and bits.dtype == np.uint8 and bits.ndim == 1 and len(bits) and _is_byte(first):
+            rows = RowSet(bits=bits, first=int(first[0]))
+            last = rows.first + 8 * (len(bits) - 1) + int(bits[-1]).bit_length() - 1
+        if len(rows) != count or last >= self._rows[table]:
             problem = f"ids of {count} rows of {table!r} in chunk {number} are not there, or are not ids"
             raise CheckpointError(f"{self._where}: {problem}", hint="this save cannot be used")
         return rows
+
+
+def _is_byte(first: npt.NDArray[Any] | None) -> TypeGuard[npt.NDArray[np.uint32]]:
+    """Whether bits can begin there."""
+    return first is not None and first.dtype == np.uint32 and first.shape == (1,) and first[0] % 8 == 0
 
 
 class SeenRows:
