@@ -9,6 +9,7 @@ more, with a checksum of their own, in whichever form is smaller: as they are, o
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
@@ -22,37 +23,87 @@ from regrow.errors import CheckpointError
 # Of a table's seen rows that are looked at at once. Too small: slow. Too large: memory, eight times as much.
 SEEN_BYTES = 1 << 20
 
-Short = tuple[str, npt.NDArray[np.uint32], npt.NDArray[np.generic]]  # "ids" or "bits", the first id, the array
+_COUNTS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).sum(
+    axis=1, dtype=np.uint8
+)  # of bits in a byte
+
+Bits = npt.NDArray[np.uint8]
+
+
+class RowSet:
+    """Some rows of a table: ids that rise, or bits from a row on whose number is a multiple of eight. Most of what is
+    asked of a million rows is then done a byte, eight rows, at a time."""
+
+    __slots__ = ("_count", "bits", "first", "ids")
+
+    def __init__(self, *, ids: Ids | None = None, bits: Bits | None = None, first: int = 0) -> None:
+        assert (ids is None) != (bits is None)
+        assert first % 8 == 0
+        self.ids, self.bits, self.first = ids, bits, first
+        self._count = -1
+
+    @classmethod
+    def of(cls, ids: Ids) -> RowSet:
+        """In the smaller form of ids that rise."""
+        first, last = (int(ids[0]) // 8, int(ids[-1]) // 8) if len(ids) else (0, 0)
+        if last - first + 5 >= ids.nbytes:
+            return cls(ids=ids)
+        flags = np.zeros(8 * (last - first + 1), np.bool_)
+        flags[ids - np.uint32(8 * first)] = True
+        return cls(bits=np.packbits(flags, bitorder="little"), first=8 * first)
+
+    def __len__(self) -> int:
+        if self._count < 0:
+            self._count = len(self.ids) if self.ids is not None else int(_COUNTS[self.bits].sum(dtype=np.int64))
+        return self._count
+
+    def list_ids(self) -> Ids:
+        """Rising."""
+        if self.ids is not None:
+            return self.ids
+        assert self.bits is not None
+        return _list_bits(self.bits, self.first)
+
+    def find(self, ids: Ids) -> npt.NDArray[np.bool_]:
+        """Which of these are in it."""
+        if self.ids is not None:
+            if not len(self.ids):
+                return np.zeros(len(ids), np.bool_)
+            found: npt.NDArray[np.bool_] = (
+                self.ids[np.minimum(np.searchsorted(self.ids, ids), len(self.ids) - 1)] == ids
+            )
+            return found
+        assert self.bits is not None
+        inside = (ids >= self.first) & (ids < self.first + 8 * len(self.bits))
+        places = np.where(inside, ids - np.uint32(self.first), np.uint32(0))
+        return inside & _test_bits(self.bits, places)
 
 
 class IdsKeeper:
     """Ids of the chunks of a save, in short form, while it is being stored."""
 
     def __init__(self) -> None:
-        self._chunks: list[dict[str, Short]] = []
+        self._chunks: list[dict[str, RowSet]] = []
 
     def add(self, chunk: Chunk) -> None:
         """The next chunk, in the order in which the manifest will have them."""
-        self._chunks.append({table: shorten(rows.ids) for table, rows in chunk.items() if len(rows)})
+        self._chunks.append({table: _keep(RowSet.of(rows.ids)) for table, rows in chunk.items() if len(rows)})
 
     def encode(self) -> list[memoryview]:
         tensors: dict[str, list[npt.NDArray[np.generic]]] = {}
         for number, chunk in enumerate(self._chunks):
-            for table, (form, first, array) in chunk.items():
-                tensors[f"{number}/{table}/{form}"] = [array]
-                if form == "bits":
-                    tensors[f"{number}/{table}/first"] = [first]
+            for table, rows in chunk.items():
+                if rows.ids is not None:
+                    tensors[f"{number}/{table}/ids"] = [rows.ids]
+                elif rows.bits is not None:
+                    tensors[f"{number}/{table}/bits"] = [rows.bits]
+                    tensors[f"{number}/{table}/first"] = [np.array([rows.first], np.uint32)]
         return pack_tensors(tensors)
 
 
-def shorten(ids: Ids) -> Short:
-    """The smaller form of ids that rise."""
-    first, last = int(ids[0]), int(ids[-1])
-    if (last - first) // 8 + 5 >= ids.nbytes:
-        return "ids", ids[:1].copy(), ids.copy()
-    flags = np.zeros(last - first + 1, np.bool_)
-    flags[ids - ids[0]] = True
-    return "bits", ids[:1].copy(), np.packbits(flags, bitorder="little")
+def _keep(rows: RowSet) -> RowSet:
+    """With ids of its own: those of a chunk would keep all of it in memory."""
+    return rows if rows.ids is None else RowSet(ids=rows.ids.copy())
 
 
 def describe_ids(data: Sequence[memoryview]) -> IdsInfo:
@@ -81,44 +132,65 @@ class IdsFile:
         except Refused as error:
             raise CheckpointError(f"{self._where}: {error}", hint="this save cannot be used") from None
 
-    def ids_of(self, number: int, info: ChunkInfo) -> dict[str, Ids]:
-        """Of a chunk, by table; rising. Tables without rows are left out."""
+    def rows_of(self, number: int, info: ChunkInfo) -> dict[str, RowSet]:
+        """Of a chunk, by table. Tables without rows are left out."""
         return {table: self._find(number, table, count) for table, count in info.rows.items() if count}
 
-    def _find(self, number: int, table: str, count: int) -> Ids:
-        plain = self._tensors.get(f"{number}/{table}/ids")
-        bits, first = (self._tensors.get(f"{number}/{table}/{name}") for name in ("bits", "first"))
-        ids: Ids | None = None
-        if plain is not None and plain.dtype == np.uint32 and plain.ndim == 1:
-            ids = plain
-        elif bits is not None and first is not None and bits.dtype == np.uint8 and bits.ndim == 1 and len(first) == 1:
-            ids = (np.flatnonzero(np.unpackbits(bits, bitorder="little")) + int(first[0])).astype(np.uint32)
-        if ids is None or len(ids) != count or ids[-1] >= self._rows[table] or not (ids[1:] > ids[:-1]).all():
+    def _find(self, number: int, table: str, count: int) -> RowSet:
+        ids, bits, first = (self._tensors.get(f"{number}/{table}/{name}") for name in ("ids", "bits", "first"))
+        rows, last = RowSet(ids=np.empty(0, np.uint32)), -1
+        if ids is not None and ids.dtype == np.uint32 and ids.ndim == 1 and len(ids):
+            if bool((ids[1:] > ids[:-1]).all()):
+                rows, last = RowSet(ids=ids), int(ids[-1])
+        elif bits is not None and bits.dtype == np.uint8 and bits.ndim == 1 and len(bits) and _is_byte(first):
+            rows = RowSet(bits=bits, first=int(first[0]))
+            last = rows.first + 8 * (len(bits) - 1) + int(bits[-1]).bit_length() - 1
+        if len(rows) != count or last >= self._rows[table]:
             problem = f"ids of {count} rows of {table!r} in chunk {number} are not there, or are not ids"
             raise CheckpointError(f"{self._where}: {problem}", hint="this save cannot be used")
-        return ids
+        return rows
+
+
+def _is_byte(first: npt.NDArray[Any] | None) -> TypeGuard[npt.NDArray[np.uint32]]:
+    """Whether bits can begin there."""
+    return first is not None and first.dtype == np.uint32 and first.shape == (1,) and first[0] % 8 == 0
 
 
 class SeenRows:
     """Which rows of a table were met: a bit for each."""
 
     def __init__(self, rows: int) -> None:
-        self._words = np.zeros(-(-rows // 8), np.uint8)
+        self._bits = np.zeros(-(-rows // 8), np.uint8)
 
-    def take_new(self, ids: Ids) -> Ids:
-        """Those of the ids, which rise, that were not met before; from now on they were."""
-        new: Ids = ids[(self._words[ids >> 3] >> (ids & 7).astype(np.uint8)) & 1 == 0]
-        if len(new):
-            words = new >> 3
-            starts = np.flatnonzero(np.concatenate(([True], words[1:] != words[:-1])))
-            bits = np.left_shift(np.uint8(1), (new & 7).astype(np.uint8))
-            self._words[words[starts]] |= np.bitwise_or.reduceat(bits, starts)
-        return new
+    def take_new(self, rows: RowSet) -> RowSet:
+        """Those that were not met before; from now on they were."""
+        if rows.bits is not None:
+            seen = self._bits[rows.first // 8 : rows.first // 8 + len(rows.bits)]
+            new = rows.bits & ~seen
+            seen |= rows.bits
+            return RowSet(bits=new, first=rows.first)
+        assert rows.ids is not None
+        ids: Ids = rows.ids[~_test_bits(self._bits, rows.ids)]
+        if len(ids):
+            places = ids >> 3
+            starts = np.flatnonzero(np.concatenate(([True], places[1:] != places[:-1])))
+            bits = np.left_shift(np.uint8(1), (ids & 7).astype(np.uint8))
+            self._bits[places[starts]] |= np.bitwise_or.reduceat(bits, starts)
+        return RowSet(ids=ids)
 
     def list_all(self) -> Ids:
         """All that were met, rising."""
-        found = [
-            np.flatnonzero(np.unpackbits(self._words[start : start + SEEN_BYTES], bitorder="little")) + 8 * start
-            for start in range(0, len(self._words), SEEN_BYTES)
-        ]
-        return np.concatenate(found).astype(np.uint32) if found else np.empty(0, np.uint32)
+        starts = range(0, len(self._bits), SEEN_BYTES)
+        found = [_list_bits(self._bits[start : start + SEEN_BYTES], 8 * start) for start in starts]
+        return np.concatenate(found) if found else np.empty(0, np.uint32)
+
+
+def _list_bits(bits: Bits, first: int) -> Ids:
+    ids: Ids = np.flatnonzero(np.unpackbits(bits, bitorder="little").view(np.bool_)).astype(np.uint32)
+    ids += np.uint32(first)
+    return ids
+
+
+def _test_bits(bits: Bits, ids: Ids) -> npt.NDArray[np.bool_]:
+    found: Bits = (bits[ids >> 3] >> (ids & 7).astype(np.uint8)) & 1
+    return found.view(np.bool_)

@@ -67,7 +67,7 @@ def _check_ids(storage: Storage, save: SaveManifest) -> Problem | None:
     try:
         file = IdsFile(storage.read(path), save)
         for number, info in enumerate(save.chunks):
-            file.ids_of(number, info)
+            file.rows_of(number, info)
     except StorageError as error:
         return Problem(save.name, IDS, "missing" if error.missing else error.message, unanswered=not error.missing)
     except CheckpointError as error:

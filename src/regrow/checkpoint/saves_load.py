@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Executor, Future
 
 import numpy as np
@@ -27,23 +27,24 @@ from regrow.checkpoint.lineage import Plan
 from regrow.checkpoint.load import AHEAD_BYTES_MAX, ALL_SHARDS, BROKEN_PIECES_MAX, THREADS_DEFAULT, chunk_bytes
 from regrow.checkpoint.manifest import ChunkInfo, Manifest, Stored
 from regrow.checkpoint.saves import IDS, Chain, SaveManifest
-from regrow.checkpoint.saves_ids import IdsFile, SeenRows
+from regrow.checkpoint.saves_ids import IdsFile, RowSet, SeenRows
 from regrow.checkpoint.storage import Storage
 from regrow.errors import CheckpointError
 
-Mine = Callable[[str, Ids], npt.NDArray[np.bool_]]  # which of these rows of a table are wanted here
+Mine = Callable[[str, Ids], npt.NDArray[np.bool_]]  # which of these rows of a table live here
 _Read = tuple[Chunk, Bytes]  # and the memory it was read into
-_Link = tuple[Storage, Stored, ChunkInfo, dict[str, Ids]]
+_Link = tuple[Storage, Stored, ChunkInfo, dict[str, RowSet]]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Base:
-    """A cut below a chain: where it is, the way to it, and by the names of shards which chunks may have rows of this
-    server."""
+    """A cut below a chain: where it is, the way to it, by the names of shards which chunks may have rows of this
+    server, and which of the rows in them are."""
 
     storage: Storage
     plan: Plan
     shard_filter: Callable[[str], bool]
+    mine: Mine
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -53,7 +54,7 @@ class _Job:
     storage: Storage
     stored: Stored
     info: ChunkInfo
-    newest: dict[str, Ids]
+    newest: dict[str, RowSet]
     is_wanted: bool = False
 
     @property
@@ -62,21 +63,24 @@ class _Job:
 
     def has(self, table: str, ids: Ids) -> bool:
         """Whether it has the newest value of one of these rows."""
-        newest = self.newest.get(table)
-        if newest is None:
-            return False
-        places = np.minimum(np.searchsorted(newest, ids), len(newest) - 1)
-        return bool((newest[places] == ids).any())
+        return table in self.newest and bool(self.newest[table].find(ids).any())
 
 
 class SavedRows:
     """The rows of a chain. Opening it reads all ids, and raises for whatever is damaged so far."""
 
     def __init__(
-        self, storage: Storage, chain: Chain | None, *, base: Base | None = None, mine: Mine | None = None
+        self,
+        storage: Storage,
+        chain: Chain | None,
+        *,
+        base: Base | None = None,
+        tables: Collection[str] | None = None,
     ) -> None:
-        """`base` is needed where the chain says so, or where there is none and the run went on from a cut."""
+        """`base` is needed where the chain says so, or where there is none and the run went on from a cut. `tables`:
+        those that are wanted; None: all."""
         self._storage = storage
+        self._tables = tables
         self._memory = direct.Memory()
         self._lock = threading.Lock()
         self._seen: dict[str, SeenRows] = {}
@@ -84,9 +88,9 @@ class SavedRows:
         self.bytes_done = 0
         with storage.open_threads(THREADS_DEFAULT, "ids") as pool:
             for link in self._links(pool, chain, base):
-                self._add(link, mine)
+                self._add(link)
         self.bytes = sum(job.info.bytes for job in self._jobs)
-        self.rows = sum(len(ids) for job in self._jobs for ids in job.newest.values())
+        self.rows = sum(len(rows) for job in self._jobs for rows in job.newest.values())
 
     def ids(self) -> dict[str, Ids]:
         """All rows that there are, by table; rising."""
@@ -139,17 +143,18 @@ class SavedRows:
     def _read(self, job: _Job) -> _Read:
         memory = self._memory.take(job.info.bytes)
         chunk = read_chunk(job.storage, job.stored, job.info, into=memory)
-        return {table: _choose_rows(chunk[table], ids, job) for table, ids in job.newest.items()}, memory
+        return {table: _choose_rows(chunk[table], newest, job) for table, newest in job.newest.items()}, memory
 
-    def _add(self, link: _Link, mine: Mine | None) -> None:
+    def _add(self, link: _Link) -> None:
         storage, stored, info, found = link
-        rows = {table.name: table.rows for table in stored.tables}
-        newest: dict[str, Ids] = {}
-        for table, ids in found.items():
-            wanted = ids if mine is None else ids[mine(table, ids)]
-            seen = self._seen.setdefault(table, SeenRows(rows[table]))
-            if len(new := seen.take_new(wanted)):
-                newest[table] = new
+        newest: dict[str, RowSet] = {}
+        for table in stored.tables:
+            if table.name not in found or (self._tables is not None and table.name not in self._tables):
+                continue
+            if table.name not in self._seen:
+                self._seen[table.name] = SeenRows(table.rows)
+            if len(new := self._seen[table.name].take_new(found[table.name])):
+                newest[table.name] = new
         if newest:
             self._jobs.append(_Job(storage, stored, info, newest))
 
@@ -157,23 +162,20 @@ class SavedRows:
         """Chunks and their ids, newest first."""
         for save, file in _read_ids_files(self._storage, pool, () if chain is None else chain.saves):
             for number, info in reversed(list(enumerate(save.chunks))):
-                yield self._storage, save, info, file.ids_of(number, info)
+                yield self._storage, save, info, file.rows_of(number, info)
         if base is not None:
             for piece, chunks in _read_base(pool, base):
-                yield from ((base.storage, piece, info, ids) for info, ids in reversed(chunks))
+                yield from ((base.storage, piece, info, rows) for info, rows in reversed(chunks))
 
 
-def _choose_rows(rows: Rows, newest: Ids, job: _Job) -> Rows:
+def _choose_rows(rows: Rows, newest: RowSet, job: _Job) -> Rows:
     """Those of a chunk that count. Its own ids must be those that were said to be in it."""
-    if len(newest) == len(rows):
-        same, chosen = np.array_equal(rows.ids, newest), rows
-    else:
-        mask = np.isin(rows.ids, newest, assume_unique=True)
-        same = int(np.count_nonzero(mask)) == len(newest)
-        chosen = Rows(rows.ids[mask], rows.weight[mask], {name: state[mask] for name, state in rows.states.items()})
-    if not same:
+    mask = newest.find(rows.ids)
+    if int(np.count_nonzero(mask)) != len(newest):
         raise CheckpointError(f"{job.stored.name}/{job.info.name}: its rows are not those that {IDS} says")
-    return chosen
+    if len(newest) == len(rows):
+        return rows
+    return Rows(rows.ids[mask], rows.weight[mask], {name: state[mask] for name, state in rows.states.items()})
 
 
 def _read_ids_files(
@@ -190,7 +192,7 @@ def _read_ids_files(
     yield from zip(full, pool.map(read, full), strict=True)
 
 
-_Piece = tuple[Manifest, list[tuple[ChunkInfo, dict[str, Ids]]]]  # with the ids of its chunks
+_Piece = tuple[Manifest, list[tuple[ChunkInfo, dict[str, RowSet]]]]  # with the rows of its chunks
 
 
 def _read_base(pool: Executor, base: Base) -> list[_Piece]:
@@ -211,9 +213,10 @@ def _read_base(pool: Executor, base: Base) -> list[_Piece]:
     return found
 
 
-def _read_piece(pool: Executor, base: Base, piece: Manifest) -> list[tuple[ChunkInfo, dict[str, Ids]]]:
-    def read(info: ChunkInfo) -> dict[str, Ids]:
-        return {table: rows.ids.copy() for table, rows in read_chunk(base.storage, piece, info).items()}
+def _read_piece(pool: Executor, base: Base, piece: Manifest) -> list[tuple[ChunkInfo, dict[str, RowSet]]]:
+    def read(info: ChunkInfo) -> dict[str, RowSet]:
+        chunk = read_chunk(base.storage, piece, info)
+        return {table: RowSet.of(rows.ids[base.mine(table, rows.ids)]) for table, rows in chunk.items()}
 
     chunks = [info for info in piece.chunks if info.shard == ALL_SHARDS or base.shard_filter(info.shard)]
     return list(zip(chunks, pool.map(read, chunks), strict=True))

@@ -205,16 +205,8 @@ class OwnLoader:
             return (0,) * job.marks if base is None else base.plan.target.marks
 
         chain = writer.claim(find_marks=find_marks)
-        indexes = {spec.name: index for index, spec in enumerate(job.tables)}
-
-        def find_mine(name: str, ids: Ids) -> npt.NDArray[np.bool_]:
-            index = indexes[name]
-            if index not in tables:
-                return np.zeros(len(ids), np.bool_)
-            mine: npt.NDArray[np.bool_] = job.layout(index).place(ids, table=index)[0] == self._server
-            return mine
-
-        return chain, SavedRows(writer.storage, chain, base=find_base(chain.base), mine=find_mine)
+        names = {job.tables[index].name for index in tables}
+        return chain, SavedRows(writer.storage, chain, base=find_base(chain.base), tables=names)
 
 
 def make_base(storage: Storage, cut: str, job: JobSpec, server: int) -> Base:
@@ -225,5 +217,11 @@ def make_base(storage: Storage, cut: str, job: JobSpec, server: int) -> Base:
         raise CheckpointError(f"{storage.url}: cut {cut}, from which the run went on, is not there any more", hint=hint)
     plan, _ = graph.restore_plan(cut)
     check_fits(plan.pieces[-1], job)
-    mine = shard_of(job, server)
-    return Base(storage, plan, lambda shard: shard == mine or not are_apart([shard, mine]))
+    own = shard_of(job, server)
+    indexes = {spec.name: index for index, spec in enumerate(job.tables)}
+
+    def find_mine(table: str, ids: Ids) -> npt.NDArray[np.bool_]:
+        mine: npt.NDArray[np.bool_] = job.layout(indexes[table]).place(ids, table=indexes[table])[0] == server
+        return mine
+
+    return Base(storage, plan, lambda shard: shard == own or not are_apart([shard, own]), find_mine)

@@ -21,6 +21,7 @@ from worlds import TABLES, Model, World, record
 from regrow.checkpoint.chunks import write_chunk
 from regrow.checkpoint.lineage import Graph
 from regrow.checkpoint.saves import IDS
+from regrow.checkpoint.saves_ids import RowSet
 from regrow.checkpoint.saves_load import Base, SavedRows
 from regrow.checkpoint.saves_write import read_saves
 from regrow.checkpoint.storage import Storage
@@ -159,7 +160,7 @@ def test_ids_that_are_not_those_of_the_chunk(storage: Storage) -> None:
     table = next(iter(made.chunks[0].rows))
     rows = SavedRows(storage, find(storage))
     job = next(job for job in rows._jobs if job.info == made.chunks[0])
-    job.newest[table] = job.newest[table] + np.uint32(1)
+    job.newest[table] = RowSet(ids=job.newest[table].list_ids() + np.uint32(1))
     with pytest.raises(CheckpointError, match=f"{made.chunks[0].name}: its rows are not those"):
         collect(rows)
 
@@ -167,9 +168,13 @@ def test_ids_that_are_not_those_of_the_chunk(storage: Storage) -> None:
 # -- below the saves, a cut ------------------------------------------------------------------------------
 
 
+def all_of(table: str, ids: Any) -> Any:
+    return np.ones(len(ids), np.bool_)
+
+
 def make_base(world: World) -> Base:
     plan, _ = Graph(world.storage.manifests()[0]).restore_plan(world.cut)
-    return Base(world.storage, plan, lambda shard: True)
+    return Base(world.storage, plan, lambda shard: True, all_of)
 
 
 def test_rows_in_no_save_are_those_of_the_cut(tmp_path: Path) -> None:
@@ -213,10 +218,10 @@ def test_damage_below_is_gone_around_or_named(tmp_path: Path) -> None:
     plan, _ = Graph(world.storage.manifests()[0]).restore_plan(cut)
     graph = plan.graph
     broken = [piece for piece in plan.graph.pieces.values() if piece.name in (delta.name, delta.source)]
-    assert load(world.storage, None, base=Base(world.storage, plan, lambda shard: True)) == world.model
+    assert load(world.storage, None, base=Base(world.storage, plan, lambda shard: True, all_of)) == world.model
     way = [piece for piece in graph.pieces.values() if piece.target.id == delta.source] + broken
     through = dataclasses.replace(plan, pieces=tuple(way))
-    assert load(world.storage, None, base=Base(world.storage, through, lambda shard: True)) == world.model
+    assert load(world.storage, None, base=Base(world.storage, through, lambda shard: True, all_of)) == world.model
 
 
 # -- storage that fails or hangs -------------------------------------------------------------------------

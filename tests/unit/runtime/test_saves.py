@@ -20,6 +20,7 @@ from regrow.checkpoint.files import LocalFiles
 from regrow.checkpoint.lineage import Graph
 from regrow.checkpoint.manifest import MANIFEST
 from regrow.checkpoint.saves import Owner, find_chain
+from regrow.checkpoint.saves_ids import IdsKeeper
 from regrow.checkpoint.saves_write import read_saves
 from regrow.checkpoint.storage import Storage
 from regrow.core.job import JobSpec
@@ -296,27 +297,42 @@ def test_a_storage_that_hangs_costs_the_save_alone(tmp_path: Path, monkeypatch: 
     assert [each.number for each in found.manifests] == [2]
 
 
-def test_a_save_that_is_given_up_says_nothing_and_leaves_nothing(tmp_path: Path) -> None:
+def test_a_save_that_is_given_up_says_nothing_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While some of its chunks are stored."""
+    monkeypatch.setattr(checkpoint, "CHUNK_BYTES", 500)
     of, url = made(servers=1), str(tmp_path)
     store = store_of(of, 0, records_of(of))
     told: list[Told] = []
 
     async def run() -> None:
-        done = asyncio.Event()
-        saver = make_saver(url, lambda *each: (told.append(each), done.set()))
-        store.begin_capture(0, True)
-        saver.begin(1, of, store, full=True, marks=(1,), updates=1)
-        saver.give_up(1)
+        done, stored, loop, keep = asyncio.Event(), asyncio.Event(), asyncio.get_running_loop(), IdsKeeper.add
+        saver = make_saver(url, print)
+        await save_once(saver, of, store, full=True, number=1, pushes=1)
+        change(store, of, 0, 1)
+
+        def look(keeper: IdsKeeper, chunk: Any) -> None:
+            keep(keeper, chunk)
+            if len(keeper._chunks) == 2:
+                loop.call_soon_threadsafe(stored.set)
+
+        monkeypatch.setattr(IdsKeeper, "add", look)
+        saver._tell = lambda *each: (told.append(each), done.set())[0]
+        store.begin_capture(0, False)
+        saver.begin(2, of, store, full=False, marks=(2,), updates=2)
+        await asyncio.wait_for(stored.wait(), 30)
+        saver.give_up(2)
         store.end_capture(False)
-        store.begin_capture(0, True)
-        saver.begin(2, of, store, full=True, marks=(2,), updates=2)
+        store.begin_capture(0, False)
+        saver.begin(3, of, store, full=False, marks=(3,), updates=3)
         await asyncio.wait_for(done.wait(), 30)
         await asyncio.to_thread(saver.close)
 
     asyncio.run(run())
-    assert told == [(2, "", False)]
+    assert told == [(3, "", False)]
     found = read_saves(Storage.open(url), Owner(run="run", start=0, shard=shard_of(of, 0)))
-    assert [each.marks for each in found.manifests] == [(2,)]
+    assert [each.marks for each in found.manifests] == [(1,), (3,)]
     assert found.unfinished == ()
 
 
