@@ -18,6 +18,7 @@ namespace regrow {
 namespace {
 
 constexpr size_t bytes_ahead = 32;  // bytes lie close together, and one row takes a nanosecond
+constexpr uint64_t places_ahead = 12;
 constexpr size_t words_per_task = size_t{1} << 12;
 constexpr uint32_t bucket_count = 1 << 16;
 constexpr size_t full_least = 16;
@@ -235,16 +236,21 @@ void RowPriority::sample(const uint32_t* slots, size_t count) {
   }
 }
 
-// Into a full list it goes in the place of another. Chance is a function of how often that happened before.
+// Into a full list it goes in the place of another. Chance is a function of how often that happened before: so it is
+// known who is next, and what will be needed of it is fetched ahead.
 void RowPriority::insert(uint32_t slot) {
   set_bit(listed_, slot);
   if (list_.size() < settings_.rows_max) {
     list_.push_back(slot);
     return;
   }
-  const uint64_t chance = mixed64(settings_.key + ++evicted_ * 0x9e3779b97f4a7c15u);
-  uint32_t& place = list_[static_cast<size_t>(static_cast<unsigned __int128>(chance) * list_.size() >> 64)];
-  clear_bit(listed_, std::exchange(place, slot));
+  const auto place = [&](uint64_t number) {
+    const uint64_t chance = mixed64(settings_.key + number * 0x9e3779b97f4a7c15u);
+    return list_.data() + static_cast<size_t>(static_cast<unsigned __int128>(chance) * list_.size() >> 64);
+  };
+  __builtin_prefetch(place(evicted_ + 2 * places_ahead), 1, 3);
+  __builtin_prefetch(listed_.data() + *place(evicted_ + places_ahead) / 64, 1, 3);
+  clear_bit(listed_, std::exchange(*place(++evicted_), slot));
 }
 
 // Larger ranks first, then, of equals, in the order of slots from the turn on. Nothing is sorted: a histogram over
