@@ -4,6 +4,7 @@
 #include <array>
 #include <bit>
 #include <cfloat>
+#include <cstring>
 #include <functional>
 #include <stdexcept>
 #include <string>
@@ -17,9 +18,11 @@ namespace regrow {
 namespace {
 
 constexpr size_t bytes_ahead = 32;  // bytes lie close together, and one row takes a nanosecond
+constexpr uint64_t places_ahead = 12;
 constexpr size_t words_per_task = size_t{1} << 12;
 constexpr uint32_t bucket_count = 1 << 16;
 constexpr size_t full_least = 16;
+constexpr int dense_rows = 16;  // of a word of 64: then it is faster to look at all
 
 template <typename Body>
 void for_words(size_t words, Body&& body) {
@@ -39,6 +42,12 @@ void set_bit(std::vector<uint64_t>& words, uint32_t slot) { words[slot / 64] |= 
 
 void clear_bit(std::vector<uint64_t>& words, uint32_t slot) { words[slot / 64] &= ~(uint64_t{1} << (slot % 64)); }
 
+size_t count_bits(const std::vector<uint64_t>& words) {
+  size_t bits = 0;
+  for (const uint64_t word : words) bits += static_cast<size_t>(std::popcount(word));
+  return bits;
+}
+
 size_t words_of(uint32_t slots) { return (size_t{slots} + 63) / 64; }
 
 }  // namespace
@@ -52,10 +61,14 @@ PriorityKind priority_from_name(std::string_view name) {
 
 // ---- counts
 
-RowCounts::RowCounts(uint32_t slots) : slots_(slots), arena_(slots), low_(reinterpret_cast<uint8_t*>(arena_.data())) {}
+RowCounts::RowCounts(uint32_t slots)
+    : slots_(slots), arena_(size_t{slots} + 7), low_(reinterpret_cast<uint8_t*>(arena_.data())) {
+  arena_.touch_new();  // while nobody waits: the first pushes would take fifteen times as long
+}
 
 void RowCounts::add(const uint32_t* slots, size_t count) {
   size_t wraps = 0;
+  for (size_t i = 0; i < count && i < bytes_ahead; ++i) __builtin_prefetch(low_ + slots[i], 1, 3);
   for (size_t i = 0; i < count; ++i) {
     if (i + bytes_ahead < count) __builtin_prefetch(low_ + slots[i + bytes_ahead], 1, 3);
     wraps += ++low_[slots[i]] == 0;
@@ -114,6 +127,46 @@ std::vector<uint64_t> RowCounts::find_full() const {
     if (!full.times) continue;
     if (found.empty()) found.assign(words_of(slots_), 0);
     set_bit(found, full.slot_after - 1);
+  }
+  return found;
+}
+
+// Of rows of one bitmap that are not in the other. Most bits of a word are set or few are.
+std::array<size_t, 256> RowCounts::count_lows(const std::vector<uint64_t>& rows,
+                                              const std::vector<uint64_t>& except) const {
+  const auto parts = static_cast<size_t>(ThreadPool::shared().size());
+  // Four histograms, so that equal counts in a row do not wait for each other; the second half of each is for the rest.
+  using Lows = std::array<std::array<uint32_t, 512>, 4>;
+  std::vector<Lows> found(parts, Lows{});
+  ThreadPool::shared().parallel_for(parts, [&](size_t part, size_t) {
+    for (size_t word = rows.size() * part / parts; word < rows.size() * (part + 1) / parts; ++word) {
+      const uint64_t bits = rows[word] & ~except[word];
+      if (std::popcount(bits) < dense_rows) {
+        for_bits(bits, word, [&](uint32_t slot) { ++found[part][0][low_[slot]]; });
+        continue;
+      }
+      const size_t end = std::min<size_t>(64, slots_ - word * 64);
+      for (size_t i = 0; i < end; ++i) ++found[part][i % 4][low_[word * 64 + i] | (~bits >> i & 1) << 8];
+    }
+  });
+  std::array<size_t, 256> lows{};
+  for (const Lows& part : found)
+    for (const auto& histogram : part)
+      for (size_t low = 0; low < lows.size(); ++low) lows[low] += histogram[low];
+  return lows;
+}
+
+// A bit for each of the 64 rows of a word: whether its byte is above `least`. Eight bytes at a time: the seven low bits
+// of each are compared by an addition that carries into the eighth.
+uint64_t RowCounts::find_above(size_t word, uint32_t least) const {
+  constexpr uint64_t ones = 0x0101010101010101u, sevens = 0x7f * ones, tops = 0x80 * ones;
+  uint64_t found = 0;
+  for (size_t i = 0; i < 64 && word * 64 + i < slots_; i += 8) {
+    uint64_t bytes;
+    std::memcpy(&bytes, low_ + word * 64 + i, sizeof bytes);
+    const uint64_t carried = (bytes & sevens) + (least < 128 ? 127 - least : 255 - least) * ones;
+    const uint64_t above = (least < 128 ? carried | bytes : carried & bytes) & tops;
+    found |= ((above >> 7) * 0x0102040810204080u >> 56) << i;
   }
   return found;
 }
@@ -183,16 +236,21 @@ void RowPriority::sample(const uint32_t* slots, size_t count) {
   }
 }
 
-// Into a full list it goes in the place of another. Chance is a function of how often that happened before.
+// Into a full list it goes in the place of another. Chance is a function of how often that happened before: so it is
+// known who is next, and what will be needed of it is fetched ahead.
 void RowPriority::insert(uint32_t slot) {
   set_bit(listed_, slot);
   if (list_.size() < settings_.rows_max) {
     list_.push_back(slot);
     return;
   }
-  const uint64_t chance = mixed64(settings_.key + ++evicted_ * 0x9e3779b97f4a7c15u);
-  uint32_t& place = list_[static_cast<size_t>(static_cast<unsigned __int128>(chance) * list_.size() >> 64)];
-  clear_bit(listed_, std::exchange(place, slot));
+  const auto place = [&](uint64_t number) {
+    const uint64_t chance = mixed64(settings_.key + number * 0x9e3779b97f4a7c15u);
+    return list_.data() + static_cast<size_t>(static_cast<unsigned __int128>(chance) * list_.size() >> 64);
+  };
+  __builtin_prefetch(place(evicted_ + 2 * places_ahead), 1, 3);
+  __builtin_prefetch(listed_.data() + *place(evicted_ + places_ahead) / 64, 1, 3);
+  clear_bit(listed_, std::exchange(*place(++evicted_), slot));
 }
 
 // Larger ranks first, then, of equals, in the order of slots from the turn on. Nothing is sorted: a histogram over
@@ -228,22 +286,24 @@ RowPriority::Choice RowPriority::choose_by(const Bits& dirty, uint32_t bucket_ex
     std::nth_element(ranks.begin(), last, ranks.end(), std::greater<>());
     last_rank = *last;
   }
-  Choice choice{Bits(words, 0), turn_};
+  Bits above(words, 0);
   Bits equal(words, 0);
-  std::atomic<size_t> above{0};
   for_words(words, [&](size_t first, size_t end) {
-    size_t found = 0;
-    for (size_t word = first; word < end; ++word) {
+    for (size_t word = first; word < end; ++word)
       for_bits(dirty[word], word, [&](uint32_t slot) {
         const uint32_t of = rank(slot);
-        choice.rows[word] |= uint64_t{of > last_rank} << (slot % 64);
+        above[word] |= uint64_t{of > last_rank} << (slot % 64);
         equal[word] |= uint64_t{of == last_rank} << (slot % 64);
       });
-      found += static_cast<size_t>(std::popcount(choice.rows[word]));
-    }
-    above.fetch_add(found, std::memory_order_relaxed);
   });
-  left = settings_.rows_max - above.load(std::memory_order_relaxed);
+  return take_turns(std::move(above), equal);
+}
+
+// All that are above, and of those that are equal, as many as there is room for, from the turn on.
+RowPriority::Choice RowPriority::take_turns(Bits&& above, const Bits& equal) const {
+  Choice choice{std::move(above), turn_};
+  const size_t words = equal.size();
+  size_t left = settings_.rows_max - count_bits(choice.rows);
   // Round once: the word of the turn is visited twice, its upper bits first.
   for (size_t visit = 0; left && visit <= words; ++visit) {
     const size_t word = (turn_ / 64 + visit) % words;
@@ -258,25 +318,48 @@ RowPriority::Choice RowPriority::choose_by(const Bits& dirty, uint32_t bucket_ex
   return choice;
 }
 
+// Those with more updates first. A row whose byte was full has more than any other that was not; of the others a
+// histogram of bytes says which is the last count to be chosen, and eight bytes are compared with it at a time.
+RowPriority::Choice RowPriority::choose_counted(const Bits& dirty) const {
+  Bits full = counts.find_full();
+  full.resize(dirty.size(), 0);
+  for (size_t word = 0; word < dirty.size(); ++word) full[word] &= dirty[word];
+  const size_t full_rows = count_bits(full);
+  if (full_rows >= settings_.rows_max)
+    return choose_by(
+        full, bucket_count - 1,
+        [&](uint32_t slot) { return static_cast<uint32_t>(std::min<uint64_t>(counts.at(slot), UINT32_MAX)); },
+        [](uint32_t rank) { return std::min(rank, bucket_count - 1); });
+  const std::array<size_t, 256> rows = counts.count_lows(dirty, full);
+  uint32_t last = 255;
+  for (size_t left = settings_.rows_max - full_rows; left > rows[last]; --last) left -= rows[last];
+  Bits equal(dirty.size(), 0);
+  for_words(dirty.size(), [&](size_t first, size_t end) {
+    for (size_t word = first; word < end; ++word) {
+      if (!dirty[word]) continue;
+      const uint64_t others = dirty[word] & ~full[word];
+      const uint64_t more = counts.find_above(word, last);
+      equal[word] = others & ~more & (last ? counts.find_above(word, last - 1) : ~uint64_t{0});
+      full[word] |= others & more;
+    }
+  });
+  return take_turns(std::move(full), equal);
+}
+
 RowPriority::Choice RowPriority::choose(const Bits& dirty, const Records& records) const {
-  const auto same = [](uint32_t rank) { return rank; };
-  switch (settings_.kind) {
-    case PriorityKind::mfu: {
-      const Bits full = counts.find_full();
-      const auto count = [&](uint32_t slot) -> uint32_t {
-        if (full.empty() || !bit_at(full, slot)) return counts.low(slot);
-        return static_cast<uint32_t>(std::min<uint64_t>(counts.at(slot), UINT32_MAX));
-      };
-      return choose_by(dirty, bucket_count - 1, count, [](uint32_t rank) { return std::min(rank, bucket_count - 1); });
-    }
-    case PriorityKind::scar: {
-      Buffer<uint32_t> ranks(settings_.slots);
-      find_changes(dirty, records, ranks.data());
-      return choose_by(dirty, 0, [&](uint32_t slot) { return ranks[slot]; }, [](uint32_t rank) { return rank >> 16; });
-    }
-    default:
-      return choose_by(dirty, bucket_count, [&](uint32_t slot) { return uint32_t{bit_at(listed_, slot)}; }, same);
+  if (settings_.kind == PriorityKind::mfu) return choose_counted(dirty);
+  if (settings_.kind == PriorityKind::scar) {
+    Buffer<uint32_t> ranks(settings_.slots);
+    find_changes(dirty, records, ranks.data());
+    return choose_by(dirty, 0, [&](uint32_t slot) { return ranks[slot]; }, [](uint32_t rank) { return rank >> 16; });
   }
+  Bits listed(dirty.size()), others(dirty.size());
+  for (size_t word = 0; word < dirty.size(); ++word) {
+    listed[word] = dirty[word] & listed_[word];
+    others[word] = dirty[word] & ~listed_[word];
+  }
+  if (count_bits(listed) < settings_.rows_max) return take_turns(std::move(listed), others);
+  return take_turns(Bits(dirty.size(), 0), listed);  // the list is all there is room for
 }
 
 // How far the weights are from those last captured, squared, as the bits of a float: they rise with it.

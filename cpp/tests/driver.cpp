@@ -334,6 +334,49 @@ std::string capture_digest(size_t dim) {
   return digest;
 }
 
+// Each kind of priority; rows noted often enough that a byte does not count them, captures that end either way.
+std::string priority_digest(size_t dim) {
+  std::string digest;
+  for (const char* kind : {"none", "mfu", "ssu", "scar"}) {
+    Trio trio(dim);
+    Shard& shard = trio.source;
+    const size_t tenant = shard.add_tenant();
+    std::vector<int64_t> tables(shard.table_count());
+    std::iota(tables.begin(), tables.end(), 0);
+    shard.set_priority(tenant, priority_from_name(kind), tables, 0.2, 3, 2);
+    uint64_t captured = 0;
+    for (int64_t step = 1; step < 30; ++step) {
+      std::vector<int32_t> counts;
+      std::vector<uint32_t> all;
+      for (size_t t = 0; t < shard.table_count(); ++t) {
+        const std::vector<uint32_t> slots = random_slots(shard, t, shard.slots(t) / 3 + 1);
+        counts.push_back(static_cast<int32_t>(slots.size()));
+        all.insert(all.end(), slots.begin(), slots.end());
+      }
+      Exact<float> grads = random_floats(all.size() * dim);
+      shard.update(counts, all, grads.span(), step);
+      for (int64_t time = 0; time < 40 * (step % 3); ++time) shard.note_updates(counts, all);
+      const uint64_t before = shard.updates_uncaptured(tenant);
+      shard.begin_capture(tenant, step % 11 == 0);
+      const uint64_t has = before - shard.updates_uncaptured(tenant);
+      const bool durable = step % 4;
+      while (durable && shard.capture_left()) shard.capture_chunk(1000);
+      shard.end_capture(durable);
+      CHECK(durable || shard.updates_uncaptured(tenant) == before);
+      captured += durable ? has : 0;
+      digest += std::to_string(has) + " " + std::to_string(shard.capture_skipped()) + " ";
+    }
+    CHECK(shard.updates_noted() == captured + shard.updates_uncaptured(tenant));
+    while (shard.dirty_rows(tenant)) {
+      shard.begin_capture(tenant, false);
+      while (shard.capture_left()) shard.capture_chunk(1000);
+      shard.end_capture(true);
+    }
+    CHECK(shard.updates_uncaptured(tenant) == 0);
+  }
+  return digest;
+}
+
 std::string gf_digest() {
   std::string digest;
   for (const size_t floats : {0, 1, 3, 4, 7, 8, 12, 20, 33}) {
@@ -480,6 +523,7 @@ std::string all_digests() {
   for (const size_t dim : {1, 7, 8, 16, 33, 64, 128}) digest += shard_digest(dim);
   for (const size_t dim : {1, 16, 33}) digest += parity_digest(dim);
   for (const size_t dim : {1, 16}) digest += capture_digest(dim);
+  for (const size_t dim : {1, 16}) digest += priority_digest(dim);
   for (const bool bags : {false, true})
     for (const int64_t servers : {1, 3, 7})
       for (const int64_t batch : {0, 1, 200}) digest += router_digest(bags, servers, batch);

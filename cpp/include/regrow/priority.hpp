@@ -5,6 +5,7 @@
 // The slow twin is the one of captures, tests/unit/store/dict_store.py.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
@@ -33,10 +34,12 @@ class RowCounts {
   void settle(const uint32_t* slots, size_t count);
   bool is_settled() const { return !wraps_.load(std::memory_order_relaxed); }
 
-  uint8_t low(uint32_t slot) const { return low_[slot]; }
   uint64_t at(uint32_t slot) const;
-  // A bit for each row that was ever full; empty if none was.
+  // A bit for each row whose byte was full; empty if none was.
   std::vector<uint64_t> find_full() const;
+  // Of bytes alone: how many rows have which, and which rows of a word of 64 are above one.
+  std::array<size_t, 256> count_lows(const std::vector<uint64_t>& rows, const std::vector<uint64_t>& except) const;
+  uint64_t find_above(size_t word, uint32_t least) const;
   size_t bytes() const;
 
   // Counts of rows on their way to somewhere else.
@@ -108,6 +111,8 @@ class RowPriority {
  private:
   template <typename Rank, typename Bucket>
   Choice choose_by(const Bits& dirty, uint32_t bucket_exact_end, Rank&& rank, Bucket&& bucket) const;
+  Choice choose_counted(const Bits& dirty) const;
+  Choice take_turns(Bits&& above, const Bits& equal) const;
   void find_changes(const Bits& dirty, const Records& records, uint32_t* ranks) const;
   void insert(uint32_t slot);
 

@@ -6,6 +6,8 @@ Three operations on a batch of 26 x 2048 lookups, in tables far larger than the 
     update   group equal ids, sum, row-wise Adagrad      FBGEMM: backward; ours: plan + unpool + update
     both     one after the other                         ours: plan + gather + pool + unpool + update
 
+and what it costs a server to count updates for a priority (`note`), beside the update of the same rows alone.
+
 Both sides start every repetition with a cold cache and ids never used before, take turns, and are checked
 first to compute the same numbers. FBGEMM runs in the fastest of its layouts (see `peer`), chosen per
 operation in the same run. The sketch: a batch takes at least the bytes it must move divided by the bandwidth
@@ -39,6 +41,9 @@ EPS = 1e-8
 TOLERANCE = 1e-5
 CHECK_BATCHES = 3
 TRIALS = 3
+PRIORITIES = ("mfu", "ssu")
+PRIORITY_SHARE = 0.125
+SSU_PERIOD = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +79,7 @@ def run(*, quick: bool, json_path: str | None, dims: Sequence[int] = DIMS) -> in
     try:
         for dim in dims:
             measure_dim(report, dim=dim, size=size, roofs=roofs, with_peer=missing is None)
+            measure_counting(report, dim=dim, size=size, threads=threads)
     finally:
         _kernels.set_threads(threads_before)
         torch.set_num_threads(torch_threads_before)
@@ -217,6 +223,61 @@ def measure_dim(
     finally:
         for tables in peers.values():
             tables.close()
+
+
+def measure_counting(report: common.Report, *, dim: int, size: Size, threads: Sequence[int]) -> None:
+    """The update of a push's rows, then the note of them, as a server does it."""
+    rows = [size.table_bytes // (dim * 4) // FEATURES] * FEATURES
+    flush = Flush()
+    for kind in PRIORITIES:
+        ours = Ours(rows, dim)
+        tenant = ours.shard.add_tenant()
+        ours.shard.set_priority(tenant, kind, range(len(rows)), PRIORITY_SHARE, 1, SSU_PERIOD)
+        for ids in ("uniform", "skewed") if size.skewed else ("uniform",):
+            count = size.repetitions * len(threads)
+            batches = iter(Work.make(rows, dim, count=count, skewed=ids == "skewed").batches)
+            for count in threads:
+                _kernels.set_threads(count)
+                plans = [ours.router.plan(next(batches), None, BATCH) for _ in range(size.repetitions)]
+                seconds = [_time_note(ours, plan, flush) for plan in plans]
+                _record_counting(report, seconds, plans, kind, dim, count, ids)
+
+
+def _time_note(ours: Ours, plan: _kernels.Plan, flush: Flush) -> tuple[float, float]:
+    """Seconds of the update and of the note."""
+    grads = np.ones(plan.floats, np.float32)
+    flush()
+    update = common.seconds_of(lambda: ours.shard.update(plan.counts[0], plan.slots, grads, 1))
+    return update, common.seconds_of(lambda: ours.shard.note_updates(plan.counts[0], plan.slots))
+
+
+def _record_counting(
+    report: common.Report,
+    seconds: list[tuple[float, float]],
+    plans: list[_kernels.Plan],
+    kind: str,
+    dim: int,
+    threads: int,
+    ids: str,
+) -> None:
+    # Every second note of ssu takes longer: what a server pays is that of two in a row.
+    pairs = len(seconds) // SSU_PERIOD * SSU_PERIOD
+    updates, notes = np.array(seconds[:pairs]).reshape(-1, SSU_PERIOD, 2).sum(1).T
+    rows = np.array([plan.slots.size for plan in plans[:pairs]]).reshape(-1, SSU_PERIOD).sum(1)
+    report.rows.append(
+        {
+            "kind": "counting",
+            "priority": kind,
+            "dim": dim,
+            "threads": threads,
+            "ids": ids,
+            "distinct": round(float(np.mean(rows)) / SSU_PERIOD),
+            "update_ns_per_row": round(float(np.median(updates / rows)) * 1e9, 2),
+            "note_ns_per_row": round(float(np.median(notes / rows)) * 1e9, 2),
+            "note_of_update": round(float(np.median(notes / updates)), 4),
+            "repetitions": len(seconds),
+        }
+    )
 
 
 def _peer_tables(ours: Ours, layout: str, threads: int) -> peer.PeerTables:
@@ -403,5 +464,23 @@ def _print_rows(report: common.Report) -> None:
                 f"{row['bandwidth_fraction']:.0%}",
             )
             for row in shown
+        ],
+    )
+    common.print_table(
+        "counting updates beside the update of the same rows",
+        ["priority", "dim", "threads", "ids", "rows", "update ns/row", "note ns/row", "of it"],
+        [
+            (
+                row["priority"],
+                str(row["dim"]),
+                str(row["threads"]),
+                row["ids"],
+                str(row["distinct"]),
+                f"{row['update_ns_per_row']:.1f}",
+                f"{row['note_ns_per_row']:.1f}",
+                f"{row['note_of_update']:.1%}",
+            )
+            for row in report.rows
+            if row["kind"] == "counting"
         ],
     )

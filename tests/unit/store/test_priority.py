@@ -301,11 +301,11 @@ def test_memory_is_what_was_said() -> None:
         store.add_tenant()
         assert store.priority_bytes() == 0
         store.set_priority(0, kind, [0], 0.125, 1, 2)
-        assert store.priority_bytes() / rows == pytest.approx(expected, abs=0.001)
+        assert store.priority_bytes() / rows == pytest.approx(expected, abs=0.005)
         slots = np.arange(1000, dtype=np.uint32)
         for _ in range(256):
             store.note_updates(np.array([1000], np.int32), slots)
-        assert (store.priority_bytes() - expected * rows) / 1000 < 20, "rows that were noted very often"
+        assert (store.priority_bytes() - expected * rows) / 1000 < 25, "rows that were noted very often"
 
 
 @every_store
