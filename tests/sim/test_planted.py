@@ -63,6 +63,7 @@ SEEDS |= {
     "clean-before-durable": ("partial", 13, 100),
     "served-unread": ("partial-sync", 7, 60),
     "joins-at-the-save": ("partial", 1, 20),
+    "save-ends-twice": ("partial", 0, 10),
     "delta-after-a-loss": ("partial-cuts", 8, 200),
 }
 SEEDS |= {

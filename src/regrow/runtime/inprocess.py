@@ -44,7 +44,6 @@ REPLY_BYTES_MAX = 4 << 30
 TICK_SECONDS = 1.0  # of a clock that runs only while somebody waits
 TICKS_WAITED = 8  # enough for a flush and its acknowledgement, whatever else is under way
 TICKS_MAX = 100_000  # Waiting longer than this is waiting for ever.
-STORING = (Save, Unsave, WriteManifest, Load, SaveOwn, UnsaveOwn, FindSaves, FetchSaved)
 
 
 class InProcessCluster:
@@ -157,8 +156,10 @@ class InProcessCluster:
             elif isinstance(effect, Stop):
                 # Nobody replaces a server here but `kill`, and a server that was killed hears nothing more.
                 raise RegrowError(f"{local} stops: {effect.reason}")
-            elif isinstance(effect, STORING):
+            elif isinstance(effect, Save | Unsave | WriteManifest | Load):
                 raise AssertionError(f"{local} asks for a checkpoint, and none was promised it: {effect!r}")
+            elif isinstance(effect, SaveOwn | UnsaveOwn | FindSaves | FetchSaved):
+                raise AssertionError(f"{local} asks for a save, and none was promised it: {effect!r}")
             elif isinstance(effect, Condemn):
                 raise AssertionError(f"nobody hangs in one process: {effect!r}")
             elif isinstance(effect, Dial | Forget | Log | Notice):

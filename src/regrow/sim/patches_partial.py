@@ -69,3 +69,11 @@ def delta_after_a_loss(original: Any) -> Any:
         return effects
 
     return know
+
+
+def save_ends_twice(original: Any) -> Any:
+    def on_saved(self: Any, saved: Any) -> Any:
+        original(self, saved)
+        self.life.move("over")
+
+    return on_saved

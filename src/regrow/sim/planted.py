@@ -484,6 +484,14 @@ BUGS |= {
         PARTIAL,
         ("refusal", "I8", "I14", "failed"),
     ),
+    "save-ends-twice": Bug(
+        "a save is over twice",
+        OwnSaves,
+        "on_saved",
+        patches_partial.save_ends_twice,
+        PARTIAL,
+        MOVES,
+    ),
     "delta-after-a-loss": Bug(
         "the cut after a partial recovery is a delta",
         Cuts,
