@@ -11,7 +11,8 @@ failpoints that it passed in the room. Mergers only wait, unless the plan says "
 looked at.
 
 What the workers do is small but not trivial: what they push depends on the rows they pulled (mode sync), or counts
-pushes, exactly, in whole numbers (mode async). `digests` does the same in one process, step by step.
+pushes, exactly, in whole numbers (mode async). `digests` does the same in one process, step by step. With a learning
+rate of 1 every push takes one from each of its rows, in both modes: what a row has at the end is how many it has.
 """
 
 from __future__ import annotations
@@ -58,10 +59,12 @@ def job_of(config: TrainConfig) -> JobSpec:
         kind=config.optimizer if sync else "sgd",  # type: ignore[arg-type]
         learning_rate=config.learning_rate if sync else 1.0,
     )
+    bound = 0.5 if sync and config.learning_rate != 1.0 else 0.0
     tables = tuple(
         protect(
-            TableSpec(name=f"t{index}", rows=rows, dim=dim, init_bound=0.5 if sync else 0.0, optimizer=optimizer),
+            TableSpec(name=f"t{index}", rows=rows, dim=dim, init_bound=bound, optimizer=optimizer),
             config.code,
+            dense=config.saves_own and index == len(SHAPES) - 1,
         )
         for index, (rows, dim) in enumerate(SHAPES)
     )
@@ -95,6 +98,8 @@ class Work:
         return self._router.plan(self.ids(step).reshape(-1), None, self._config.batch)
 
     def grads(self, step: int, rows: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+        if self._config.learning_rate == 1.0:
+            return np.ones(rows.size, np.float32)
         if self._config.mode == "async":
             return np.full(rows.size, step, np.float32)
         # The same for a row wherever it lies: the order of rows depends on the servers.

@@ -138,6 +138,7 @@ class ServerDoor:
             effects = [*self.server.serving.receive(source, message)]
         if self.server is not None:
             effects += self.server.work_in_background()
+            effects += self.server.save_at_step()
         return effects
 
     def _on_cut_message(self, server: Server, source: Identity, message: CutAsk | CutAt | CutEnd) -> list[Effect]:

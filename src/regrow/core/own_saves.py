@@ -85,6 +85,10 @@ class OwnSaves:
         self._now = 0.0
         self._step = 0
 
+    @property
+    def counts_steps(self) -> bool:
+        return self.plan is not None and self.plan.every_steps is not None
+
     def is_due(self, now: float, step: int) -> bool:
         """Whether it is time for a save."""
         plan = self.plan
@@ -160,6 +164,6 @@ class OwnSaves:
         assert plan is not None
         if plan.every_steps is not None:
             self._due_at = self._now + RETRY_SECONDS if failed else None
-            self._due_step = self._due_step if failed else self._step + plan.every_steps
+            self._due_step = self._due_step if failed else (self._step // plan.every_steps + 1) * plan.every_steps
         elif plan.every_seconds is not None:
             self._due_at = self._now + (min(RETRY_SECONDS, plan.every_seconds) if failed else plan.every_seconds)

@@ -384,6 +384,13 @@ class Server:
         rows, parities = self._row_budget.refill(now), self._parity_budget.refill(now)
         return rows or parities
 
+    def save_at_step(self) -> list[Effect]:
+        """Where saves are counted in steps, they are made at the very step, not with the next tick: two runs of a
+        synchronous job then save the same rows."""
+        if not self.saves.counts_steps or self.cut.life.state is not CutState.IDLE:
+            return []
+        return [*self.saves.tick(self._now, self.serving.committed)]
+
     def _find_rest(self) -> float:
         """Until when time alone brings nothing further, behind a tick that found nothing to do. Streams and sweeps went
         as far as they could in it: they wait for an answer, or for their budget."""

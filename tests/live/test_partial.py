@@ -1,0 +1,172 @@
+"""Goal: with partial recovery whoever dies, training goes on, and what is lost is exactly what is said.
+
+Method: whole runs with real processes, killed at steps and at failpoints (armed_child.py). Every push takes one from
+each of its rows, so the model at the end says of every row how many of its pushes it has. How many it should have is
+counted here from the workers' programme, by nobody who knows of servers: the difference must be the number reported.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import armed_child
+import numpy as np
+import pytest
+from checkpoint_runs import Run, graph, restored, run, undisturbed
+
+from regrow.checkpoint.saves_ids import IdsFile
+from regrow.checkpoint.saves_write import list_owners, read_saves
+from regrow.checkpoint.storage import Storage
+
+pytestmark = pytest.mark.live
+
+STEPS = 150
+PARTIAL: dict[str, Any] = {
+    "protection": "partial",
+    "servers": 4,
+    "workers": 2,
+    "steps": STEPS,
+    "optimizer": "sgd",
+    "learning_rate": 1.0,
+    "every": "40steps",
+    "priority": "none",
+    "priority_tables": "all",
+    "priority_share": 0.25,
+}
+
+
+def partial(path: Path, **options: Any) -> Run:
+    """A run in which rows count pushes."""
+    options = {**PARTIAL, **options}
+    if options["priority"] == "none":
+        del options["priority_share"], options["priority_tables"]
+    return run(path, **options)
+
+
+def count_pushes(of: Run) -> list[np.ndarray[Any, Any]]:
+    """How many pushes name each row of each table, by the workers' programme."""
+    counts = [np.zeros(rows, np.int64) for rows, _ in armed_child.SHAPES]
+    for worker in range(of.config.workers):
+        work = armed_child.Work(of.config, worker)
+        for step in range(1, STEPS + 1):
+            for table, ids in enumerate(work.ids(step)):
+                counts[table][np.unique(ids)] += 1
+    return counts
+
+
+def count_lost(of: Run) -> list[int]:
+    """Pushes that are missing at the end, by table. None is there twice."""
+    last = graph(of.url).restorable()[-1]
+    assert last.step == STEPS
+    lost = []
+    for counts, records in zip(count_pushes(of), restored(of.url, last, of.config), strict=True):
+        have = -records
+        assert (have == have[:, :1]).all(), "all weights of a row count the same"
+        assert (have[:, 0] <= counts).all(), "no push is there twice"
+        lost.append(int((counts - have[:, 0]).sum()))
+    return lost
+
+
+def check(of: Run, *, roles: list[str], loses: bool | None = True) -> None:
+    summary = of.summary
+    assert summary["status"] == "ok"
+    assert sorted(of.roles_lost) == sorted(roles)
+    assert summary["restores"] == [], "nobody went back but the lost"
+    *bare, dense = count_lost(of)
+    assert dense == 0, "copies lose nothing"
+    assert sum(bare) == summary["partial"]["updates_lost"]
+    assert sum(failure.get("updates_lost", 0) for failure in summary["failures"]) == sum(bare)
+    if loses is not None:
+        assert (sum(bare) > 0) == loses
+
+
+MODES = ["sync", "async"]
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("priority", ["none", "ssu", "mfu", "scar"])
+def test_what_is_lost_is_what_is_said(tmp_path: Path, mode: str, priority: str) -> None:
+    found = partial(tmp_path, mode=mode, priority=priority, kill=("server:1@step:75",))
+    check(found, roles=["server"], loses=None if priority != "none" else True)
+    partial_summary = found.summary["partial"]
+    assert partial_summary["saves"] > 0
+    assert partial_summary["pls"] is not None
+    (failure,) = found.summary["failures"]
+    assert failure["samples_lost"] >= 0 and failure["load_s"] > 0.0
+
+
+@pytest.mark.parametrize(
+    ("kills", "options"),
+    [
+        (("server:0@step:70", "server:2@step:70"), {}),
+        (("server:1@step:70", "server:2@step:70"), {"r": 2}),
+        (("server:1@step:50", "server:1@step:55", "server:1@step:120"), {}),
+    ],
+)
+def test_several_deaths(tmp_path: Path, kills: tuple[str, ...], options: dict[str, Any]) -> None:
+    found = partial(tmp_path, mode="sync", kill=kills, priority="mfu", **options)
+    check(found, roles=["server"] * len(kills))
+
+
+def test_before_the_first_save_rows_begin_again(tmp_path: Path) -> None:
+    found = partial(tmp_path, mode="async", every="1000steps", kill=("server:3@step:60",))
+    check(found, roles=["server"])
+    assert found.summary["partial"]["saves"] == 0
+
+
+@pytest.mark.parametrize(
+    ("point", "life"), [("manifest.data:2:exit", 0), ("manifest.rename:2:exit", 0), ("manifest.rename:1:exit", 1)]
+)
+def test_killed_while_it_saves_or_comes_back(tmp_path: Path, point: str, life: int) -> None:
+    arm = {"server 2": ["", ""][:life] + [point]}
+    kills = ("server:2@step:70",) if life else ()
+    found = partial(tmp_path, mode="async", kill=kills, plan={"arm": arm})
+    check(found, roles=["server"] * (1 + life), loses=None)
+
+
+def test_the_coordinator_dies_meanwhile(tmp_path: Path) -> None:
+    found = partial(tmp_path, mode="sync", kill=("server:1@step:75", "coordinator@step:75", "worker:0@step:76"))
+    check(found, roles=["server", "coordinator", "worker"])
+
+
+def test_storage_that_fails_costs_saves_and_not_training(tmp_path: Path) -> None:
+    arm = {"server 1": ["chunk.data:2:raise:3"]}
+    found = partial(tmp_path, mode="async", every="10steps", kill=("server:1@step:100",), plan={"arm": arm})
+    check(found, roles=["server"], loses=None)
+    assert found.summary["partial"]["saves_failed"] > 0
+
+
+@pytest.mark.parametrize("priority", ["none", "ssu", "mfu", "scar"])
+def test_without_a_failure_nothing_changes(tmp_path: Path, priority: str) -> None:
+    """The same model as without any protection, to the bit."""
+    options = {"learning_rate": 0.03, "optimizer": "rowwise_adagrad", "mode": "sync", "priority": priority}
+    found = partial(tmp_path, **options)
+    assert found.summary["model_sha256"] == undisturbed(found.config)[-1]
+    assert found.summary["partial"]["updates_lost"] == 0
+    assert found.summary["partial"]["pls"] == 0.0
+
+
+@pytest.mark.parametrize("priority", ["ssu", "mfu"])
+def test_two_synchronous_runs_save_the_same_rows(tmp_path: Path, priority: str) -> None:
+    first, second = (
+        list_saved(partial(tmp_path / name, mode="sync", priority=priority, every="400steps")) for name in "ab"
+    )
+    assert first == second
+    assert any(first.values())
+
+
+def list_saved(of: Run) -> dict[tuple[str, int], dict[str, list[int]]]:
+    """The rows in each save that is there, by shard and number."""
+    storage = Storage.open(of.url)
+    found: dict[tuple[str, int], dict[str, list[int]]] = {}
+    for owner in list_owners(storage):
+        for save in read_saves(storage, owner).manifests:
+            if save.chunks:
+                ids = IdsFile(storage.read(f"{save.name}/ids.safetensors"), save)
+                rows: dict[str, list[int]] = {}
+                for number, info in enumerate(save.chunks):
+                    for table, each in ids.ids_of(number, info).items():
+                        rows.setdefault(table, []).extend(each.list_ids().tolist())
+                found[save.shard, save.number] = rows
+    return found
