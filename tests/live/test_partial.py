@@ -131,7 +131,7 @@ def test_the_coordinator_dies_meanwhile(tmp_path: Path) -> None:
 
 
 def test_storage_that_fails_costs_saves_and_not_training(tmp_path: Path) -> None:
-    arm = {"server 1": ["chunk.data:2:raise:3"]}
+    arm = {"server 1": ["chunk.data:2:full:2"]}
     found = partial(tmp_path, mode="async", every="10steps", kill=("server:1@step:100",), plan={"arm": arm})
     check(found, roles=["server"], loses=None)
     assert found.summary["partial"]["saves_failed"] > 0
@@ -166,7 +166,7 @@ def list_saved(of: Run) -> dict[tuple[str, int], dict[str, list[int]]]:
                 ids = IdsFile(storage.read(f"{save.name}/ids.safetensors"), save)
                 rows: dict[str, list[int]] = {}
                 for number, info in enumerate(save.chunks):
-                    for table, each in ids.ids_of(number, info).items():
+                    for table, each in ids.rows_of(number, info).items():
                         rows.setdefault(table, []).extend(each.list_ids().tolist())
                 found[save.shard, save.number] = rows
     return found
