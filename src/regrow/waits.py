@@ -437,6 +437,7 @@ PACES: dict[str, str] = {
     "launch.status:RATE_NOW_SECONDS": "what a figure is measured over",
     "launch.status:RATE_SECONDS_MIN": "... at least",
     "core.own_saves:RETRY_SECONDS": "from a save that failed to the next try",
+    "launch.replan:LOOK_SECONDS": "between two looks at what saves and failures have shown",
     "launch.partial:RESCHEDULE_SECONDS": "a guess, for a plan",
     "planner.measured:FIRST_GUESS_SECONDS": "the same",
     "planner.scale:UNIT_SECONDS": "a unit of time, for a plan",

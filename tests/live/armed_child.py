@@ -5,6 +5,7 @@ workers without torch, so that a run costs two seconds.
 
 The plan has a `room` and, by "server 1" or "coordinator 0", a list of failpoints, "name:count:action[:times]": one for
 each life of that process, "" for none. A life is one process, so those after a fall back to a checkpoint count on.
+The saves of "spoil" are damaged when it dies.
 "exit" is a real SIGKILL, "hang" lasts until workers have come to the step "go on at". Until all files of the list
 "until" are in the room, workers are slow, and at the step "hold" they wait for them. Everybody who ends well leaves the
 failpoints that it passed in the room. Mergers only wait, unless the plan says "merge": what was written shall be
@@ -245,9 +246,21 @@ class ArmedParent(PipeParent):
         name = f"{assignment.identity.role} {assignment.identity.id}"
         life = next(life for life in range(100) if first(room / f"{name} life {life}"))
         self.hits = room / f"{name} life {life} hits"
+        if life and plan.get("spoil") == name:
+            spoil_saves(assignment)
         points = plan.get("arm", {}).get(name, [])
         if life < len(points) and points[life]:
             arm(points[life], room)
+
+
+def spoil_saves(assignment: orders.Assignment) -> None:
+    """A bit of every chunk that this server has saved flips, before its successor reads them."""
+    assert assignment.saving is not None
+    shard = f"s{assignment.identity.id}of"
+    for path in Path(assignment.saving.url).glob(f"saves/*/{shard}*/*/*.safetensors"):
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data)
 
 
 def arm(point: str, room: Path) -> None:

@@ -36,7 +36,7 @@ from regrow.core.serving import WAITING_MAX, Store
 from regrow.core.steady import SteadyTime
 from regrow.core.wayback import FetchSaved, FindSaves, Load, LoadedAll, LoadedRows, find_ways_flaw
 
-Stored = Saved | OwnSaved | LoadedRows | LoadedAll | SavesFound | SavedRowsLoaded | SavesLoaded
+Stored = Saved | OwnSaved | SavePlan | LoadedRows | LoadedAll | SavesFound | SavedRowsLoaded | SavesLoaded
 Event = Joined | Delivered | Lost | Tick | Stored
 Effect = (
     Send
@@ -111,6 +111,11 @@ class ServerDoor:
             return [Log(text=f"{event.peer} is gone: {event.reason}")]
         if isinstance(event, Joined):
             return self._on_joined(event.peer)
+        if isinstance(event, SavePlan):
+            self._save_plan = event
+            if self.server is not None:
+                self.server.saves.change_plan(event)
+            return []
         if self.server is None:
             return []  # of an attempt before this one: nothing is stored or loaded without a view
         if isinstance(event, Saved):

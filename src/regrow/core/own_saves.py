@@ -34,7 +34,8 @@ RETRY_SECONDS = 10.0  # after a save that failed, or was given up for a cut; soo
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SavePlan:
-    """How often a server saves its own rows: one of the two, as seconds or as steps (pushes of the slowest worker)."""
+    """How often a server saves its own rows: one of the two, as seconds or as steps (pushes of the slowest worker). As
+    an event at a server: so often from now on."""
 
     every_seconds: float | None = None
     every_steps: int | None = None
@@ -84,6 +85,13 @@ class OwnSaves:
         self._due_step = 0 if plan is None or plan.every_steps is None else plan.every_steps
         self._now = 0.0
         self._step = 0
+
+    def change_plan(self, plan: SavePlan) -> None:
+        """Another interval from now on. Counted anew, so that nobody saves at once only because it is shorter."""
+        if self.plan is not None:
+            self.plan = plan
+            self._due_at = None
+            self._due_step = self._step + (plan.every_steps or 0)
 
     @property
     def counts_steps(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import secrets
 from collections.abc import Callable, Sequence
@@ -11,7 +12,7 @@ from regrow.checkpoint.lineage import Graph
 from regrow.checkpoint.storage import Storage
 from regrow.config import TrainConfig, read_stored
 from regrow.core.names import parse_piece_name
-from regrow.errors import UserError
+from regrow.errors import CheckpointError, UserError
 from regrow.launch.orders import CheckpointTimes, Saving
 from regrow.launch.partial import PartialPlan
 from regrow.launch.version import version
@@ -122,3 +123,13 @@ def plan_saving(
             pause=config.ckpt_pause,
         ),
     )
+
+
+def clear_saves(config: TrainConfig, *, run: str) -> None:
+    """At the end of a run, whose last checkpoint has everything, saves of single servers only take space. Where they
+    cannot be deleted they stay, and `regrow ckpt ls` shows them."""
+    from regrow.checkpoint.saves_write import delete_run
+
+    assert config.ckpt is not None
+    with contextlib.suppress(CheckpointError):
+        delete_run(Storage.open(config.ckpt), run)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import resource
 import secrets
 import shlex
 import signal
@@ -27,7 +26,7 @@ from regrow.config import TrainConfig
 from regrow.core.identity import Identity
 from regrow.errors import CheckpointError, ChildFailed, DataLoss, Interrupted, NotSaved, RegrowError, UserError
 from regrow.launch import checkpoints, memory, partial
-from regrow.launch.backend import Ended, Handle, News, end, list_running, name_of
+from regrow.launch.backend import Ended, Handle, News, end, list_running
 from regrow.launch.causes import KILLED, MISSES_ANOTHER, Suspect, find_cause
 from regrow.launch.crew import Crew
 from regrow.launch.display import Display, QuietDisplay
@@ -48,6 +47,7 @@ from regrow.launch.orders import (
     Trained,
 )
 from regrow.launch.processes import CHILD_COMMAND, LocalProcesses
+from regrow.launch.replan import Replanner
 from regrow.launch.rundir import RunDir
 from regrow.launch.sabotage import Saboteur
 from regrow.launch.signals import SignalWatch
@@ -74,6 +74,7 @@ from regrow.launch.supervisor import (
     TakeStance,
     Tick,
 )
+from regrow.launch.usage import explain_malformed, sum_usage
 from regrow.launch.version import version
 from regrow.launch.watch import Watch
 from regrow.runtime.sockets import SocketDir
@@ -114,11 +115,14 @@ def train(
     if memory_check:
         memory.check(config)
     start = None if config.resume is None else checkpoints.find(config)
-    planned = partial.plan(config) if config.saves_own else None
+    planner = partial.Planner(config) if config.saves_own else None
+    planned = None if planner is None else planner.plan()
     config = config if planned is None else planned.config
     run_dir = RunDir.create(config, overwrite=overwrite)
     try:
-        run = _Run(config, run_dir, display or QuietDisplay(), tuple(command), patience or Patience(), start, planned)
+        run = _Run(config, run_dir, display or QuietDisplay(), tuple(command), patience or Patience(), start)
+        if planner is not None and planned is not None:
+            run.replanner = Replanner(planner, planned, run.status)
         return run.run()
     finally:
         run_dir.close()
@@ -143,17 +147,15 @@ class _Run:
         command: tuple[str, ...],
         patience: Patience,
         start: checkpoints.Start | None,
-        planned: partial.PartialPlan | None,
     ) -> None:
         self.config = config
-        self.planned = planned
+        self.replanner: Replanner | None = None  # with partial recovery
         self.run_dir = run_dir
         self.display = display
         self.patience = patience
         self.token = secrets.token_hex(32)
         self.started_at = datetime.now().astimezone()
         self.status = RunStatus(config, started_at=time.monotonic())
-        self.status.plan_reason = None if planned is None else planned.reason
         self.backend = LocalProcesses(logs=run_dir.logs, command=command)
         self.signals = SignalWatch(self.backend.wake)
         self.saboteur = Saboteur(config)
@@ -211,7 +213,8 @@ class _Run:
         """A death is no reason to give up where there are checkpoints; nor is a damaged one if there are others, but
         for the one that the user asked for. A mistake, or a bug, would come again."""
         dead = isinstance(failure, DataLoss) or (cause is not None and cause.rank in (KILLED, MISSES_ANOTHER))
-        dead |= cause is not None and cause.damage and bool(self.status.restores)
+        spoiled = bool(self.status.restores) or self.config.saves_own  # a cut may be sound where a save is not
+        dead |= cause is not None and cause.damage and spoiled
         phases = ("loading", *SURVIVING_PHASES)
         here = None if self.start is None else self.start.cut
         tries = sum(restore["cut"] == here for restore in self.status.restores)  # without a newer one since
@@ -303,6 +306,8 @@ class _Run:
         )
         self._enter("stopping")
         self._stop()
+        if config.saves_own and self.not_saved is None:
+            checkpoints.clear_saves(config, run=self.run_id)
         self._enter("done")
 
     def _hire(self) -> Crew:
@@ -328,7 +333,7 @@ class _Run:
                 start=start,
                 starts=len(self.status.restores),
                 dead=self.status.cuts_dead,
-                partial=self.planned,
+                partial=None if self.replanner is None else self.replanner.partial,
             ),
             start=None if start is None else StoredCut(url=start.url, cut=start.cut),
             hanging=Hanging(silent_seconds=config.silent_limits["server"], patience_seconds=config.patience_seconds),
@@ -526,6 +531,9 @@ class _Run:
     def _tick(self) -> None:
         now = time.monotonic()
         self.status.failures.tick(now)
+        if self.replanner is not None and (every := self.replanner.look(now)) is not None:
+            for id in range(self.config.servers):
+                self.crew.tell(self.supervisor.current("server", id), every)
         if now >= self._metrics_due:
             self._metrics_due = now + (METRICS_SECONDS_PROTECTED if self.config.replaces_servers else METRICS_SECONDS)
             self.run_dir.write_metrics(self.status.metrics(now))
@@ -546,7 +554,7 @@ class _Run:
             "mode": config.mode,
             "protection": config.protection,
             "code": None if config.code is None else dataclasses.asdict(config.code),
-            "plan": None if self.planned is None else {"reason": self.planned.reason, **self.planned.numbers},
+            "plan": None if self.replanner is None else self.replanner.describe(),
             "sabotage_unreached": [dataclasses.asdict(sabotage) for sabotage in self.saboteur.unreached],
             "sabotage_random": self.saboteur.done,
             "servers": config.servers,
@@ -562,39 +570,3 @@ class _Run:
             "command": shlex.join(sys.argv),
             "version": version(),
         }
-
-
-def explain_malformed(handle: Handle, event: str, problem: str) -> ChildFailed:
-    who = handle.who
-    return ChildFailed(
-        f"{name_of(who)} sent a malformed {event!r} event: {problem}",
-        hint=f"its log: {handle.log}",
-        role=who.role,
-        child_id=who.id,
-        log=handle.log,
-    )
-
-
-def sum_usage(handles: Sequence[Handle]) -> dict[str, Any]:
-    """Processor time summed and peak memory: per role the largest process, in total the sum over all places.
-
-    Of several incarnations in one place the largest counts, as they were not there at once.
-    """
-    cpu: dict[str, float] = {"coordinator": 0.0, "server": 0.0, "worker": 0.0, "merger": 0.0}
-    peak: dict[str, int] = dict.fromkeys(cpu, 0)
-    places: dict[tuple[str, int], int] = {}
-    for handle in handles:
-        if handle.exit is not None:
-            role = "server" if handle.who.role == "standby" else handle.who.role
-            place = (handle.who.role, handle.who.id)
-            cpu[role] += handle.exit.cpu_seconds
-            peak[role] = max(peak[role], handle.exit.peak_rss_bytes)
-            places[place] = max(places.get(place, 0), handle.exit.peak_rss_bytes)
-    peak_total = sum(places.values())
-    own = resource.getrusage(resource.RUSAGE_SELF)
-    cpu["launcher"] = own.ru_utime + own.ru_stime
-    total = sum(cpu.values())
-    return {
-        "cpu_seconds": {name: round(value, 3) for name, value in {"total": total, **cpu}.items()},
-        "peak_rss_bytes": {"total": peak_total, **peak},
-    }

@@ -18,6 +18,8 @@ from typing import Any
 
 from regrow.launch.orders import Joined, OwnSaved, ServerCounters
 
+SECONDS_KEPT_MAX = 1000  # if nobody asks
+
 
 @dataclass(slots=True, kw_only=True)
 class Loss:
@@ -53,6 +55,7 @@ class Losses:
     workers: int = 1
     all: list[Loss] = field(default_factory=list)
     by_server: list[ServerLoss] = field(init=False)
+    _save_seconds: list[float] = field(default_factory=list)  # of saves that nobody has asked about yet
 
     def __post_init__(self) -> None:
         self.by_server = [ServerLoss() for _ in range(self.servers)]
@@ -76,8 +79,14 @@ class Losses:
             state.last_error = report.error
             return
         state.saves += 1
+        self._save_seconds = [*self._save_seconds, report.seconds][-SECONDS_KEPT_MAX:]
         state.rows_saved += report.rows
         state.rows_left = report.rows_left
+
+    def take_save_seconds(self) -> list[float]:
+        """How long saves took since this was last asked."""
+        taken, self._save_seconds = self._save_seconds, []
+        return taken
 
     def note_counters(self, server: int, report: ServerCounters) -> None:
         state = self.by_server[server]

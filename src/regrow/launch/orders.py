@@ -136,11 +136,17 @@ class MakeCheckpoint(Command, frozen=True, kw_only=True, tag="checkpoint"):
     full: bool = False
 
 
+class SaveEvery(Command, frozen=True, kw_only=True, tag="save every"):
+    """To servers: so often from now on (partial recovery)."""
+
+    seconds: float
+
+
 class Evaluate(Command, frozen=True, kw_only=True, tag="evaluate"):
     """To worker 0: judge the model."""
 
 
-AnyCommand = Stop | Become | Ask | PeerDied | MakeCheckpoint | Evaluate
+AnyCommand = Stop | Become | Ask | PeerDied | MakeCheckpoint | SaveEvery | Evaluate
 
 
 # -- reports -----------------------------------------------------------------------------------------------

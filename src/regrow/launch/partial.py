@@ -2,7 +2,8 @@
 
 What the formulas need (`planner/`) is partly known only once the run has shown it: what a save and a load take, how
 long it takes until a successor is there. Until then it is guessed from the bytes of the model. The choice is made
-before anything starts, and its sentence is shown; a user who names an interval has chosen.
+before anything starts, and its sentence is shown; it is made again when the run has shown something else. A user who
+names an interval has chosen.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from regrow.data.catalog import table_rows
 from regrow.errors import ConfigError
 from regrow.launch import memory
 from regrow.launch.orders import OwnSaving
-from regrow.planner.measured import choose_fail_time
+from regrow.planner.measured import Basis, FailTime, Measured, choose_fail_time
 from regrow.planner.overhead import Costs, interval_full
 from regrow.planner.partial import Plan, Request, decide, plan_partial
+from regrow.protection import AUTO
 from regrow.units import parse_seconds, span_text
 
 # Guesses for what nobody has measured yet. Storage that is faster or slower is seen when it is used.
@@ -41,67 +43,118 @@ class PartialPlan:
     numbers: dict[str, Any]
 
 
-def plan(config: TrainConfig, *, work_seconds: float | None = None) -> PartialPlan:
-    """Raises ConfigError for an interval in which no save can end."""
-    costs = guess_costs(config)
-    fail = choose_fail_time(
-        expected_seconds=None if config.expect_mtbf is None else parse_seconds(config.expect_mtbf),
-        mtbf_seconds=config.mtbf,
-        failures=0,
-        elapsed_seconds=0.0,
-    )
-    request = Request(
-        target_pls=config.target_pls,
-        servers=config.servers,
-        lost_together=min(config.mtbf_kill, config.servers),
-        work_seconds=work_seconds or WORK_SECONDS_UNKNOWN,
-        fail_seconds=fail.seconds,
-        fail_reason=fail.reason,
-    )
-    decided = decide(request, costs=costs)
-    cut_seconds = interval_full(costs=costs, fail_seconds=fail.seconds)
-    given = config.interval
-    if given.steps is not None:
-        reason = f"partial: every {given.steps} steps, as asked for"
-        return _make(config, decided, reason, steps=given.steps, cut_seconds=cut_seconds)
-    if given.seconds is not None:
-        way = plan_partial(request, costs=costs, interval_seconds=given.seconds)
-        reason = f"partial: every {span_text(given.seconds)}, as asked for; PLS {way.pls:.3g} is to be expected"
-        return _make(config, decided, reason, seconds=given.seconds, cut_seconds=cut_seconds)
-    if decided.decision == "full":
-        every = f"{max(1.0, decided.full.interval_seconds):g}s"
-        changes = {name: getattr(TrainConfig, name) for name in ("target_pls", "priority", "priority_share")}
-        changes |= {name: getattr(TrainConfig, name) for name in ("priority_tables", "ssu_period", "expect_mtbf")}
-        full = config.replace(protection="delta", every=every, **changes)
-        return PartialPlan(config=full, own=None, cut_seconds=None, reason=decided.reason, numbers=decided.to_dict())
-    seconds = decided.partial.interval_seconds
-    return _make(config, decided, decided.reason, seconds=seconds, cut_seconds=cut_seconds)
+class Planner:
+    """Chooses before a run, and again when what it was chosen from has changed by more than a fifth."""
+
+    def __init__(self, config: TrainConfig) -> None:
+        self.config = config
+        self._measured = Measured()
+        self._guess = guess_costs(config)
+        self._basis: Basis | None = None
+        self._share = 1.0 if config.priority == "none" else config.priority_share
+
+    def plan(
+        self, *, failures: int = 0, elapsed_seconds: float = 0.0, work_seconds: float | None = None
+    ) -> PartialPlan:
+        """Raises ConfigError for an interval in which no save can end."""
+        config = self.config
+        fail = self._find_fail_time(failures, elapsed_seconds)
+        costs = self._measured.fill(self._guess)
+        self._basis = Basis(costs=costs, fail_seconds=fail.seconds)
+        request = Request(
+            target_pls=config.target_pls,
+            servers=config.servers,
+            lost_together=min(config.mtbf_kill, config.servers),
+            work_seconds=work_seconds or WORK_SECONDS_UNKNOWN,
+            fail_seconds=fail.seconds,
+            fail_reason=fail.reason,
+        )
+        decided = decide(request, costs=costs)
+        cut_seconds = interval_full(costs=costs, fail_seconds=fail.seconds)
+        if config.every != AUTO:
+            return self._plan_given(decided, request, costs, cut_seconds)
+        if decided.decision == "full":
+            return PartialPlan(
+                config=make_full(config, decided.full.interval_seconds),
+                own=None,
+                cut_seconds=None,
+                reason=decided.reason,
+                numbers=decided.to_dict(),
+            )
+        own = self._save_every(seconds=decided.partial.interval_seconds)
+        return PartialPlan(
+            config=config, own=own, cut_seconds=cut_seconds, reason=decided.reason, numbers=decided.to_dict()
+        )
+
+    def _plan_given(self, decided: Plan, request: Request, costs: Costs, cut_seconds: float) -> PartialPlan:
+        """The user has chosen; what is to be expected of that is said."""
+        given, least = self.config.interval, costs.interval_seconds_min
+        if given.seconds is not None and given.seconds < least:
+            problem = f"a save takes about {span_text(round(least, 3))}, so none would end within it"
+            raise ConfigError("every", self.config.every, problem, hint=f"{span_text(round(2 * least, 1))} or more")
+        if given.seconds is None:
+            reason = f"partial: every {given.steps} steps, as asked for"
+        else:
+            way = plan_partial(request, costs=costs, interval_seconds=given.seconds)
+            reason = f"partial: every {span_text(given.seconds)}, as asked for; PLS {way.pls:.3g} is to be expected"
+        own = self._save_every(seconds=given.seconds, steps=given.steps)
+        return PartialPlan(
+            config=self.config, own=own, cut_seconds=cut_seconds, reason=reason, numbers=decided.to_dict()
+        )
+
+    def _save_every(self, *, seconds: float | None = None, steps: int | None = None) -> OwnSaving:
+        """With priorities a share of the rows is saved, so much more often."""
+        config = self.config
+        return OwnSaving(
+            every_seconds=None if seconds is None else seconds * self._share,
+            every_steps=None if steps is None else max(1, round(steps * self._share)),
+            priority=config.priority,
+            share=self._share,
+            tables=choose_tables(config),
+            period=config.ssu_period,
+            seed=config.seed,
+        )
+
+    def _find_fail_time(self, failures: int, elapsed_seconds: float) -> FailTime:
+        config = self.config
+        return choose_fail_time(
+            expected_seconds=None if config.expect_mtbf is None else parse_seconds(config.expect_mtbf),
+            mtbf_seconds=config.mtbf,
+            failures=failures,
+            elapsed_seconds=elapsed_seconds,
+        )
+
+    # -- while it runs ---------------------------------------------------------------------------------------
+
+    def note_saved(self, seconds: float) -> None:
+        """A server has saved its share of rows in so long."""
+        takes = max(1e-3, seconds / self._share)
+        self._measured = self._measured.mix_in(save_takes_seconds=takes, save_seconds=HOLD_SHARE * takes)
+
+    def note_recovered(self, *, load_seconds: float, reschedule_seconds: float) -> None:
+        self._measured = self._measured.mix_in(load_seconds=load_seconds, reschedule_seconds=reschedule_seconds)
+
+    def look(
+        self, *, failures: int, elapsed_seconds: float, work_seconds: float | None
+    ) -> tuple[PartialPlan, str] | None:
+        """Another plan, and why; None: the one there is still stands. Never another protection: that is for the next
+        run, and its sentence says so."""
+        if self.config.every != AUTO or self._basis is None:
+            return None
+        fail = self._find_fail_time(failures, elapsed_seconds)
+        now = Basis(costs=self._measured.fill(self._guess), fail_seconds=fail.seconds)
+        why = self._basis.find_change(now)
+        if why is None:
+            return None
+        made = self.plan(failures=failures, elapsed_seconds=elapsed_seconds, work_seconds=work_seconds)
+        return (made, why) if made.own is not None else None
 
 
-def _make(
-    config: TrainConfig,
-    decided: Plan,
-    reason: str,
-    *,
-    seconds: float | None = None,
-    steps: int | None = None,
-    cut_seconds: float,
-) -> PartialPlan:
-    share = 1.0 if config.priority == "none" else config.priority_share
-    least = guess_costs(config).save_takes_seconds or 0.0
-    if seconds is not None and config.every != "auto" and seconds * share < least * share:
-        problem = f"a save takes about {span_text(round(least, 3))}, so none would end within it"
-        raise ConfigError("every", config.every, problem, hint=f"{span_text(round(2 * least, 1))} or more")
-    own = OwnSaving(
-        every_seconds=None if seconds is None else seconds * share,
-        every_steps=None if steps is None else max(1, round(steps * share)),
-        priority=config.priority,
-        share=share,
-        tables=choose_tables(config),
-        period=config.ssu_period,
-        seed=config.seed,
-    )
-    return PartialPlan(config=config, own=own, cut_seconds=cut_seconds, reason=reason, numbers=decided.to_dict())
+def make_full(config: TrainConfig, seconds: float) -> TrainConfig:
+    """The same run with full recovery, which has no use for what is about partial recovery."""
+    names = ("target_pls", "priority", "priority_share", "priority_tables", "ssu_period", "expect_mtbf")
+    changes = {name: getattr(TrainConfig, name) for name in names}
+    return config.replace(protection="delta", every=f"{max(1.0, seconds):g}s", **changes)
 
 
 def guess_costs(config: TrainConfig) -> Costs:

@@ -478,6 +478,11 @@ class RunStatus:
         begin = min(worker.began_at for worker in done)
         return max(worker.trained_at for worker in done) - begin
 
+    def estimate_seconds(self, now: float) -> float | None:
+        """How long all of the training will take, by the steps done so far."""
+        total, done, elapsed = self.steps_total, self.steps_done, now - self.phase_at
+        return None if total is None or not done or elapsed < 1.0 else elapsed * total / done
+
     def stalled_seconds(self, now: float) -> float | None:
         """How long training has not moved, when that is worth a word."""
         quiet = now - self.progress_at

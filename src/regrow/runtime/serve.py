@@ -370,6 +370,8 @@ class Node:
                 self._stop(None)
             case orders.MakeCheckpoint(still=still, full=full) if isinstance(self.machine, Coordinator):
                 self._receive(CutNow(full=full, still=still))
+            case orders.SaveEvery(seconds=seconds) if isinstance(self.machine, ServerDoor):
+                self._receive(SavePlan(every_seconds=seconds))
             case orders.PeerDied(peer=peer) if isinstance(self.machine, Coordinator):
                 self._receive(Died(peer=peer))
             case _:

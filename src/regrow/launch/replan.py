@@ -1,0 +1,61 @@
+"""Partial recovery while a run goes on: what saves and failures have shown is given to the planner, and servers are
+told when it has changed its mind. No decision is made here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from regrow.launch.orders import SaveEvery
+from regrow.launch.partial import PartialPlan, Planner
+from regrow.launch.status import RunStatus
+
+LOOK_SECONDS = 5.0  # between two looks. Too short: it looks for nothing. Too long: an old interval for so long.
+
+
+class Replanner:
+    """Of one run."""
+
+    def __init__(self, planner: Planner, planned: PartialPlan, status: RunStatus) -> None:
+        self.planned = planned
+        self.changes: list[str] = []  # why it was planned again
+        self._planner = planner
+        self._status = status
+        self._look_at = 0.0
+        self._failures_seen = 0
+        status.plan_reason = planned.reason
+
+    @property
+    def partial(self) -> PartialPlan | None:
+        """The plan, if it is partial recovery that was chosen."""
+        return None if self.planned.own is None else self.planned
+
+    def describe(self) -> dict[str, Any]:
+        """For the summary."""
+        return {**self.planned.numbers, "reason": self.planned.reason, "changes": self.changes}
+
+    def look(self, now: float) -> SaveEvery | None:
+        """What to tell all servers, if anything."""
+        status = self._status
+        if now < self._look_at or status.phase != "training" or status.losses is None or self.planned.own is None:
+            return None
+        self._look_at = now + LOOK_SECONDS
+        for seconds in status.losses.take_save_seconds():
+            self._planner.note_saved(seconds)
+        deaths = [failure for failure in status.failures.all if failure.role == "server" and failure.settled]
+        for failure in deaths[self._failures_seen :]:
+            recovered, replaced = failure.since(failure.recovered_at), failure.since(failure.replaced_at)
+            if recovered is not None and replaced is not None:
+                self._planner.note_recovered(
+                    load_seconds=max(0.0, recovered - replaced), reschedule_seconds=max(0.0, replaced)
+                )
+        self._failures_seen = len(deaths)
+        found = self._planner.look(
+            failures=len(deaths), elapsed_seconds=now - status.phase_at, work_seconds=status.estimate_seconds(now)
+        )
+        if found is None:
+            return None
+        self.planned, why = found
+        self.changes = [*self.changes, why][-100:]
+        status.plan_reason = f"{self.planned.reason}: {why}"
+        assert self.planned.own is not None and self.planned.own.every_seconds is not None
+        return SaveEvery(seconds=self.planned.own.every_seconds)
