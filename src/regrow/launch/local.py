@@ -225,7 +225,7 @@ class _Run:
         found, damage = checkpoints.find_newest(
             self.config.ckpt, run=self.run_id, progress=self._show_reading if damaged else None
         )
-        if found is None and damaged:
+        if found is None and damaged and not self.config.saves_own:  # else it may be a save that is damaged
             if self.start == self.asked or self.asked is None:
                 hint = f"`regrow ckpt verify {self.config.ckpt}` lists all damage"
                 raise CheckpointError(f"{failure.message}; no older checkpoint can be restored either", hint=hint)
