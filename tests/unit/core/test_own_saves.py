@@ -1,0 +1,116 @@
+"""Goal: a server saves its own rows when its time comes, never ahead of the copies, and gives way to a cut.
+
+Method: the machine alone, with a store that notes what it is asked, and a flusher whose holder answers when told.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from regrow.core.effects import Send
+from regrow.core.own_saves import RETRY_SECONDS, OwnSaved, OwnSaves, SaveOwn, SavePlan, UnsaveOwn
+from regrow.core.states import OwnSaveState
+from regrow.core.wayback import Ways
+
+
+class NotingStore:
+    """Captures nothing, and knows of so many updates that were left out."""
+
+    def __init__(self) -> None:
+        self.asked: list[Any] = []
+        self.uncaptured = 0
+
+    def begin_capture(self, tenant: int, full: bool) -> None:
+        self.asked.append(("begin", tenant, full))
+
+    def end_capture(self, durable: bool) -> None:
+        self.asked.append(("end", durable))
+
+    def updates_uncaptured(self, tenant: int) -> int:
+        return self.uncaptured
+
+
+class OneHolder:
+    """A flusher with one coded group and the bare one; `acked` is what its holder has."""
+
+    def __init__(self) -> None:
+        self.geometry = SimpleNamespace(bare=1)
+        self.applied = [[0, 0], [0, 0]]
+        self.updates = 0
+        self.number = 0
+        self.acked = 0
+
+    def flush_all(self) -> list[Send]:
+        self.number += 1
+        return []
+
+    def numbers(self) -> list[int]:
+        return [self.number]
+
+    def has_acked(self, numbers: list[int]) -> bool:
+        return self.acked >= numbers[0]
+
+
+def saves(plan: SavePlan | None) -> tuple[OwnSaves, NotingStore, OneHolder]:
+    store, flusher = NotingStore(), OneHolder()
+    made = OwnSaves(store=store, flusher=flusher, ways=Ways([]), plan=plan)  # type: ignore[arg-type]
+    return made, store, flusher
+
+
+def test_nothing_is_stored_before_the_copies_have_it() -> None:
+    machine, store, flusher = saves(SavePlan(every_steps=5))
+    flusher.applied[1], flusher.updates, store.uncaptured = [5, 6], 30, 4
+    assert machine.tick(1.0, step=4) == []
+    assert machine.tick(1.0, step=5) == []
+    assert store.asked == [("begin", 1, True)]
+    flusher.applied[1] = [9, 9]  # training goes on
+    assert machine.tick(1.1, step=9) == []
+    flusher.acked = 1
+    assert machine.check_copies() == [SaveOwn(number=1, full=True, marks=(5, 6), updates=26)]
+    assert machine.check_copies() == []
+    machine.on_saved(OwnSaved(number=1))
+    assert store.asked[-1] == ("end", True)
+    assert not machine.is_due(2.0, 9)
+    assert machine.is_due(2.0, 10)
+
+
+def test_what_failed_counts_as_changed_and_is_tried_again() -> None:
+    machine, store, flusher = saves(SavePlan(every_seconds=60.0))
+    flusher.acked = 99
+    assert machine.tick(0.0, 0) == []  # counted from the first look
+    assert machine.tick(59.0, 0) == []
+    assert machine.tick(60.0, 0) == [SaveOwn(number=1, full=True, marks=(0, 0), updates=0)]
+    machine.on_saved(OwnSaved(number=1, error="full"))
+    assert store.asked[-1] == ("end", False)
+    assert not machine.is_due(60.0 + RETRY_SECONDS - 1.0, 0)
+    assert machine.tick(60.0 + RETRY_SECONDS, 0) == [SaveOwn(number=2, full=True, marks=(0, 0), updates=0)]
+    machine.on_saved(OwnSaved(number=1))  # of the one before
+    assert machine.life.state is OwnSaveState.STORING
+    machine.on_saved(OwnSaved(number=2))
+    assert machine.tick(200.0, 0)[0] == SaveOwn(number=3, full=False, marks=(0, 0), updates=0)
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_a_cut_comes_first(told: bool) -> None:
+    machine, store, flusher = saves(SavePlan(every_steps=1))
+    flusher.acked = 99 if told else 0
+    machine.tick(0.0, 1)
+    assert machine.give_up() == ([UnsaveOwn(number=1)] if told else [])
+    assert store.asked == [("begin", 1, True), ("end", False)]
+    assert machine.give_up() == []
+
+
+def test_without_a_plan_nothing_is_saved_and_an_interval_may_change() -> None:
+    machine, store, _ = saves(None)
+    machine.change_plan(SavePlan(every_seconds=1.0))
+    assert machine.tick(100.0, 100) == [] and store.asked == []
+    machine, store, flusher = saves(SavePlan(every_seconds=100.0))
+    flusher.acked = 99
+    machine.tick(0.0, 0)
+    machine.change_plan(SavePlan(every_seconds=10.0))
+    assert machine.tick(50.0, 0) == []  # not at once, only because it is shorter
+    assert machine.tick(60.0, 0) != []
+    assert machine.rests_until == float("inf")
