@@ -228,6 +228,8 @@ def check_partial(config: Any) -> None:
         raise ConfigError("expect_mtbf", config.expect_mtbf, "must be above 0", hint="14h, or 30m")
     if config.saves_own:
         _check_priority_tables(config)
+        if config.rings != 1:
+            raise ConfigError("rings", config.rings, 'protection "partial" has one', hint="leave it out")
         return
     for name in ("target_pls", "priority", "priority_share", "priority_tables", "ssu_period", "expect_mtbf"):
         default = type(config).__dataclass_fields__[name].default

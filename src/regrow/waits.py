@@ -303,11 +303,20 @@ WAITS: tuple[Wait, ...] = (
         ),
     ),
     Wait(
+        name="recall",
+        who="everybody who needs rows of a server that comes back from its saves",
+        what="a storage that does not answer",
+        bounds=("runtime.saves:RECALL_SECONDS_MAX", "wait: storage"),
+        notices="the server",
+        then="all begin again from a checkpoint, if that can be read; else the run ends",
+        calls=("runtime/saves.py:OwnLoader._open_patiently",),
+    ),
+    Wait(
         name="own save",
         who="a server that saves its own rows",
         what="holders of copies to have what it captured, then storage to have it",
-        bounds=("wait: beat", "checkpoint.staging:STALL_SECONDS_MAX", "checkpoint.storage:TIMEOUT_SECONDS"),
-        notices="coordinator, if a holder is gone; the stager",
+        bounds=("core.own_saves:SAVE_SECONDS_MAX", "wait: beat", "wait: staging"),
+        notices="the server, at a tick; coordinator, if a holder is gone; the stager",
         then="the save fails, training goes on; the next one has all rows again",
         states=("OWN_SAVE.CAPTURED", "OWN_SAVE.STORING"),
     ),
@@ -436,6 +445,8 @@ PACES: dict[str, str] = {
     "launch.sabotage:HANG_SECONDS": "the same, if it does not",
     "launch.status:RATE_NOW_SECONDS": "what a figure is measured over",
     "launch.status:RATE_SECONDS_MIN": "... at least",
+    "runtime.saves:RECALL_AGAIN_SECONDS": "between two tries",
+    "runtime.serve:READING_SECONDS": "between two signs that saves are being read",
     "core.own_saves:RETRY_SECONDS": "from a save that failed to the next try",
     "launch.replan:LOOK_SECONDS": "between two looks at what saves and failures have shown",
     "launch.partial:RESCHEDULE_SECONDS": "a guess, for a plan",
@@ -463,6 +474,7 @@ PACES: dict[str, str] = {
 }
 # Functions that call something which blocks, for as long as their caller says or only until the next look.
 PACED = (
+    "runtime/serve.py:Node._say_reading",
     "checkpoint/guard.py:Stop.wait",
     "checkpoint/merger.py:watch",
     "launch/cluster.py:LocalCluster._watch",

@@ -127,6 +127,7 @@ class Cuts:
         self._number = term * TERM
         self._salt = salt
         self._goes_back = goes_back
+        self._gone_back = False  # since the last cut
         self._peers: dict[int, Identity] = {}
         self._attempt: Attempt | None = None
         self._since_full = 0
@@ -157,7 +158,8 @@ class Cuts:
         if peers == self._peers:
             return []
         before, self._peers = self._peers, peers or {}
-        self._full_wanted |= self._goes_back and before != {}
+        self._gone_back |= self._goes_back and before != {}
+        self._full_wanted |= self._gone_back
         return self._abandon("a server died", before) if self._attempt is not None else []
 
     def tick(self, now: float) -> list[Effect]:
@@ -204,7 +206,7 @@ class Cuts:
         attempt.at = self._step_ahead(most[0], attempt) if self._is_sync else most
         attempt.at_since = self._now
         attempt.life.move("all told their marks")
-        if attempt.still and attempt.at == self.head_marks:
+        if attempt.still and attempt.at == self.head_marks and not self._gone_back:
             attempt.life.move("nothing new")
             return self._end(attempt, durable=False)  # it was made already
         attempt.source = None if attempt.full else self.head
@@ -273,6 +275,7 @@ class Cuts:
         self.head, self.head_marks = attempt.target, attempt.at
         self.count += 1
         self._full_wanted = written.full_wanted
+        self._gone_back = False
         self._since_full = 0 if attempt.full else self._since_full + 1
         self._plan_next()
         return [Log(text=f"checkpoint {attempt.target}"), *self._end(attempt, durable=True)]

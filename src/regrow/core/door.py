@@ -30,13 +30,13 @@ from regrow.core.identity import Identity
 from regrow.core.job import JobSpec
 from regrow.core.messages import Beat, CutAsk, CutAt, CutEnd, KnownView, Open, Recovered, Register, View
 from regrow.core.own_saves import OwnSaved, SaveOwn, SavePlan, UnsaveOwn
-from regrow.core.recall_events import SavedRowsLoaded, SavesFound, SavesLoaded
+from regrow.core.recall_events import SavedRowsLoaded, SavesFound, SavesLoaded, SavesRead
 from regrow.core.server import AWAKE, Server
 from regrow.core.serving import WAITING_MAX, Store
 from regrow.core.steady import SteadyTime
 from regrow.core.wayback import FetchSaved, FindSaves, Load, LoadedAll, LoadedRows, find_ways_flaw
 
-Stored = Saved | OwnSaved | SavePlan | LoadedRows | LoadedAll | SavesFound | SavedRowsLoaded | SavesLoaded
+Stored = Saved | OwnSaved | SavePlan | LoadedRows | LoadedAll | SavesFound | SavedRowsLoaded | SavesLoaded | SavesRead
 Event = Joined | Delivered | Lost | Tick | Stored
 Effect = (
     Send
@@ -120,6 +120,9 @@ class ServerDoor:
             return []  # of an attempt before this one: nothing is stored or loaded without a view
         if isinstance(event, Saved):
             return [*self.server.cut.on_saved(self._coordinator, event)] if self._coordinator is not None else []
+        if isinstance(event, SavesRead):
+            self.server.brought += 1
+            return []
         if isinstance(event, OwnSaved):
             self.server.saves.on_saved(event)
             return []

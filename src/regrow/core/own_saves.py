@@ -22,6 +22,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
+from regrow.core.cut import ASIDE_BYTES_MAX
 from regrow.core.effects import Send
 from regrow.core.flusher import Flusher
 from regrow.core.recall import SAVES_TENANT, Recall
@@ -30,6 +31,8 @@ from regrow.core.wayback import Ways
 from regrow.store.interface import Store
 
 RETRY_SECONDS = 10.0  # after a save that failed, or was given up for a cut; sooner if they are made more often
+# A save that takes longer is given up, as a cut is (`cuts.ATTEMPT_SECONDS_MAX`): a storage that trickles.
+SAVE_SECONDS_MAX = 43200.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,13 +52,15 @@ class SaveOwn:
     full: bool
     marks: tuple[int, ...]
     updates: int  # that are in this save and those before it, together
+    skipped: int = 0  # updates that it leaves out, by priority
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class UnsaveOwn:
-    """Effect of a server: whatever is being stored of this save is void."""
+    """Effect of a server: whatever is being stored of this save is void, and why."""
 
     number: int
+    reason: str
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,13 +90,19 @@ class OwnSaves:
         self._due_step = 0 if plan is None or plan.every_steps is None else plan.every_steps
         self._now = 0.0
         self._step = 0
+        self._counted_from: float | None = None  # when the interval that runs began
+        self._began_at = 0.0  # when the save under way did
 
     def change_plan(self, plan: SavePlan) -> None:
-        """Another interval from now on. Counted anew, so that nobody saves at once only because it is shorter."""
-        if self.plan is not None:
-            self.plan = plan
-            self._due_at = None
-            self._due_step = self._step + (plan.every_steps or 0)
+        """Another interval, also for the time that has passed since the last save: with failures the interval falls,
+        and to count it anew each time would put saves off just then."""
+        if self.plan is None:
+            return
+        self.plan = plan
+        if plan.every_seconds is not None and self._counted_from is not None:
+            self._due_at = self._counted_from + plan.every_seconds
+        if plan.every_steps is not None:
+            self._due_step = self._step + plan.every_steps
 
     @property
     def counts_steps(self) -> bool:
@@ -109,33 +120,49 @@ class OwnSaves:
     @property
     def rests_until(self) -> float:
         """When time alone brings something, behind a tick that found nothing to do. Steps are made by pushes."""
-        if self.plan is None or self.life.state is not OwnSaveState.IDLE:
+        if self.plan is None:
             return math.inf
+        if self.life.state is not OwnSaveState.IDLE:
+            return self._began_at + SAVE_SECONDS_MAX
         if self._due_at is None:
             return math.inf if self.plan.every_steps is not None else -math.inf
         return self._due_at
 
-    def tick(self, now: float, step: int) -> list[Send | SaveOwn]:
+    def tick(self, now: float, step: int) -> list[Send | SaveOwn | UnsaveOwn]:
         self._now, self._step = now, step
-        if self.life.state is OwnSaveState.CAPTURED:
-            return [*self.check_copies()]
+        if self.life.state is not OwnSaveState.IDLE:
+            return [*self._check_cost(now)] or [*self.check_copies()]
         if not self.is_due(now, step) or not self._ways.is_back:
             return []
         if self._due_at is None and self.plan is not None and self.plan.every_seconds is not None:
-            self._due_at = now + self.plan.every_seconds  # counted from the first look
+            self._counted_from = now  # from the first look
+            self._due_at = now + self.plan.every_seconds
             return []
         return self._begin()
 
-    def _begin(self) -> list[Send | SaveOwn]:
+    def _check_cost(self, now: float) -> list[UnsaveOwn]:
+        """A save that costs too much is given up: what had to be set aside for it is memory that training has not."""
+        aside_bytes = self._store.capture_side_bytes()
+        if aside_bytes > ASIDE_BYTES_MAX:
+            return self.give_up(f"storage is too slow: {aside_bytes >> 20} MiB of rows changed meanwhile")
+        if now - self._began_at > SAVE_SECONDS_MAX:
+            return self.give_up(f"it was not stored within {SAVE_SECONDS_MAX:.0f} s")
+        return []
+
+    def _begin(self) -> list[Send | SaveOwn | UnsaveOwn]:
         bare = self._flusher.geometry.bare
         assert bare is not None
         self._number += 1
         self._store.begin_capture(SAVES_TENANT, self._full_wanted)
         self.life.move("captured")
         lost = sum(way.updates_lost for way in self._ways.all if isinstance(way, Recall))
-        contained = self._flusher.updates - lost - self._store.updates_uncaptured(SAVES_TENANT)
+        skipped = self._store.updates_uncaptured(SAVES_TENANT)
+        contained = self._flusher.updates - lost - skipped
         marks = tuple(self._flusher.applied[bare])
-        self._next = SaveOwn(number=self._number, full=self._full_wanted, marks=marks, updates=contained)
+        self._next = SaveOwn(
+            number=self._number, full=self._full_wanted, marks=marks, updates=contained, skipped=skipped
+        )
+        self._began_at = self._now
         flushed = self._flusher.flush_all()
         self._flushes = self._flusher.numbers()
         return [*flushed, *self.check_copies()]
@@ -157,19 +184,20 @@ class OwnSaves:
         self._full_wanted = saved.full_wanted or (self._full_wanted and bool(saved.error))
         self._plan_next(failed=bool(saved.error))
 
-    def give_up(self) -> list[UnsaveOwn]:
-        """A cut comes first."""
+    def give_up(self, reason: str = "a checkpoint of all servers came first") -> list[UnsaveOwn]:
+        """What was captured counts as changed again."""
         if self.life.state is OwnSaveState.IDLE:
             return []
-        told = self.life.state is OwnSaveState.STORING
         self._store.end_capture(False)
         self.life.move("over")
         self._plan_next(failed=True)
-        return [UnsaveOwn(number=self._number)] if told else []
+        return [UnsaveOwn(number=self._number, reason=reason)]
 
     def _plan_next(self, *, failed: bool) -> None:
         plan = self.plan
         assert plan is not None
+        if not failed:
+            self._counted_from = self._now
         if plan.every_steps is not None:
             self._due_at = self._now + RETRY_SECONDS if failed else None
             self._due_step = self._due_step if failed else (self._step // plan.every_steps + 1) * plan.every_steps

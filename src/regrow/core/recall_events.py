@@ -10,8 +10,8 @@ from regrow.store.interface import TableRows
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SavesFound:
-    """Event: these rows of each table are in saves; the newest of them was made at these marks, and all of them
-    together contain so many updates. Without any save: zeros, and no rows."""
+    """Event: these rows of each table are in saves, which all together contain so many updates. The marks are those of
+    the newest save that left nothing out. Without any save: zeros, and no rows."""
 
     marks: tuple[int, ...]
     updates: int
@@ -28,3 +28,8 @@ class SavedRowsLoaded:
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class SavesLoaded:
     """Event: these were all."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class SavesRead:
+    """Event: saves are being read, and that gets further, though no row is here yet."""

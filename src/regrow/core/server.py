@@ -237,7 +237,8 @@ class Server:
         effects: list[Effect]
         if isinstance(message, CutAsk):
             whole = self.recovered and self.ways.serves
-            effects = [*self.saves.give_up(), *self.cut.on_ask(source, message, applied, whole=whole)]
+            ended = self.saves.give_up() if message.number > self.cut.number else []
+            effects = [*ended, *self.cut.on_ask(source, message, applied, whole=whole)]
         elif isinstance(message, CutAt):
             effects = [*self.cut.on_at(source, message, applied)]
         else:

@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from regrow.core.identity import Identity
 from regrow.errors import RegrowError
 from regrow.launch.backend import Backend, Handle
-from regrow.launch.orders import Assignment, Become, Command, Hanging, Saving, StoredCut
+from regrow.launch.orders import Assignment, Become, Command, Hanging, SaveEvery, Saving, StoredCut
 from regrow.launch.supervisor import Kill, Order, Pause, Promote, Resume, Start, Tell
 
 
@@ -51,6 +53,12 @@ class Crew:
 
     def tell(self, who: Identity, command: Command) -> None:
         self._handles[who].tell(command)
+
+    def change_saves(self, every: SaveEvery) -> None:
+        """Successors save as often as those that live (partial recovery)."""
+        assert self._saving is not None and self._saving.own is not None
+        own = msgspec.structs.replace(self._saving.own, every_seconds=every.seconds)
+        self._saving = msgspec.structs.replace(self._saving, own=own)
 
     def carry_out(self, order: Order) -> None:
         match order:

@@ -132,7 +132,9 @@ class Failure:
         if self.loss is None:
             return {}
         lost = {"pls": self.loss.pls, "updates_lost": self.loss.updates, "samples_lost": self.loss.samples}
-        return {**lost, "load_s": self.since(self.recovered_at)}
+        known = self.recovered_at is not None and self.replaced_at is not None
+        seconds = round((self.recovered_at or 0.0) - (self.replaced_at or 0.0), 4) if known else None
+        return {**lost, "load_s": seconds}
 
 
 class Failures:

@@ -213,8 +213,8 @@ class _Run:
         """A death is no reason to give up where there are checkpoints; nor is a damaged one if there are others, but
         for the one that the user asked for. A mistake, or a bug, would come again."""
         dead = isinstance(failure, DataLoss) or (cause is not None and cause.rank in (KILLED, MISSES_ANOTHER))
-        spoiled = bool(self.status.restores) or self.config.saves_own  # a cut may be sound where a save is not
-        dead |= cause is not None and cause.damage and spoiled
+        if cause is not None and cause.damage:  # where it was a save of one server, a cut may be sound
+            dead |= bool(self.status.restores) or (self.config.saves_own and cause.who.incarnation > 0)
         phases = ("loading", *SURVIVING_PHASES)
         here = None if self.start is None else self.start.cut
         tries = sum(restore["cut"] == here for restore in self.status.restores)  # without a newer one since
@@ -532,6 +532,7 @@ class _Run:
         now = time.monotonic()
         self.status.failures.tick(now)
         if self.replanner is not None and (every := self.replanner.look(now)) is not None:
+            self.crew.change_saves(every)
             for id in range(self.config.servers):
                 self.crew.tell(self.supervisor.current("server", id), every)
         if now >= self._metrics_due:

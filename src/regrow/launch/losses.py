@@ -55,6 +55,7 @@ class Losses:
     workers: int = 1
     all: list[Loss] = field(default_factory=list)
     by_server: list[ServerLoss] = field(init=False)
+    _before: list[ServerLoss] = field(default_factory=list)  # of starts before the run fell back to a checkpoint
     _save_seconds: list[float] = field(default_factory=list)  # of saves that nobody has asked about yet
 
     def __post_init__(self) -> None:
@@ -83,6 +84,12 @@ class Losses:
         state.rows_saved += report.rows
         state.rows_left = report.rows_left
 
+    def start_over(self) -> None:
+        """All begin again from a checkpoint: servers count anew. What was lost stays lost, though some of it is trained
+        again; nobody can tell how much."""
+        self._before += self.by_server
+        self.by_server = [ServerLoss() for _ in range(self.servers)]
+
     def take_save_seconds(self) -> list[float]:
         """How long saves took since this was last asked."""
         taken, self._save_seconds = self._save_seconds, []
@@ -102,28 +109,28 @@ class Losses:
 
     @property
     def updates_lost(self) -> int:
-        return sum(server.updates_lost for server in self.by_server)
+        return self._sum("updates_lost")
 
     @property
     def share(self) -> float | None:
         """The true share of lost updates."""
-        updates = sum(server.updates for server in self.by_server)
+        updates = self._sum("updates")
         return self.updates_lost / updates if updates else None
 
     def to_dict(self) -> dict[str, Any]:
         return {
             "pls": self.pls,
             "share_lost": self.share,
-            "updates": sum(server.updates for server in self.by_server),
+            "updates": self._sum("updates"),
             "updates_lost": self.updates_lost,
             "samples_lost": sum(loss.samples for loss in self.all),
             "saves": self._sum("saves"),
             "saves_failed": self._sum("saves_failed"),
             "rows_saved": self._sum("rows_saved"),
-            "rows_left_by_priority": self._sum("rows_left"),
-            "priority_bytes": self._sum("priority_bytes"),
+            "rows_left_by_priority": sum(server.rows_left for server in self.by_server),
+            "priority_bytes": sum(server.priority_bytes for server in self.by_server),
             "last_error": next((server.last_error for server in self.by_server if server.last_error), None),
         }
 
     def _sum(self, name: str) -> int:
-        return sum(getattr(server, name) for server in self.by_server)
+        return sum(getattr(server, name) for server in [*self._before, *self.by_server])

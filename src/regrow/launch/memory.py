@@ -61,6 +61,10 @@ def estimate_need(config: TrainConfig, model: ModelConfig) -> Need:
         _kernels.shard_bytes(rows, model.dim, k, coded, rings, config.servers, config.optimizer)
         for rows in table_rows(model)
     )
+    if config.saves_own and config.priority != "none":
+        # A byte a row counts its updates; scar keeps a copy of its weights too.
+        row_bytes = 1 + (model.dim * FLOAT_BYTES if config.priority == "scar" else 0)
+        per_server += -(-sum(table_rows(model)) * row_bytes // config.servers)
     state = OptimizerSpec(kind=config.dense_optimizer, learning_rate=0.0).state_parts(1)  # type: ignore[arg-type]
     dense = dense_parameters(model) * (1 + sum(floats for _, floats in state)) * FLOAT_BYTES * (1 + r)
     # A worker holds batches pulled ahead, as rows and gradients, and the pushes nobody has confirmed yet.

@@ -9,7 +9,7 @@ names an interval has chosen.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from regrow.config import TrainConfig
@@ -54,9 +54,14 @@ class Planner:
         self._share = 1.0 if config.priority == "none" else config.priority_share
 
     def plan(
-        self, *, failures: int = 0, elapsed_seconds: float = 0.0, work_seconds: float | None = None
+        self,
+        *,
+        failures: int = 0,
+        elapsed_seconds: float = 0.0,
+        work_seconds: float | None = None,
+        running: bool = False,
     ) -> PartialPlan:
-        """Raises ConfigError for an interval in which no save can end."""
+        """Raises ConfigError for an interval in which no save can end. A run that is `running` keeps its protection."""
         config = self.config
         fail = self._find_fail_time(failures, elapsed_seconds)
         costs = self._measured.fill(self._guess)
@@ -69,11 +74,12 @@ class Planner:
             fail_seconds=fail.seconds,
             fail_reason=fail.reason,
         )
-        decided = decide(request, costs=costs)
-        cut_seconds = interval_full(costs=costs, fail_seconds=fail.seconds)
+        # Checkpoints of all servers are made as often as whole saves, and cost as much: both are counted.
+        decided = decide(request, costs=replace(costs, save_seconds=2 * costs.save_seconds), costs_full=costs)
+        cut_seconds = max(interval_full(costs=costs, fail_seconds=fail.seconds), decided.partial.interval_seconds)
         if config.every != AUTO:
             return self._plan_given(decided, request, costs, cut_seconds)
-        if decided.decision == "full":
+        if decided.decision == "full" and not running:
             return PartialPlan(
                 config=make_full(config, decided.full.interval_seconds),
                 own=None,
@@ -82,9 +88,9 @@ class Planner:
                 numbers=decided.to_dict(),
             )
         own = self._save_every(seconds=decided.partial.interval_seconds)
-        return PartialPlan(
-            config=config, own=own, cut_seconds=cut_seconds, reason=decided.reason, numbers=decided.to_dict()
-        )
+        later = "; it is for the next run to choose that" if decided.decision == "full" else ""
+        reason = decided.reason + later
+        return PartialPlan(config=config, own=own, cut_seconds=cut_seconds, reason=reason, numbers=decided.to_dict())
 
     def _plan_given(self, decided: Plan, request: Request, costs: Costs, cut_seconds: float) -> PartialPlan:
         """The user has chosen; what is to be expected of that is said."""
@@ -97,7 +103,10 @@ class Planner:
         else:
             way = plan_partial(request, costs=costs, interval_seconds=given.seconds)
             reason = f"partial: every {span_text(given.seconds)}, as asked for; PLS {way.pls:.3g} is to be expected"
+        if self._share < 1.0:
+            reason += f" ({self._share:g} of the rows, {1 / self._share:.3g} times as often)"
         own = self._save_every(seconds=given.seconds, steps=given.steps)
+        cut_seconds = max(cut_seconds, given.seconds or 0.0)
         return PartialPlan(
             config=self.config, own=own, cut_seconds=cut_seconds, reason=reason, numbers=decided.to_dict()
         )
@@ -146,8 +155,8 @@ class Planner:
         why = self._basis.find_change(now)
         if why is None:
             return None
-        made = self.plan(failures=failures, elapsed_seconds=elapsed_seconds, work_seconds=work_seconds)
-        return (made, why) if made.own is not None else None
+        made = self.plan(failures=failures, elapsed_seconds=elapsed_seconds, work_seconds=work_seconds, running=True)
+        return made, why
 
 
 def make_full(config: TrainConfig, seconds: float) -> TrainConfig:

@@ -280,6 +280,8 @@ class RunStatus:
         self.cuts_dead += [self.saving[0]] if self.saving is not None else []
         self.saving = self.evaluated = None
         self.failures.finish(now)
+        if self.losses is not None:
+            self.losses.start_over()
         for role, places in (("server", self.servers), ("worker", self.workers)):
             for id, _ in enumerate(places):
                 self.note_successor(role, id, 0)

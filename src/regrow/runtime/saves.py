@@ -29,9 +29,14 @@ from regrow.checkpoint.storage import Storage
 from regrow.core.job import JobSpec
 from regrow.core.messages import UInt32Array
 from regrow.core.recall_events import SavedRowsLoaded, SavesFound, SavesLoaded
-from regrow.errors import CheckpointError
+from regrow.errors import CheckpointError, StorageError
 from regrow.runtime.checkpoint import LOAD_PART_BYTES, CaptureSaver, check_fits, hand_over, loaded_rows, shard_of, take
 from regrow.store.interface import CapturedRows
+
+# How long a storage that does not answer is asked for saves, and how often. Too short: an outage of a minute takes
+# everybody back to a checkpoint. Too long: everybody waits for one that is gone.
+RECALL_SECONDS_MAX = 300.0
+RECALL_AGAIN_SECONDS = 2.0
 
 Brought = SavesFound | SavedRowsLoaded | SavesLoaded
 
@@ -164,11 +169,13 @@ class OwnLoader:
 
         def run() -> RecallReport:
             began = time.monotonic()
-            chain, rows = self._open(job, wanted)
+            chain, rows = self._open_patiently(job, wanted)
             self._rows = rows
             numbers = {spec.name: index for index, spec in enumerate(job.tables)}
             found = {numbers[name]: ids for name, ids in rows.ids().items()}
-            event = SavesFound(marks=chain.head.marks, updates=chain.head.updates, ids=found)
+            whole = next((save for save in chain.saves if not save.updates_skipped), None)
+            marks = (0,) * job.marks if whole is None else whole.marks
+            event = SavesFound(marks=marks, updates=chain.head.updates, ids=found)
             take(hand_over(loop, self._tell, event))
             found_seconds = time.monotonic() - began
             with contextlib.closing(self._read(rows, job)) as parts:
@@ -190,6 +197,17 @@ class OwnLoader:
     def _read(self, rows: SavedRows, job: JobSpec) -> Generator[SavedRowsLoaded, None, None]:
         for chunk in rows.rows_newest_first(LOAD_PART_BYTES):
             yield SavedRowsLoaded(rows=loaded_rows(job, chunk).rows)
+
+    def _open_patiently(self, job: JobSpec, tables: Collection[int]) -> tuple[Chain, SavedRows]:
+        """A storage that does not answer is asked again: training waits, but to give up would cost everybody's."""
+        until = time.monotonic() + RECALL_SECONDS_MAX
+        while True:
+            try:
+                return self._open(job, tables)
+            except StorageError:
+                if time.monotonic() + RECALL_AGAIN_SECONDS > until:
+                    raise
+                time.sleep(RECALL_AGAIN_SECONDS)
 
     def _open(self, job: JobSpec, tables: Collection[int]) -> tuple[Chain, SavedRows]:
         """Claims what there is, and reads which rows are in it."""

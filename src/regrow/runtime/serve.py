@@ -40,6 +40,7 @@ from regrow.core.job import JobSpec
 from regrow.core.messages import CutMarks, Message, Ready
 from regrow.core.own_saves import OwnSaved, SaveOwn, SavePlan, UnsaveOwn
 from regrow.core.recall import SAVES_TENANT
+from regrow.core.recall_events import SavesRead
 from regrow.core.server import Server
 from regrow.core.wayback import FetchSaved, FindSaves, Load
 from regrow.errors import ConnectionLost, Refusal, RegrowError, UserError
@@ -56,6 +57,7 @@ log = logging.getLogger("regrow.serve")
 
 REPORT_SECONDS = 1.0
 CLOSE_SECONDS = 5.0
+READING_SECONDS = 5.0  # between two signs that saves are being read
 TICK_SECONDS = 0.05  # Too large: silence is noticed late. Too small: ticks cost more than they find.
 
 
@@ -107,8 +109,7 @@ class Node:
                     base_url=None if start is None else start.url,
                     tell=self._on_own_saved,
                     made_by=saving.made_by,
-                    encoding=saving.encoding,
-                    bits=saving.bits,
+                    encoding=saving.encoding,  # and all bits, whatever checkpoints have: rows come back as they were
                     bytes_per_second=saving.bytes_per_second,
                 )
         else:
@@ -284,15 +285,15 @@ class Node:
         assert self.own_saver is not None
         server = self._server()
         match effect:
-            case SaveOwn(number=number, full=full, marks=marks, updates=updates):
+            case SaveOwn(number=number, full=full, marks=marks, updates=updates, skipped=skipped):
                 store = server.store
                 self._save_began, self._rows_left = time.monotonic(), store.capture_skipped()
-                skipped = store.updates_uncaptured(SAVES_TENANT)
                 self.own_saver.begin(
                     number, server.view.job, store, full=full, marks=marks, updates=updates, updates_skipped=skipped
                 )
-            case UnsaveOwn(number=number):
+            case UnsaveOwn(number=number, reason=reason):
                 self.own_saver.give_up(number)
+                self.parent.report(orders.OwnSaved(number=number, error=reason))
             case FindSaves(job=job, tables=tables):
                 self._run_task(self._recall(job, tables))
             case FetchSaved(table=table, ids=ids) if self.own_loader is not None:
@@ -319,11 +320,16 @@ class Node:
             tell=self._receive,
             progress=lambda done, total: self.parent.report(orders.Recalling(done=done, total=total)),
         )
+        reading = asyncio.get_running_loop().create_task(self._say_reading())
         try:
             report = await self.own_loader.load(job, tables)
         except Exception as error:
             self._stop(error)
             return
+        finally:
+            reading.cancel()
+        for name in report.chain.passed_over:
+            self.parent.report(orders.Damaged(what=f"save {name} cannot be read, an older one is used"))
         log.info(
             "%d rows of %d saves loaded in %.2f s, known after %.2f s",
             report.rows,
@@ -331,6 +337,12 @@ class Node:
             report.seconds,
             report.found_seconds,
         )
+
+    async def _say_reading(self) -> None:
+        """Every call of storage has a bound, and so has their number: as long as it loads, it gets further."""
+        while True:
+            await asyncio.sleep(READING_SECONDS)
+            self._receive(SavesRead())
 
     def _send(self, target: Identity, message: Message) -> None:
         if isinstance(message, Ready):

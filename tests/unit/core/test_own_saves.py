@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from regrow.core.effects import Send
-from regrow.core.own_saves import RETRY_SECONDS, OwnSaved, OwnSaves, SaveOwn, SavePlan, UnsaveOwn
+from regrow.core.cut import ASIDE_BYTES_MAX
+from regrow.core.own_saves import RETRY_SECONDS, SAVE_SECONDS_MAX, OwnSaved, OwnSaves, SaveOwn, SavePlan, UnsaveOwn
 from regrow.core.states import OwnSaveState
 from regrow.core.wayback import Ways
 
@@ -22,6 +22,7 @@ class NotingStore:
     def __init__(self) -> None:
         self.asked: list[Any] = []
         self.uncaptured = 0
+        self.aside_bytes = 0
 
     def begin_capture(self, tenant: int, full: bool) -> None:
         self.asked.append(("begin", tenant, full))
@@ -31,6 +32,9 @@ class NotingStore:
 
     def updates_uncaptured(self, tenant: int) -> int:
         return self.uncaptured
+
+    def capture_side_bytes(self) -> int:
+        return self.aside_bytes
 
 
 class OneHolder:
@@ -69,7 +73,7 @@ def test_nothing_is_stored_before_the_copies_have_it() -> None:
     flusher.applied[1] = [9, 9]  # training goes on
     assert machine.tick(1.1, step=9) == []
     flusher.acked = 1
-    assert machine.check_copies() == [SaveOwn(number=1, full=True, marks=(5, 6), updates=26)]
+    assert machine.check_copies() == [SaveOwn(number=1, full=True, marks=(5, 6), updates=26, skipped=4)]
     assert machine.check_copies() == []
     machine.on_saved(OwnSaved(number=1))
     assert store.asked[-1] == ("end", True)
@@ -98,7 +102,7 @@ def test_a_cut_comes_first(told: bool) -> None:
     machine, store, flusher = saves(SavePlan(every_steps=1))
     flusher.acked = 99 if told else 0
     machine.tick(0.0, 1)
-    assert machine.give_up() == ([UnsaveOwn(number=1)] if told else [])
+    assert machine.give_up("a reason") == [UnsaveOwn(number=1, reason="a reason")]
     assert store.asked == [("begin", 1, True), ("end", False)]
     assert machine.give_up() == []
 
@@ -110,7 +114,22 @@ def test_without_a_plan_nothing_is_saved_and_an_interval_may_change() -> None:
     machine, store, flusher = saves(SavePlan(every_seconds=100.0))
     flusher.acked = 99
     machine.tick(0.0, 0)
-    machine.change_plan(SavePlan(every_seconds=10.0))
-    assert machine.tick(50.0, 0) == []  # not at once, only because it is shorter
-    assert machine.tick(60.0, 0) != []
-    assert machine.rests_until == float("inf")
+    machine.change_plan(SavePlan(every_seconds=60.0))
+    assert machine.tick(50.0, 0) == []
+    assert machine.tick(60.0, 0) != []  # counted from where the interval began
+    assert machine.rests_until == 60.0 + SAVE_SECONDS_MAX
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_a_save_that_costs_too_much_is_given_up(told: bool) -> None:
+    machine, store, flusher = saves(SavePlan(every_steps=1))
+    flusher.acked = 99 if told else 0
+    machine.tick(5.0, 1)
+    assert machine.tick(5.1, 1) == []
+    store.aside_bytes = ASIDE_BYTES_MAX + 1
+    (effect,) = machine.tick(5.2, 1)
+    assert isinstance(effect, UnsaveOwn) and "too slow" in effect.reason
+    store.aside_bytes = 0
+    machine.tick(5.2 + RETRY_SECONDS, 1)
+    (effect,) = machine.tick(6.0 + RETRY_SECONDS + SAVE_SECONDS_MAX, 1)
+    assert isinstance(effect, UnsaveOwn) and "was not stored within" in effect.reason

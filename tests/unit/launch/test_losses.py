@@ -59,3 +59,11 @@ def test_saves_are_counted_and_the_first_error_is_told() -> None:
     found = losses.to_dict()
     assert (found["saves"], found["saves_failed"], found["rows_saved"]) == (2, 1, 15)
     assert (found["rows_left_by_priority"], found["last_error"]) == (1, "full")
+
+
+def test_after_a_fall_back_servers_count_anew() -> None:
+    losses = Losses(servers=2, samples_per_push=1)
+    count(losses, 0, (5,), (8,), updates=900)
+    losses.start_over()
+    assert count(losses, 0, (3,), (4,), updates=30) == (1, 30)
+    assert losses.updates_lost == 930
