@@ -47,7 +47,7 @@ class OneHolder:
         self.number = 0
         self.acked = 0
 
-    def flush_all(self) -> list[Send]:
+    def flush_all(self) -> list[Any]:
         self.number += 1
         return []
 
