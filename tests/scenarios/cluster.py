@@ -411,7 +411,7 @@ class Cluster:
         self._hand(coordinator, CutNow(full="full" in how, still="still" in how))
         self._do_tick(str(TICK_SECONDS), name(coordinator))
 
-    def _on_capture(self, identity: Identity, full: bool) -> None:
+    def _on_capture(self, identity: Identity, tenant: int, full: bool) -> None:
         machine = self._world.nodes[identity].machine
         mine = {row: slot for row, (server, slot) in self._world.words.place.items() if server == identity.id}
         told = [f"{row} {contents(look.row(machine, slot))}" for row, slot in mine.items()]

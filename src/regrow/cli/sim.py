@@ -14,6 +14,7 @@ import itertools
 import multiprocessing
 import signal
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -29,6 +30,7 @@ from regrow.sim.profiles import PROFILES, STORAGE
 
 PROGRESS_AFTER_SECONDS = 2.0
 LINE_SECONDS = 60.0  # between two lines of progress, where nobody watches
+END_SECONDS_MAX = 5.0  # for the processes to end, before they are killed
 CHUNK = 4  # schedules that a process takes at a time
 SHRINK_SECONDS = 60.0
 
@@ -244,8 +246,17 @@ def _run_all(
     finally:
         progress.stop()
         if pool is not None:
-            pool.terminate()
-            pool.join()
+            _end_pool(pool)
+
+
+def _end_pool(pool: Any) -> None:
+    """A pool may lock up while it ends, if its queue is full at a bad moment: then its processes are killed."""
+    ending = threading.Thread(target=pool.terminate, daemon=True)
+    ending.start()
+    ending.join(END_SECONDS_MAX)
+    if ending.is_alive():
+        for child in multiprocessing.active_children():
+            child.kill()
 
 
 class _Progress:

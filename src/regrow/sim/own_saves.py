@@ -147,7 +147,8 @@ class OwnStorage:
             saving.fails_after -= 1
         store = node.server.store
         if not store.capture_left():
-            world.later(lambda: self._put(node, saving), of=node)
+            slow = 0.0 if world.calm else (0.0, 0.0, 2.0)[world.choices.pick(3)]  # a storage takes its time
+            world.later(lambda: self._put(node, saving), at=world.now + slow, of=node)
             return
         for key, record in machines.take_captured(store, 64, world.reference).items():
             if not world.job.tables[key[0]].r:

@@ -149,7 +149,7 @@ PROFILES |= {
 # A lost server goes back to its own saves, and nobody else goes back.
 LOSING = (
     *(("server", 8), ("replacement", 4), ("worker", 2), ("coordinator", 2)),
-    *(("pause", 3), ("reset", 2), ("worker zombie", 1)),
+    *(("pause", 6), ("reset", 2), ("worker zombie", 1)),
 )
 COPIES = ((1, 1),)
 PROFILES |= {
