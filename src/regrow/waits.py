@@ -447,6 +447,7 @@ PACES: dict[str, str] = {
     "launch.status:RATE_SECONDS_MIN": "... at least",
     "runtime.saves:RECALL_AGAIN_SECONDS": "between two tries",
     "runtime.serve:READING_SECONDS": "between two signs that saves are being read",
+    "core.own_saves:WRITTEN_SECONDS": "from the last record written whole to its save",
     "core.own_saves:RETRY_SECONDS": "from a save that failed to the next try",
     "launch.replan:LOOK_SECONDS": "between two looks at what saves and failures have shown",
     "launch.partial:RESCHEDULE_SECONDS": "a guess, for a plan",

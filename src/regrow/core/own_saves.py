@@ -33,6 +33,9 @@ from regrow.store.interface import Store
 RETRY_SECONDS = 10.0  # after a save that failed, or was given up for a cut; sooner if they are made more often
 # A save that takes longer is given up, as a cut is (`cuts.ATTEMPT_SECONDS_MAX`): a storage that trickles.
 SAVE_SECONDS_MAX = 43200.0
+# Records that are written whole are no pushes, and nobody has them twice: they are saved when no more have come for so
+# long. Too short: a model that is being loaded is saved again and again. Too long: a death loses it.
+WRITTEN_SECONDS = 1.0
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +106,11 @@ class OwnSaves:
             self._due_at = self._counted_from + plan.every_seconds
         if plan.every_steps is not None:
             self._due_step = self._step + plan.every_steps
+
+    def hasten(self) -> None:
+        """Records were written whole: they are saved soon, whatever the interval."""
+        if self.plan is not None and self.life.state is OwnSaveState.IDLE:
+            self._due_at, self._due_step = self._now + WRITTEN_SECONDS, 0
 
     @property
     def counts_steps(self) -> bool:

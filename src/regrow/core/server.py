@@ -74,7 +74,7 @@ from regrow.core.reload import Reload
 from regrow.core.serving import Parts, Serving, Store
 from regrow.core.serving_async import AsyncServing
 from regrow.core.serving_sync import SyncServing
-from regrow.core.states import CutState
+from regrow.core.states import CutState, OwnSaveState
 from regrow.core.wayback import FetchSaved, FindSaves, Load, LoadedAll, LoadedRows, WayBack, Ways, plan_ways
 
 Loaded = LoadedRows | LoadedAll | SavesFound | SavedRowsLoaded | SavesLoaded
@@ -375,6 +375,9 @@ class Server:
         if not self.recovered or not self.ways.is_whole:
             brought, has_more = self._tick_ways(now)
             effects += brought
+        if self.serving.wrote_bare and self.saves.life.state is OwnSaveState.IDLE:
+            self.serving.wrote_bare = False
+            self.saves.hasten()
         if self.cut.life.state is CutState.IDLE:
             effects += self.saves.tick(now, self.serving.committed)
         self.rests_until = AWAKE if effects or has_more else self._find_rest()

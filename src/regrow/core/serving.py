@@ -85,6 +85,7 @@ class Serving(ABC):
         # Which tables have rows that may be lost, and whose updates are counted for it.
         self._recalled = parts.flusher.geometry.is_bare & parts.job.protection.recalls_bare
         self._counts_updates = bool(self._recalled.any())
+        self.wrote_bare = False  # whole records of such rows, since somebody last asked
 
     # --- What the two modes differ in ---
 
@@ -322,6 +323,7 @@ class Serving(ABC):
         for start, stop in itertools.pairwise([*starts, slots.size]):
             source_records = write.records[start * floats : stop * floats]
             self.store.write_records(write.table, int(slots[start]), stop - start, source_records)
+        self.wrote_bare |= bool(self._recalled[write.table])
         answer = Send(target=source, message=RecordsWritten(request=write.request))
         flushed = self.flusher.flush_all()
         if self.flusher.has_acked(self.flusher.numbers()):

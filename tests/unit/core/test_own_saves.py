@@ -11,7 +11,16 @@ from typing import Any
 import pytest
 
 from regrow.core.cut import ASIDE_BYTES_MAX
-from regrow.core.own_saves import RETRY_SECONDS, SAVE_SECONDS_MAX, OwnSaved, OwnSaves, SaveOwn, SavePlan, UnsaveOwn
+from regrow.core.own_saves import (
+    RETRY_SECONDS,
+    SAVE_SECONDS_MAX,
+    WRITTEN_SECONDS,
+    OwnSaved,
+    OwnSaves,
+    SaveOwn,
+    SavePlan,
+    UnsaveOwn,
+)
 from regrow.core.states import OwnSaveState
 from regrow.core.wayback import Ways
 
@@ -133,3 +142,16 @@ def test_a_save_that_costs_too_much_is_given_up(told: bool) -> None:
     machine.tick(5.2 + RETRY_SECONDS, 1)
     (effect,) = machine.tick(6.0 + RETRY_SECONDS + SAVE_SECONDS_MAX, 1)
     assert isinstance(effect, UnsaveOwn) and "was not stored within" in effect.reason
+
+
+@pytest.mark.parametrize("plan", [SavePlan(every_seconds=1000.0), SavePlan(every_steps=1000)])
+def test_written_records_are_saved_when_no_more_come(plan: SavePlan) -> None:
+    machine, _, flusher = saves(plan)
+    flusher.acked = 99
+    for now in (0.0, 0.5, 1.0):
+        assert machine.tick(now, 0) == []
+        machine.hasten()
+    assert machine.tick(1.0 + WRITTEN_SECONDS - 0.1, 0) == []
+    assert machine.tick(1.0 + WRITTEN_SECONDS, 0) != []
+    machine.on_saved(OwnSaved(number=1))
+    assert machine.tick(500.0, 500) == []
