@@ -95,24 +95,23 @@ def project(measured: Measured, *, constants: str) -> list[dict[str, Any]]:
 
 
 def play_job(random: np.random.Generator, *, interval: float, fail: float, costs: Costs, full: bool) -> float:
-    """All seconds of one job with failures at random. Work is saved when a save ends; a failure costs a load and a
-    rescheduling, and with full recovery what was done since the last save."""
+    """All seconds of one job with failures at any time, also during saves and loads. A save every interval, from begin
+    to begin, as in the formulas. Full recovery goes back to the last save that has ended, and counts from there."""
     now = done = saved = 0.0
-    next_save, next_fail = interval, random.exponential(fail)
-    while done < WORK_SECONDS:
-        step = min(WORK_SECONDS - done, next_save - now, next_fail - now)
-        now, done = now + step, done + step
-        if now >= next_fail:
-            now += costs.load_seconds + costs.reschedule_seconds
-            done = saved if full else done
-            next_save = now + interval if full else max(next_save, now)
-            next_fail = now + random.exponential(fail)
-        elif now >= next_save:
-            # From begin to begin, as in the formulas. A failure during the save comes right behind it: both ways have it.
-            begun, saved = now, done
-            now += costs.save_seconds
-            next_save, next_fail = max(now, begun + interval), max(next_fail, now)
-    return now
+    save_at, fail_at = interval, random.exponential(fail)
+    while True:
+        next_at = max(now, min(save_at, fail_at))
+        if done + next_at - now >= WORK_SECONDS:
+            return now + WORK_SECONDS - done
+        now, done = next_at, done + next_at - now
+        save_ends = now + costs.save_seconds
+        if fail_at > now and not (full and fail_at < save_ends):
+            now, saved, save_at = save_ends, done, max(save_ends, now + interval)
+            continue
+        now = max(now, fail_at) + costs.load_seconds + costs.reschedule_seconds
+        fail_at += random.exponential(fail)
+        if full:
+            done, save_at = saved, now + interval
 
 
 def play(interval: float, *, fail: float, costs: Costs, full: bool, jobs: int, seed: int) -> tuple[float, float]:
