@@ -55,14 +55,14 @@ def measure(report: common.Report, *, quick: bool, data: str | None = None) -> N
     size = QUICK if quick else FULL
     torch.set_num_threads(1)  # Batches are small.
     for name, learning_rate in OPTIMIZERS.items():
-        options = {} if learning_rate is None else {"learning_rate": learning_rate}
+        options: dict[str, Any] = {} if learning_rate is None else {"learning_rate": learning_rate}
+        options |= {"steps": size.steps} if data is None else {"epochs": 64}
         config = TrainConfig(
             data="synthetic" if data is None else f"criteo:{data}",
             model=size.model,
             rows_max=size.rows_max,
             batch=size.batch,
             optimizer=name,
-            **({"steps": size.steps} if data is None else {"epochs": 64}),
             **options,
         )
         row = measure_config(config, steps=size.steps)

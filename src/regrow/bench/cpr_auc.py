@@ -104,7 +104,7 @@ def measure_data(report: common.Report, size: Size, *, name: str, source: str) -
 
 
 def is_of(row: dict[str, Any], data: str, seed: int) -> bool:
-    return row["kind"] == "auc" and row["data"] == data and row["seed"] == seed
+    return bool(row["kind"] == "auc" and row["data"] == data and row["seed"] == seed)
 
 
 def measure_seed(

@@ -11,6 +11,7 @@ from typing import Any
 from regrow.bench import checkpoint, recovery, train
 from regrow.config import TrainConfig
 from regrow.launch import local
+from regrow.launch.failures import Failure
 from regrow.launch.orders import OwnSaved, Report
 
 SHARE = 0.125
@@ -73,6 +74,18 @@ def find_rate(base: TrainConfig, directory: Path, *, seconds: float = 2.0) -> fl
             return trace.rate_whole()
         rate *= 4  # much faster than thought
     return rate
+
+
+def find_stall(trace: Trace, failure: Failure) -> float:
+    """The longest that any worker stood still, from its reports, as `bench recovery` counts it. What a run says of
+    itself (`stall_s`) leaves out a worker whose first word comes when all rows are back, and so the longest waits."""
+    silence = trace.longest_silence(failure.detected_at, failure.detected_at + recovery.STALL_SECONDS)
+    return max(silence, failure.stall_seconds)
+
+
+def find_stalls(trace: Trace) -> list[float]:
+    """Of every failure that a run went on through."""
+    return [] if trace.status is None else [find_stall(trace, failure) for failure in trace.status.failures.all]
 
 
 def middle(values: Sequence[float]) -> float | None:

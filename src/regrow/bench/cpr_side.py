@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from regrow.bench import accuracy, common, cpr_live, recovery
+from regrow.bench import accuracy, common, cpr_live, cpr_overhead, recovery
 from regrow.errors import RegrowError
 
 # Name, protection, priority.
@@ -79,7 +79,8 @@ def measure_way(
         "auc": summary["auc"],
         "digest": summary["model_sha256"],
         "failures": len(summary["failures"]),
-        "stall_s": max((failure["stall_s"] for failure in summary["failures"]), default=0.0),
+        # Full recovery begins everything again, and knows no failures, only falls back.
+        "stall_s": max([*cpr_live.find_stalls(trace), *stall_of_restores(summary, trace)], default=0.0),
         "steps_again": sum(restore["steps_lost"] for restore in summary["restores"]),
         "share_lost": partial.get("share_lost"),
         "pls": partial.get("pls"),
@@ -89,6 +90,10 @@ def measure_way(
         "stored_bytes": stored,
         **trace.others(),
     }
+
+
+def stall_of_restores(summary: dict[str, Any], trace: cpr_live.Trace) -> list[float]:
+    return [cpr_overhead.find_longest_gap(trace.reports.values())] if summary["restores"] else []
 
 
 def compare(report: common.Report) -> None:

@@ -97,10 +97,9 @@ def describe_death(summary: dict[str, Any], trace: cpr_live.Trace) -> dict[str, 
     late = [find_late(seen, saves_of(trace)) for seen in trace.reports.values()]
     around, elsewhere = (max(each[index] for each in late) for index in (0, 1))
     return {
-        **{
-            name: failure[name] for name in ("detected_s", "replaced_s", "load_s", "stall_s", "rows", "bytes", "faults")
-        },
-        "stall_after_detection_s": trace.longest_silence(died.detected_at, died.detected_at + recovery.STALL_SECONDS),
+        **{name: failure[name] for name in ("detected_s", "replaced_s", "load_s", "rows", "bytes", "faults")},
+        "stall_s": cpr_live.find_stall(trace, died),
+        "stall_said_s": failure["stall_s"],
         "samples_lost": failure["samples_lost"],
         "step_seconds": step_seconds,
         "capture_steps": trace.capture_seconds_max / step_seconds,

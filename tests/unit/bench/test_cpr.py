@@ -36,6 +36,7 @@ from regrow.bench import (
 from regrow.bench.cpr_runs import Saves, Strike
 from regrow.cli.bench import BENCHES
 from regrow.errors import RegrowError, UserError
+from regrow.launch.failures import Failure
 from regrow.launch.orders import OwnSaved
 from regrow.planner.overhead import Costs
 
@@ -170,7 +171,7 @@ def _way(way: str, **more: Any) -> dict[str, Any]:
     known = {
         "kind": "way",
         "way": way,
-        "save_s": 0.2,
+        "save_s_max": 0.2,
         "load_s": 1.0,
         "detected_s": 0.1,
         "replaced_s": 0.3,
@@ -180,11 +181,11 @@ def _way(way: str, **more: Any) -> dict[str, Any]:
 
 
 def test_costs_come_from_what_was_measured() -> None:
-    rows = [_way("none"), _way("none", save_s=0.4), _way("none", save_s=0.6, replaced_s=None)]
+    rows = [_way("none"), _way("none", save_s_max=0.4), _way("none", save_s_max=0.6, replaced_s=None)]
     costs = cpr_overhead.make_costs(rows, times=2.0)
     found = (costs.save_seconds, costs.load_seconds, costs.reschedule_seconds)
     assert found == pytest.approx((0.8, 0.8, 0.2))
-    assert cpr_overhead.make_costs([_way("none", save_s=None)]).save_seconds == cpr_overhead.SECONDS_MIN
+    assert cpr_overhead.make_costs([_way("none", save_s_max=None)]).save_seconds == cpr_overhead.SECONDS_MIN
 
 
 def test_the_whole_table() -> None:
@@ -351,6 +352,19 @@ def test_stalls_are_held_against_reading() -> None:
         "hold_steps_capture": True,
         "late_steps_saves": False,
     }
+
+
+def test_a_worker_that_is_silent_until_all_is_back_has_stalled() -> None:
+    """What the run says of itself counts the other worker only."""
+    trace = cpr_live.Trace()
+    steady = [(at / 10, at) for at in range(95, 140)]
+    trace.reports = {0: steady, 1: [point for point in steady if not 10.0 < point[0] < 12.1]}
+    failure = Failure(role="server", id=1, incarnation=0, step=5, reason="killed", at=10.0, detected_at=10.05)
+    failure.stall_seconds = 0.3
+    assert cpr_live.find_stall(trace, failure) == pytest.approx(12.1 - 10.05)
+    failure.stall_seconds = 3.0
+    assert cpr_live.find_stall(trace, failure) == 3.0
+    assert cpr_live.find_stalls(cpr_live.Trace()) == []
 
 
 def test_own_saves_are_kept() -> None:
