@@ -28,6 +28,14 @@ INK, QUIET, GRID = "#333333", "#9a9a9a", "#e6e6e6"
 COLOURS = {"none": QUIET, "k4": "#1f5fa8", "k2": "#d9822b"}
 LABELS = {"none": "no protection, no failure", "k4": "ec, k = 4", "k2": "ec, k = 2"}
 CHECKPOINT_COLOURS = {"none": QUIET, "pausing": "#d9822b", "full": "#a9c1dc", "delta": "#1f5fa8"}
+# Partial recovery: what overhead is made of, and which rows are saved.
+CPR_PARTS = {
+    "save": ("saves", "#1f5fa8"),
+    "load": ("loads", "#a9c1dc"),
+    "lost_work": ("work done again", "#d9822b"),
+    "reschedule": ("rescheduling", QUIET),
+}
+CPR_SAVES = {"none": ("all rows every T", "#d9822b"), "ssu": ("SSU, an eighth every T/8", "#1f5fa8")}
 BAR_COLOURS = {True: "#1f5fa8", False: "#a9c1dc"}
 
 
@@ -65,11 +73,13 @@ def draw(content: Mapping[str, Any], path: Path) -> None:
         draw_throughput(traces, path, title="Training through the loss of a server")
     elif content.get("bench") == "overhead":
         draw_overhead([row for row in rows if row["kind"] == "overhead"], path)
+    elif content.get("bench") == "cpr":
+        draw_cpr(rows, path)
     elif content.get("bench") == "checkpoint":
         costs = [row for row in rows if row["kind"] == "cost"]
         draw_checkpoints(costs, [row for row in rows if row["kind"] == "trace"], path)
     else:
-        hint = "recovery, overhead and checkpoint have one"
+        hint = "recovery, overhead, checkpoint and cpr have one"
         raise UserError(f"bench {content.get('bench')} has no picture", hint=hint)
 
 
@@ -232,6 +242,59 @@ def draw_checkpoints(costs: Sequence[Mapping[str, Any]], traces: Sequence[Mappin
     what = "training time lost at equal speed" if even else "training time lost"
     right.set_xlabel(f"{what}, % (dashes: target)", color=INK, fontsize=9)
     figure.savefig(path)
+
+
+# -- partial recovery ----------------------------------------------------------------------------------------
+
+
+def has_picture(content: Mapping[str, Any]) -> bool:
+    """Whether a part was measured that has one."""
+    return any(row["kind"] in ("pls", "projected") for row in content.get("rows", []))
+
+
+def draw_cpr(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
+    """Overheads of ways back, by what they are made of, and PLS against AUC lost: those of the two that there are."""
+    bars = [row for row in rows if row["kind"] == "projected" and row["constants"] == "ours" and row["shown"]]
+    points = [row for row in rows if row["kind"] == "pls"]
+    panels = [draw for draw, found in ((_projected_bars, bars), (_pls_points, points)) if found]
+    if not panels:
+        raise UserError("there is nothing to draw: neither overheads nor PLS were measured")
+    figure, axes = _figure(5.2 * len(panels), 3.2, columns=len(panels))
+    for axis, draw_panel in zip(axes, panels, strict=True):
+        draw_panel(axis, bars if draw_panel is _projected_bars else points)
+    figure.savefig(path)
+
+
+def _projected_bars(axis: Any, rows: Sequence[Mapping[str, Any]]) -> None:
+    mine = list(rows)[::-1]
+    left = [0.0] * len(mine)
+    for part, (text, colour) in CPR_PARTS.items():
+        values = [100 * row["overhead"][part] for row in mine]
+        axis.barh([row["label"] for row in mine], values, left=left, height=0.6, color=colour, label=text)
+        left = [before + value for before, value in zip(left, values, strict=True)]
+    axis.grid(axis="y", visible=False)
+    axis.grid(axis="x", color=GRID, linewidth=0.8)
+    axis.axvline(0.5, color=INK, linewidth=0.8, linestyle=(0, (3, 3)))
+    axis.set_xlabel("overhead of a 56-hour job, % (dashes: target)", color=INK, fontsize=9)
+    axis.legend(loc="lower right", frameon=False, fontsize=SMALL, labelcolor=INK)
+
+
+def _pls_points(axis: Any, rows: Sequence[Mapping[str, Any]]) -> None:
+    for name, (text, colour) in CPR_SAVES.items():
+        found = [row[name] for row in rows if name in row]
+        axis.plot(
+            [point["pls"] for point in found],
+            [point["auc_lost"] for point in found],
+            "o",
+            color=colour,
+            markersize=3.5,
+            alpha=0.8,
+            label=text,
+        )
+    axis.axhline(0, color=INK, linewidth=0.8)
+    axis.set_xlabel("PLS", color=INK, fontsize=9)
+    axis.set_ylabel("AUC lost", color=INK, fontsize=9)
+    axis.legend(loc="upper left", frameon=False, fontsize=SMALL, labelcolor=INK)
 
 
 # -- a run directory -----------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ import click
 
 from regrow.errors import UserError
 
-BENCHES = ("kernels", "train", "accuracy", "overhead", "auth", "recovery", "checkpoint", "balance", "soak")
+BENCHES = ("kernels", "train", "accuracy", "overhead", "auth", "recovery", "checkpoint", "balance", "soak", "cpr")
 
 
 class BenchCommand(click.Command):
@@ -31,11 +31,12 @@ class BenchCommand(click.Command):
 @click.argument("name", type=click.Choice(BENCHES))
 @click.option("--json", "json_path", metavar="FILE", help="Write the figures there too.")
 @click.option("--quick", is_flag=True, help="About a minute or less, smaller; the figures are rough.")
-@click.option("--data", metavar="PATH", help="Real clicks in Criteo's format (accuracy, balance).")
+@click.option("--data", metavar="PATH", help="Real clicks in Criteo's format (accuracy, balance, cpr).")
 @click.option("--minutes", type=float, metavar="X", help="How long it goes on, about (soak).  [10]")
 @click.option("--mtbf", type=float, metavar="X", help="Mean seconds between random failures (soak).  [20]")
 @click.option("--r", type=int, metavar="1|2", help="Parities, and servers that may be down together (soak).  [1]")
-@click.option("--docs", metavar="DIR", help="Draw the picture there too (overhead, recovery, checkpoint).")
+@click.option("--part", metavar="NAME", help="Only this part (cpr): overhead, auc, pls, figure6, cost, stall or side.")
+@click.option("--docs", metavar="DIR", help="Draw the picture there too (overhead, recovery, checkpoint, cpr).")
 def bench(name: str, json_path: str | None, quick: bool, **further: Any) -> int:
     """Measure one thing on this machine."""
     try:

@@ -1,7 +1,8 @@
 """A whole cluster inside one process and one thread: for notebooks, examples and tests.
 
 The same coordinator, servers and sessions as over sockets; a message is handed over by reference, in order,
-before the call that caused it returns. `kill` takes a server's memory away and lets its successor come back.
+before the call that caused it returns. `kill` takes a server's memory away and lets its successor come back: from
+parities, or, where servers save their own rows (`saving`), with what they saved last (`inprocess_saves.py`).
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ from regrow.core.serving import Store
 from regrow.core.session import Event
 from regrow.core.wayback import FetchSaved, FindSaves, Load
 from regrow.errors import ConnectionLost, ProtocolError, RegrowError
+from regrow.launch import orders
+from regrow.runtime import inprocess_saves
 from regrow.runtime.client import Client
 from regrow.store.memory import MemoryStore
 
@@ -47,15 +50,28 @@ TICKS_MAX = 100_000  # Waiting longer than this is waiting for ever.
 
 
 class InProcessCluster:
-    """Servers without processes. Make one client per worker."""
+    """Servers without processes. Make one client per worker.
 
-    def __init__(self, *, servers: int, build_store: Callable[[JobSpec, int, bool], Store] = MemoryStore) -> None:
+    `saving`: how servers save their own rows, for a job with partial recovery. `saves` has what they saved, and `joins`
+    says of each replacement, (server, report), to what it went back and how many updates are lost by then.
+    """
+
+    def __init__(
+        self,
+        *,
+        servers: int,
+        build_store: Callable[[JobSpec, int, bool], Store] = MemoryStore,
+        saving: orders.OwnSaving | None = None,
+    ) -> None:
         self.coordinator = Coordinator(servers=servers)
         self.server_count = servers
         self.servers: list[ServerDoor] = []
-        self._build_store = build_store
+        self.saves = [inprocess_saves.KeptSaves() for _ in range(servers)]
+        self.joins: list[tuple[int, orders.Joined]] = []
+        self._saving = saving
+        self._make_store = build_store
         self._clients: dict[Identity, InProcessClient] = {}
-        self._queue: deque[tuple[Identity, Identity, Message]] = deque()
+        self._queue: deque[tuple[Identity, Identity, Delivered | inprocess_saves.Told]] = deque()
         self._pumping = False
         self._now = 0.0
         for index in range(servers):
@@ -80,7 +96,7 @@ class InProcessCluster:
 
     def kill(self, server: int) -> None:
         """Loses all that a server holds. Its successor comes back from the parities, as rows are needed or when
-        somebody waits (`settle`); without parities every client fails."""
+        somebody waits (`settle`), or from its last save; without either every client fails."""
         old = self.servers[server].identity
         self._effects(COORDINATOR, self.coordinator.receive(Died(peer=old)))
         self._pump()
@@ -110,7 +126,14 @@ class InProcessCluster:
             build_store=self._build_store,
             reply_bytes_max=REPLY_BYTES_MAX,
             address=f"process:{index}",
+            save_plan=inprocess_saves.make_plan(self._saving),
         )
+
+    def _build_store(self, job: JobSpec, server: int, recovering: bool) -> Store:
+        store = self._make_store(job, server, recovering)
+        if self._saving is not None:
+            inprocess_saves.add_saving(store, job, self._saving)
+        return store
 
     def _join(self, server: ServerDoor) -> None:
         self._effects(COORDINATOR, self.coordinator.receive(Joined(peer=server.identity)))
@@ -119,7 +142,7 @@ class InProcessCluster:
 
     def post(self, source: Identity, target: Identity, message: Message) -> None:
         """Queues a message and delivers all there are, unless that is going on already."""
-        self._queue.append((source, target, message))
+        self._queue.append((source, target, Delivered(source=source, message=message)))
         self._pump()
 
     def _pump(self) -> None:
@@ -132,19 +155,21 @@ class InProcessCluster:
         finally:
             self._pumping = False
 
-    def _deliver(self, source: Identity, target: Identity, message: Message) -> None:
-        event = Delivered(source=source, message=message)
+    def _deliver(self, source: Identity, target: Identity, event: Delivered | inprocess_saves.Told) -> None:
+        if target.role == "server":
+            if self.servers[target.id].identity == target:
+                self._effects(target, self.servers[target.id].receive(event))
+            return
+        assert isinstance(event, Delivered)
         if target.role == "coordinator":
             self._effects(target, self.coordinator.receive(event))
-        elif target.role == "server" and self.servers[target.id].identity == target:
-            self._effects(target, self.servers[target.id].receive(event))
         elif target in self._clients:
             self._clients[target].deliver(event)
 
     def _effects(self, local: Identity, effects: Sequence[object]) -> None:
         for effect in effects:
             if isinstance(effect, Send):
-                self._queue.append((local, effect.target, effect.message))
+                self._queue.append((local, effect.target, Delivered(source=local, message=effect.message)))
             elif isinstance(effect, Replace):
                 old = effect.peer
                 self.servers[old.id] = self._server(old.id, incarnation=old.incarnation + 1)
@@ -158,14 +183,29 @@ class InProcessCluster:
                 raise RegrowError(f"{local} stops: {effect.reason}")
             elif isinstance(effect, Save | Unsave | WriteManifest | Load):
                 raise AssertionError(f"{local} asks for a checkpoint, and none was promised it: {effect!r}")
-            elif isinstance(effect, SaveOwn | UnsaveOwn | FindSaves | FetchSaved):
-                raise AssertionError(f"{local} asks for a save, and none was promised it: {effect!r}")
+            elif isinstance(effect, SaveOwn | FindSaves):
+                self._save_own(local, effect)
+            elif isinstance(effect, UnsaveOwn | FetchSaved):
+                pass  # a save is durable as soon as it is asked for, and all its rows come at once
             elif isinstance(effect, Condemn):
                 raise AssertionError(f"nobody hangs in one process: {effect!r}")
+            elif isinstance(effect, Notice) and effect.name == "joined":
+                self.joins.append((local.id, orders.Joined(**effect.values)))
             elif isinstance(effect, Dial | Forget | Log | Notice):
                 pass  # messages are handed over by reference, and nobody reads the story of a cluster in a notebook
             else:
                 raise AssertionError(f"an effect that a cluster in one process does not know: {effect!r}")
+
+    def _save_own(self, local: Identity, effect: SaveOwn | FindSaves) -> None:
+        """What the server is told then comes behind all that it has sent before."""
+        saves = self.saves[local.id]
+        if isinstance(effect, FindSaves):
+            told = saves.bring_back(effect)
+        else:
+            server = self.servers[local.id].server
+            assert server is not None
+            told = saves.take(effect, server.store)
+        self._queue.extend((local, local, event) for event in told)
 
 
 class InProcessClient(Client):

@@ -433,8 +433,9 @@ class Node:
     def _saving_counters(self) -> dict[str, Any]:
         if self.saver is None:
             return {}
+        savers = [saver for saver in (self.saver, self.own_saver) if saver is not None]
         return {
-            "capture_seconds_max": round(self.saver.pause_seconds_max, 5),
+            "capture_seconds_max": round(max(saver.pause_seconds_max for saver in savers), 5),
             "hold_seconds_max": round(self._hold_seconds_max, 5),
         }
 
