@@ -18,6 +18,7 @@ BEFORE_SECONDS = 5.0  # throughput before a failure: shorter is noise, longer re
 DURING_SECONDS_MIN = 1.0  # a recovery shorter than this is too short to measure a throughput in
 RESUME_SECONDS = 1.0  # a worker that has pulled ahead misses the dead a little later, not after so long
 SILENCE_SECONDS = 0.25  # a worker that says nothing for longer stands still; well above the time between reports
+SILENT_SECONDS_MAX = 60.0  # a worker that is silent for longer after a recovery is somebody else's failure
 RATE_SECONDS_MIN = 0.25  # a shorter span says nothing about speed
 HISTORY_SECONDS = 0.02  # reports closer than this are one
 HISTORY_LENGTH_MAX = 1 << 15
@@ -144,6 +145,7 @@ class Failures:
         self.all: list[Failure] = []
         self.history = History()
         self._reported_at: dict[int, float] = {}  # by worker
+        self._through: set[int] = set()  # workers that train no more
 
     @property
     def open(self) -> list[Failure]:
@@ -202,6 +204,7 @@ class Failures:
         """A worker has made a step; `samples` is what all have trained, or None for one that trains no more."""
         if samples is not None:
             self.history.add(now, samples)
+        (self._through.add if samples is None else self._through.discard)(worker)
         silent_since = self._reported_at.get(worker)
         self._reported_at[worker] = now
         for failure in self.open:
@@ -222,8 +225,16 @@ class Failures:
     def tick(self, now: float) -> None:
         """Measures what can be measured by now."""
         for failure in self.open:
-            if failure.is_over and now >= self._during_end(failure):
+            if failure.is_over and now >= self._during_end(failure) and not self._has_silent(failure, now):
                 self._settle(failure, now)
+
+    def _has_silent(self, failure: Failure, now: float) -> bool:
+        """Whether a worker that was there before has not been heard since all was back: its silence is the longest, and
+        not over yet. One that is gone for good is not waited for."""
+        since = failure.recovered_at or now
+        if now - since > SILENT_SECONDS_MAX:
+            return False
+        return any(at < since for worker, at in self._reported_at.items() if worker not in self._through)
 
     def finish(self, now: float) -> None:
         for failure in self.open:

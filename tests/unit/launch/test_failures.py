@@ -130,3 +130,20 @@ def test_news_of_others_do_not_end_a_failure() -> None:
     assert (failure.replaced_at, failure.recovered_at) == (None, None)
     failures.receive("server", 1, counters, 3.0)  # it has nothing to bring back
     assert failure.recovered_at == 3.0
+
+
+def test_the_silence_of_a_worker_counts_though_another_goes_on() -> None:
+    """A failure is not settled while somebody has not been heard since all was back: its stall is the longest."""
+    run = started()
+    run.receive("worker", 1, progress(50, 5000), 19.9)
+    killed_server(run)
+    run.receive("server", 1, recovered(100, 1000, 3, 0.4), 20.6)
+    for tenth in range(1, 31):
+        run.receive("worker", 0, progress(101 + tenth, 10100 + 100 * tenth), 20.5 + tenth / 10)
+        run.failures.tick(20.5 + tenth / 10)
+    (failure,) = run.failures.all
+    assert not failure.settled
+    run.receive("worker", 1, progress(51, 5100), 23.6)
+    run.failures.tick(23.7)
+    assert failure.settled
+    assert failure.stall_seconds == 23.6 - 20.0
