@@ -449,6 +449,7 @@ PACES: dict[str, str] = {
     "runtime.serve:READING_SECONDS": "between two signs that saves are being read",
     "core.own_saves:WRITTEN_SECONDS": "from the last record written whole to its save",
     "core.own_saves:RETRY_SECONDS": "from a save that failed to the next try",
+    "launch.failures:SILENT_SECONDS_MAX": "how long the end of a stall is looked for",
     "launch.replan:LOOK_SECONDS": "between two looks at what saves and failures have shown",
     "launch.partial:RESCHEDULE_SECONDS": "a guess, for a plan",
     "planner.measured:FIRST_GUESS_SECONDS": "the same",

@@ -144,6 +144,7 @@ def test_the_silence_of_a_worker_counts_though_another_goes_on() -> None:
     (failure,) = run.failures.all
     assert not failure.settled
     run.receive("worker", 1, progress(51, 5100), 23.6)
-    run.failures.tick(23.7)
+    run.receive("worker", 0, progress(140, 14000), 24.9)
+    run.failures.tick(25.0)
     assert failure.settled
     assert failure.stall_seconds == 23.6 - 20.0
