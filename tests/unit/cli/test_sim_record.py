@@ -101,7 +101,10 @@ def wait_for_file(path: Path) -> None:
 
 
 def start(path: Path, *, save_seconds: float) -> subprocess.Popen[bytes]:
+    # Whoever started the tests in the background of a shell has interrupts ignored, and so have its children.
     code = (
+        "import signal\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "from regrow.cli import sim_record\n"
         f"sim_record.SAVE_SECONDS = {save_seconds}\n"
         "from regrow.cli.main import main\n"
