@@ -482,7 +482,7 @@ BUGS |= {
         "_join",
         patches_partial.joins_at_the_save,
         PARTIAL,
-        ("refusal", "I8", "I14", "failed"),
+        ("refusal", "I3", "I8", "I14", "failed"),
     ),
     "save-ends-twice": Bug(
         "a save is over twice",
