@@ -12,8 +12,10 @@ from regrow.sim import hangs
 from regrow.sim.choices import Choices
 from regrow.sim.forever import Forever
 from regrow.sim.hangs import Clock, Hangs, find_method
+from regrow.sim.launcher import PARTED_SECONDS
 from regrow.sim.net import COORDINATOR
 from regrow.sim.nodes import Violation
+from regrow.sim.parted import Parted
 from regrow.sim.probes import Probes
 from regrow.sim.profiles import PROFILES, make_scenario
 from regrow.sim.sabotage import Saboteur
@@ -41,7 +43,8 @@ def test_every_profile_names_faults_that_exist() -> None:
         for name, weight in profile.weights:
             own, method = "_" + name.replace(" ", "_"), find_method(name)
             assert weight > 0
-            assert hasattr(Saboteur, own) or hasattr(Hangs, method) or hasattr(Forever, method), (profile.name, name)
+            others = any(hasattr(kind, method) for kind in (Hangs, Forever, Parted))
+            assert hasattr(Saboteur, own) or others, (profile.name, name)
 
 
 def test_a_server_that_is_cut_off_counts_as_down_until_it_is_heard_again() -> None:
@@ -114,3 +117,25 @@ def test_a_clock_runs_at_its_rate_and_jumps() -> None:
     clock.jump(14.0, -3600.0)
     assert clock.read(14.0) == -3598.0
     assert clock.read(16.0) == -3597.0
+
+
+def test_of_two_servers_that_do_not_reach_each_other_one_is_replaced() -> None:
+    world = start("parted", events=60)
+    assert world.sabotage.parted.inject_sever()
+    (one, other), before = world.sabotage.down(), dict(world.newest)
+    assert len(world.network.stuck) >= 1
+    world.calm = True
+    world.sabotage.stop()
+    assert len(world.network.stuck) >= 1, "it is cut for good"
+    run_for(world, PARTED_SECONDS - 1.0)
+    assert world.newest == before
+    while world.newest == before:
+        world._step()
+        assert world.now < 3 * PARTED_SECONDS
+    assert {place for place in world.newest if world.newest[place] != before[place]} <= {
+        ("server", one),
+        ("server", other),
+    }
+    while not world.is_finished():
+        world._step()
+    assert not world.lost

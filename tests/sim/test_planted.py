@@ -79,14 +79,19 @@ SEEDS |= {
     "writes-not-resent": ("loads", 0, 30),
     "written-before-flushed": ("loads", 0, 30),
 }
+SEEDS |= {
+    "death-overtakes": ("overtaken", 1, 30),
+    "complaints-unheard": ("parted", 0, 40),
+}
 HANGS = 11
+PARTED = 2
 # Where a seed that shows it is hard to find: a tape that does, tried before all seeds.
 TAPES = {"wish-forgotten": "cuts-sync:2_13_23_5_121_65_103_159_1"}
 
 
 def test_every_bug_is_listed() -> None:
     assert set(SEEDS) == set(planted.BUGS)
-    assert len(planted.BUGS) == 17 + 11 + len(states.ALL) + 4 + HANGS + PARTIAL
+    assert len(planted.BUGS) == 17 + 11 + len(states.ALL) + 4 + HANGS + PARTED + PARTIAL
 
 
 @pytest.mark.parametrize("name", SEEDS)

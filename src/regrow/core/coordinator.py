@@ -14,7 +14,7 @@ long as the user says; then its process is ended (`Condemn`), and that is a fact
 
 from __future__ import annotations
 
-import dataclasses
+from collections.abc import Sequence
 
 import msgspec
 
@@ -35,9 +35,12 @@ from regrow.core.messages import (
     Ready,
     Recovered,
     Register,
+    StateAsk,
     View,
 )
-from regrow.core.states import MEMBER, Life, MemberState
+from regrow.core.partings import UNANSWERED_SECONDS_MAX, Partings
+from regrow.core.place import Place
+from regrow.core.states import MemberState
 from regrow.core.steady import SteadyTime
 from regrow.errors import Refusal
 
@@ -57,83 +60,12 @@ BROUGHT_SECONDS_MAX = 300.0
 # How long a server is waited for that is silent and whose loss would be one of rows. Too short: a machine that swaps
 # costs a checkpoint's worth of training. Too long: everybody waits for one that never comes back.
 PATIENCE_SECONDS = 60.0
+# How long a judgement is put off for a replacement that is heard, or starts, and does not answer: it may have recovered
+# without our knowing. Too short: its word comes too late, and rows count as lost that are there. Too long: a loss is
+# told late. One that is silent as well is waited for as long as the user says.
+ASKED_SECONDS_MAX = 5.0
 # A clock that jumped this far says that the coordinator itself was stopped: nobody else was silent then.
 OWN_PAUSE_SECONDS = 0.5
-
-
-@dataclasses.dataclass(slots=True)
-class Place:
-    """One server of the view: who is in it, and how it is. Its life is `states.MEMBER`."""
-
-    member: Member | None = None
-    life: Life[MemberState] = dataclasses.field(default_factory=lambda: Life(MEMBER))
-    heard: float | None = None  # when it last said something
-    closed: float | None = None  # when its connection closed
-    has_news: bool = False  # one of the two was since the last tick
-    doubted: float | None = None  # since when it is waited for, although it seems dead: its loss would be one of rows
-    condemned: bool = False  # ... and no longer
-    brought: int = 0  # what it has said of its way back, and
-    brought_at: float | None = None  # when that was last more than before; None: it is not on one
-    reason: str = ""  # why it counts as dead
-    ready: Ready | None = None
-
-    @property
-    def is_dead(self) -> bool:
-        return self.life.state is MemberState.DEAD
-
-    @property
-    def is_down(self) -> bool:
-        """Does not count towards tolerance."""
-        return self.is_dead or (self.member is not None and self.member.recovering)
-
-    @property
-    def means_silence(self) -> bool:
-        """Whether it means something if nothing is heard: it has its rows in memory, and beats."""
-        return self.life.state in (MemberState.SERVING, MemberState.RETURNING)
-
-    def is_filled_by(self, peer: Identity) -> bool:
-        return self.member is not None and self.member.identity == peer
-
-    def fill(self, member: Member, cause: str, now: float | None) -> None:
-        """Somebody is in this place from now on."""
-        self.member = member
-        self.life.move(cause)
-        self.heard, self.closed, self.has_news, self.doubted, self.condemned = now, None, True, None, False
-        self.brought, self.brought_at = 0, None
-
-    def die(self, reason: str) -> None:
-        self.life.move("died")
-        self.reason, self.ready, self.heard, self.closed, self.doubted = reason, None, None, None, None
-
-    def hear(self, now: float) -> None:
-        """It said something."""
-        self.heard, self.closed, self.has_news = now, None, True
-
-    def lose(self, now: float) -> None:
-        """Its connection closed."""
-        self.closed, self.has_news = now, True
-
-    def catch_up(self, before: float, now: float) -> None:
-        """What happened since the tick before counts from this one. Time is known by ticks only: if they are rare, what
-        has just happened would seem to be as old as the last of them."""
-        if self.has_news:
-            self.heard = now if self.heard == before else self.heard
-            self.closed = now if self.closed == before else self.closed
-            self.has_news = False
-
-    def skip(self, seconds: float, now: float) -> None:
-        """This time does not count against it."""
-        self.heard = None if self.heard is None else min(now, self.heard + seconds)
-        self.closed = None if self.closed is None else min(now, self.closed + seconds)
-        self.doubted = None if self.doubted is None else self.doubted + seconds
-        self.brought_at = None if self.brought_at is None else self.brought_at + seconds
-
-    def note_progress(self, brought: int, now: float) -> None:
-        """Of its way back, if it is on one."""
-        if self.life.state is not MemberState.RETURNING:
-            self.brought_at = None
-        elif self.brought_at is None or brought > self.brought:
-            self.brought, self.brought_at = brought, now
 
 
 class Coordinator:
@@ -149,6 +81,7 @@ class Coordinator:
         cut_salt: str = "",
         silent_seconds: float = SILENT_SECONDS,
         patience_seconds: float = PATIENCE_SECONDS,
+        unanswered_seconds: float = UNANSWERED_SECONDS_MAX,
     ) -> None:
         self.view: View | None = None
         self.lost = ""  # what cannot come back
@@ -166,8 +99,11 @@ class Coordinator:
         self._now = 0.0
         self._is_slow = False  # its last step was long already
         self._learned_at: float | None = None
+        self._question = 0  # the last one that replacements were asked, and
+        self._asked_at: float | None = None  # when, if what is lost cannot be said before they answer
         self._silent_seconds = silent_seconds
         self._patience_seconds = patience_seconds
+        self._partings = Partings(seconds_max=unanswered_seconds)
 
     @property
     def dead(self) -> dict[int, str]:
@@ -239,7 +175,11 @@ class Coordinator:
             if self.cuts is not None:
                 self.cuts.on_step(message.step)
             place.note_progress(message.brought, self._now)
-            return []
+            place.unanswered = message.unanswered
+            if message.answers <= place.answered:
+                return []
+            place.answered = message.answers
+            return self._reconsider()
         if isinstance(message, CutMarks | CutBegun | CutSaved):
             try:
                 return self._on_cut_message(source.id, message)
@@ -399,7 +339,8 @@ class Coordinator:
             return [Refuse(target=source, reason="Recovered of a server that was not ready")]
         place.member = msgspec.structs.replace(place.member, recovering=False)
         place.life.move("recovered")
-        return [Log(text=f"{source} has recovered"), *self._announce()]
+        effects: list[Effect] = [Log(text=f"{source} has recovered")]
+        return effects + (self._announce() if self._asked_at is None else self._reconsider())
 
     # --- Going ---
 
@@ -415,19 +356,33 @@ class Coordinator:
             forgiven = pause - OWN_PAUSE_SECONDS if was_slow else pause
             for place in self.places:
                 place.skip(forgiven, now)
+            if self._asked_at is not None:
+                self._asked_at += forgiven
             if not was_slow:
                 self._learned_at = None
                 return []
         if self.view is None and self._known is not None and self._learned_at is None:
             self._learned_at = now
+        suspects = self._find_suspects()
+        if self._partings.hopeless and not self.lost and self.view is not None:
+            return self._give_up(self._partings.hopeless)
         effects: list[Effect] = []
-        for place in self.places:
-            doubt = self._find_doubt(place)
+        for server, place in enumerate(self.places):
+            doubt = self._find_doubt(place) or suspects.get(server)
             if doubt is not None:
                 effects += self._presume_dead(place, doubt)
             elif place.doubted is not None:
                 effects += self._trust_again(place)
-        return effects
+        return effects + self._reconsider()
+
+    def _find_suspects(self) -> dict[int, str]:
+        """Servers that others have had no answer of for too long, and why it is these that are replaced."""
+        if self._job is None or not any([place.unanswered for place in self.places]):
+            return {}
+        job, down = self._job, self._find_down()
+        return self._partings.find_suspects(
+            self.places, self._now, lambda server: job.verdict({*down, server}).survivable
+        )
 
     def _find_doubt(self, place: Place) -> str | None:
         """Why this server seems to be dead, if it does."""
@@ -489,12 +444,55 @@ class Coordinator:
             return effects  # nothing can replace it, and whoever uses it has seen it go
         if replace:
             effects.append(Replace(peer=peer, reason=reason))
+        self._asked_at = None  # whoever was asked before this death is asked again
         if self.view is None:
             return effects  # what that means is judged when everybody has told how they are
+        return effects + self._weigh()
+
+    def _weigh(self) -> list[Effect]:
+        """Is something lost with those that are down, must something begin anew?"""
+        assert self._job is not None and self.view is not None
         verdict = self._job.verdict(self._find_down())
         if not verdict.survivable:
-            return effects + self._give_up(verdict.reason)
-        return effects + self._begin_anew([place for place in self.places if place.is_down and not place.is_dead])
+            return self._hear_out(verdict.reason, self.view.servers)
+        self._asked_at = None
+        return self._begin_anew([place for place in self.places if place.is_down and not place.is_dead])
+
+    def _hear_out(self, reason: str, named: Sequence[Member]) -> list[Effect]:
+        """Before rows count as lost, every replacement that counts as down is asked how it is. A death is told by
+        somebody else than it, and may overtake its `Recovered`; its answer does not, because links keep their order."""
+        effects: list[Effect] = []
+        awaited = [place for place, member in zip(self.places, named, strict=True) if self._may_be_back(place, member)]
+        if self._asked_at is None and awaited:
+            self._question += 1
+            self._asked_at = self._now
+            ask = StateAsk(number=self._question)
+            effects += [Send(target=place.member.identity, message=ask) for place in awaited if place.member]
+            effects.append(Log(text=f"whoever comes back is asked how it is: {reason}"))
+        if any(self._owes_answer(place) for place in awaited):
+            return effects
+        return effects + self._give_up(reason)
+
+    def _may_be_back(self, place: Place, named: Member) -> bool:
+        """Whether it counts as down but lives, and was told in a view to come back: it may have done so."""
+        on_its_way = place.life.state in (MemberState.STARTING, MemberState.RETURNING)
+        return on_its_way and place.is_down and place.is_filled_by(named.identity)
+
+    def _owes_answer(self, place: Place) -> bool:
+        """Who is silent is waited for, or not, as anybody else is. One that is heard, but hears nothing, is not."""
+        assert self._asked_at is not None
+        heard = self._now if place.life.state is MemberState.STARTING else place.heard
+        is_overdue = heard is not None and heard >= self._asked_at + ASKED_SECONDS_MAX
+        return place.answered < self._question and not is_overdue
+
+    def _reconsider(self) -> list[Effect]:
+        """What was put off until replacements have answered, if they have, or it was for long enough."""
+        if self._asked_at is None or self.lost:
+            return []
+        if self.view is None:
+            return self._announce()
+        effects = self._weigh()
+        return effects + self._announce() if self._asked_at is None else effects
 
     def _begin_anew(self, unfinished: list[Place]) -> list[Effect]:
         """Where recoveries depend on each other, those that are not finished begin anew, together."""
@@ -512,7 +510,8 @@ class Coordinator:
         assert self._job is not None and self._known is not None
         verdict = self._job.verdict(self._find_down())
         if not verdict.survivable:
-            return self._give_up(verdict.reason)
+            return self._hear_out(verdict.reason, self._known.servers)
+        self._asked_at = None
         fresh: list[Place] = []
         others: list[Place] = []
         for place, named in zip(self.places, self._known.servers, strict=True):
@@ -530,8 +529,10 @@ class Coordinator:
         """The next view, once it can be whole: everybody is there, and nobody dead lacks a successor."""
         if self._job is None or self.lost or any(place.is_dead or place.heard is None for place in self.places):
             return []
-        learned = self.view is None and self._known is not None and self._job.protection.replaces_servers
-        return (self._judge() if learned else []) or self._send_view()
+        if self.view is not None or self._known is None or not self._job.protection.replaces_servers:
+            return self._send_view() if self._asked_at is None else []
+        effects = self._judge()
+        return effects if effects or self._asked_at is not None else self._send_view()
 
     def _send_view(self) -> list[Effect]:
         assert self._job is not None

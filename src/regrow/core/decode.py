@@ -30,7 +30,7 @@ What breaks without the rules:
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -258,6 +258,16 @@ class Decoder:
     def _underway(self) -> int:
         """Background work that is not done: being decoded, or not yet in place at the replacement."""
         return sum(batch.background for batch in self._batches.values()) + len(self._unacked)
+
+    def find_owing(self) -> Iterator[int]:
+        """Servers that were sent rows, or asked for some, and have not answered."""
+        for target, _ in self._unacked:
+            yield target.id
+        for batch in self._batches.values():
+            sweep = batch.sweep
+            for place in sorted(batch.waiting):
+                is_member = place < sweep.k
+                yield self._member_server(sweep, place) if is_member else self._parity_server(sweep, place - sweep.k)
 
     def on_restored_ack(self, source: Identity, request: int) -> None:
         self._unacked.pop((source, request), None)

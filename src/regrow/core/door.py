@@ -28,7 +28,7 @@ from regrow.core.effects import Delivered, Dial, Forget, Joined, Log, Lost, Noti
 from regrow.core.groups import make_groups
 from regrow.core.identity import Identity
 from regrow.core.job import JobSpec
-from regrow.core.messages import Beat, CutAsk, CutAt, CutEnd, KnownView, Open, Recovered, Register, View
+from regrow.core.messages import Beat, CutAsk, CutAt, CutEnd, KnownView, Open, Recovered, Register, StateAsk, View
 from regrow.core.own_saves import OwnSaved, SaveOwn, SavePlan, UnsaveOwn
 from regrow.core.recall_events import SavedRowsLoaded, SavesFound, SavesLoaded, SavesRead
 from regrow.core.server import AWAKE, Server
@@ -134,6 +134,8 @@ class ServerDoor:
             return []  # fenced
         if isinstance(message, View):
             effects = self._on_view(message, source)
+        elif isinstance(message, StateAsk) and source.role == "coordinator":
+            return [Send(target=source, message=self._make_beat(None, answers=message.number))]
         elif source.role == "server":
             effects = self._on_server_message(event)
         elif self.server is None:
@@ -170,12 +172,18 @@ class ServerDoor:
         effects: list[Effect] = []
         if self._coordinator is not None and now >= self._beat_at:
             self._beat_at = now + BEAT_SECONDS
-            server = self.server
-            beat = Beat() if server is None else Beat(step=server.serving.committed, brought=server.brought)
-            effects.append(Send(target=self._coordinator, message=beat))
+            effects.append(Send(target=self._coordinator, message=self._make_beat(now)))
         if self.server is not None:
             effects += self.server.tick(now)
         return effects
+
+    def _make_beat(self, now: float | None, *, answers: int = 0) -> Beat:
+        """`now` is None between ticks: then no time has passed for anybody."""
+        server = self.server
+        if server is None:
+            return Beat(answers=answers)
+        unanswered = server.answers.longest if now is None else server.find_unanswered(now)
+        return Beat(step=server.serving.committed, brought=server.brought, answers=answers, unanswered=unanswered)
 
     # --- Views ---
 

@@ -37,7 +37,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -117,6 +117,7 @@ class FlushGroup:
         self.history: dict[int, tuple[int, ...]] = {0: self.flushed}  # number -> marks, from the least acknowledged
         self.acked: dict[int, int] = {}  # holder -> last flush it has
         self.prepared: dict[int, int] = {}  # holder -> last flush it has staged (two-phase commit)
+        self.committed = 0  # the last flush that holders were told to commit (two-phase commit)
         self.since: dict[int, int] = {}  # holder -> the flush its stream ended with
         self.streams: dict[int, StreamOut] = {}
         self.last: Part | None = None  # what the last flush changed: the undo of a synchronous step
@@ -306,6 +307,16 @@ class Flusher:
         self._settle()
         return sends
 
+    def find_owing(self) -> Iterator[int]:
+        """Holders that have not answered all that was sent to them; what is staged is answered, until its commit."""
+        for group in self.coded:
+            for holder, prepared in group.prepared.items():
+                if (stream := group.streams.get(holder)) is not None:
+                    if stream.underway:
+                        yield holder
+                elif prepared < group.number or group.acked[holder] < group.committed:
+                    yield holder
+
     def commit(self, mark: int, seq: int) -> list[Send]:
         """The worker has seen this push staged everywhere: flushes it covers may count (two-phase commit)."""
         self._committed[mark] = max(seq, self._committed[mark])
@@ -321,6 +332,7 @@ class Flusher:
             ):
                 number = group.staged.popleft()[0]
             if number:
+                group.committed = number
                 commit = FlushCommit(group=g, number=number)
                 holders = [h for h in self.geometry.holders(self.server, g) if h not in group.streams]
                 sends += [Send(target=self._peers[h], message=commit) for h in holders]
@@ -346,7 +358,8 @@ class Flusher:
         group = self.groups[g]
         if not group.staged:
             return []
-        commit = FlushCommit(group=g, number=group.staged[-1][0])
+        group.committed = group.staged[-1][0]
+        commit = FlushCommit(group=g, number=group.committed)
         group.staged.clear()
         return [Send(target=self._peers[holder], message=commit) for holder in holders]
 

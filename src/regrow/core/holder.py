@@ -9,7 +9,7 @@ itself is `decode.py`. The rule to keep: same flush number, same parity contribu
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
@@ -82,6 +82,13 @@ class Holder:
     def whole(self) -> bool:
         """Every parity of this server is complete."""
         return all(state.ended for state in self.held.values())
+
+    def find_owing(self) -> Iterator[int]:
+        """Servers that have not answered all that was sent to them; holders whose tails are to come."""
+        yield from self.decoder.find_owing()
+        for state in self.held.values():
+            if state.awaited:
+                yield from sorted(state.awaited)
 
     # --- Flushes ---
 

@@ -18,7 +18,7 @@ from regrow.core.identity import Identity
 from regrow.core.job import JobSpec
 from regrow.errors import Refusal
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 
 U62 = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 U32 = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
@@ -198,13 +198,31 @@ class Recovered(Message, frozen=True, kw_only=True):
     """Server -> coordinator: every row and every parity of mine is back."""
 
 
+class Unanswered(msgspec.Struct, frozen=True, kw_only=True):
+    """A server that owes another one an answer, and for how long it has given none."""
+
+    server: int
+    incarnation: int
+    seconds: int
+
+
 @message(15)
 class Beat(Message, frozen=True, kw_only=True):
     """Server -> coordinator, often: I am alive, and have come to this step; and, on my way back, so much was brought to
-    me so far. A stopped process sends none."""
+    me so far. A stopped process sends none. `answers`: the question that this answers, if it is sent for one.
+    `unanswered`: the server that I have waited for longest, if that is long."""
 
     step: U62 = 0
     brought: U62 = 0
+    answers: U62 = 0
+    unanswered: Unanswered | None = None
+
+
+@message(16)
+class StateAsk(Message, frozen=True, kw_only=True):
+    """Coordinator -> server: how are you? The answer is a `Beat`, behind all that was said before."""
+
+    number: U62
 
 
 # --- Pull and push ------------------------------------------------------------------------------------------

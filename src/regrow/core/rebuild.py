@@ -8,7 +8,7 @@ rows never run ahead of their marks, so a row counts only after its group is act
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import numpy as np
@@ -124,6 +124,12 @@ class Rebuild:
                 count = -(-self._store.blocks(table) // 64)
                 self._store.know_touched(have.group, table, have.touched[start : start + count])
                 start += count
+
+    def find_owing(self) -> Iterator[int]:
+        """Holders that have not told where their group stands."""
+        if self.life.state is WayState.LEARNING:
+            for g, living in self._living.items():
+                yield from (holder for holder in living if holder not in self._haves[g])
 
     def check(self) -> list[Effect]:
         return []

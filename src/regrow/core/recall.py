@@ -26,6 +26,8 @@ What breaks without the rules:
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from regrow.core.bitmaps import to_words
@@ -132,6 +134,9 @@ class Recall:
                 rows = self._job.layout(table).row_of(np.full(fresh.size, self._server), fresh, table=table)
                 wanted.append(FetchSaved(table=table, ids=rows.astype(np.uint32)))
         return wanted if waits else None
+
+    def find_owing(self) -> Iterable[int]:
+        return ()
 
     def on_acknowledged(self) -> list[Effect]:
         return []

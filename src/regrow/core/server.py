@@ -33,6 +33,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from regrow.core.answers import Answers
 from regrow.core.cut import CutSide, Save, Unsave
 from regrow.core.effects import Dial, Forget, Log, Notice, Refuse, Send
 from regrow.core.flusher import Budget, Flusher
@@ -63,6 +64,7 @@ from regrow.core.messages import (
     SyndromeAsk,
     Tail,
     TailEnd,
+    Unanswered,
     Undo,
     View,
 )
@@ -84,6 +86,8 @@ Effect = (
 
 NOTICE_SECONDS = 0.25
 AWAKE = -math.inf  # no time to rest until
+# What is sent because another server asked, or sent something.
+ANSWERS = (FlushAck, StreamAck, RestoredAck, Snap, Syndrome, Have, TailEnd)
 # What brings rows and parities back to a server; while none comes, it does not get further.
 BRINGS = (Stream, StreamEnd, Undo, Have, Restored, Snap, Syndrome, Tail, TailEnd)
 
@@ -109,6 +113,7 @@ class Server:
         self.coordinator = coordinator  # whoever was heard of last
         self.view = view
         self.peers = {member.id: member.identity for member in view.servers}
+        self.answers = Answers()
         self.brought = 0  # what came for the way back so far
         self.recovered = not me.recovering  # all rows and parities are here, or were from the start
         self.store = build_store(job, server, me.recovering)
@@ -255,6 +260,8 @@ class Server:
         """ValueError or IndexError: the message makes no sense, and nothing changed."""
         effects = self._dispatch(source, message)
         self.brought += isinstance(message, BRINGS)  # what is refused brings nothing
+        if isinstance(message, ANSWERS):
+            self.answers.count(source.id)
         return effects
 
     def _dispatch(self, source: Identity, message: Message) -> list[Effect]:
@@ -356,6 +363,13 @@ class Server:
         return Notice(name=name, values={**self.ways.progress(), "seconds": round(self._now - began, 3)})
 
     # --- Time ---
+
+    def find_unanswered(self, now: float) -> Unanswered | None:
+        """Which server has owed this one an answer for longest, if that is long."""
+        if self.answers.is_due(now):
+            owing = [*self.flusher.find_owing(), *self.holder.find_owing(), *self.ways.find_owing()]
+            self.answers.look(now, dict.fromkeys(owing), self.peers)
+        return self.answers.longest
 
     def tick(self, now: float) -> list[Effect]:
         self._now = now

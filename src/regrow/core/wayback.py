@@ -19,7 +19,7 @@ once: whoever is here already keeps its value.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 from regrow.core.effects import Log, Notice, Send
@@ -104,6 +104,9 @@ class WayBack(Protocol):
     ) -> Sequence[Asking] | None:
         """None: all its own of these rows are here. Else somebody has to wait, and this is what asks for them."""
 
+    def find_owing(self) -> Iterable[int]:
+        """Servers that it waits for before it can begin."""
+
     def on_acknowledged(self) -> list[Effect]:
         """Parity holders have more than before."""
 
@@ -149,6 +152,10 @@ class Ways:
             if found is not None:
                 asked = [*(asked or []), *found]
         return asked
+
+    def find_owing(self) -> list[int]:
+        """Servers that any of them waits for before it can begin."""
+        return [server for way in self.all for server in way.find_owing()]
 
     def on_acknowledged(self) -> list[Effect]:
         effects = [effect for way in self.all for effect in way.on_acknowledged()]

@@ -38,6 +38,7 @@ from regrow.core.messages import (
     Restored,
     Rows,
     Snap,
+    StateAsk,
     Stream,
     StreamEnd,
     Tail,
@@ -100,6 +101,7 @@ class Checker:
             Stream: self._on_stream,
             StreamEnd: self._on_stream_end,
             Recovered: self._on_recovered,
+            StateAsk: self._on_state_ask,
         }
         self._two_phases = self.coded and world.job.protection.flush.commit == "2pc"
         self._tolerant = world.job.protection.has_parities and not self.coded
@@ -206,9 +208,13 @@ class Checker:
         if reason := promises.early_end_reason(self.world, node, end):
             self.fail("A3", reason)
 
+    def _on_state_ask(self, node: Node, target: Identity, message: StateAsk) -> None:
+        self.world.probes.hit("replacement asked")
+
     def _on_recovered(self, node: Node, target: Identity, message: Recovered) -> None:
         for name in ("recovered", *self._crossings):
             self.world.probes.hit(name)
+        self.world.sabotage.parted.on_recovered(node)
 
     def _on_reply(self, node: Node, target: Identity, reply: Any) -> None:
         """I2: what is reported durable is where it must be."""

@@ -111,6 +111,7 @@ class Driver:
                 self.world.probes.hit("zombie gives orders")  # the launcher does not listen to one
                 return
             self.world.sabotage.hangs.check_suspicion(effect.peer, effect.reason)
+            self.world.sabotage.parted.check_suspicion(effect.peer, effect.reason)
             self.world.condemned.add(effect.peer)
             self.world.agenda.void()
             self.world.later(lambda: self.world.launcher.replace(effect.peer, effect.reason))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from regrow.core.coordinator import PATIENCE_SECONDS
 from regrow.core.effects import Died
 from regrow.core.identity import Identity
+from regrow.core.partings import UNANSWERED_SECONDS_MAX
 from regrow.sim import machines
 from regrow.sim.net import COORDINATOR, short
 from regrow.sim.nodes import Node
@@ -14,6 +15,10 @@ from regrow.sim.workers import Program
 
 if TYPE_CHECKING:
     from regrow.sim.world import World
+
+
+# Where servers are cut off from each other for good, that is noticed soon, and nobody is waited for long.
+PARTED_SECONDS, PARTED_PATIENCE_SECONDS = 3.0, 3.0
 
 
 class Launcher:
@@ -48,10 +53,15 @@ class Launcher:
             node = Node(identity, server)
         else:
             plan = cuts.plan if cuts is not None else None
-            node = Node(
+            parts = self.world.scenario.profile.parts
+            made = machines.make_coordinator(
                 identity,
-                machines.make_coordinator(identity, self.world.job, plan, patience_seconds=self.patience_seconds),
+                self.world.job,
+                plan,
+                patience_seconds=PARTED_PATIENCE_SECONDS if parts else self.patience_seconds,
+                unanswered_seconds=PARTED_SECONDS if parts else UNANSWERED_SECONDS_MAX,
             )
+            node = Node(identity, made)
         node.number = self.world.numbers[identity] = len(self.world.numbers)
         node.is_server = role == "server"
         self.world.agenda.void()
@@ -62,6 +72,8 @@ class Launcher:
             self.world.network.dial(identity, COORDINATOR)
         elif identity.incarnation:
             self.world.sabotage.hangs.divide(identity)
+        if node.is_server and identity.incarnation:
+            self.world.sabotage.parted.divide(identity)
 
     def crash(self, node: Node) -> None:
         """The process ends at once; the launcher sees it after a while."""

@@ -30,6 +30,7 @@ from regrow.core.messages import (
     View,
     WriteRecords,
 )
+from regrow.core.partings import UNANSWERED_SECONDS_MAX
 from regrow.core.recall import SAVES_TENANT
 from regrow.core.states import AttemptState, MemberState
 from regrow.core.wayback import FetchSaved
@@ -93,12 +94,22 @@ def make_server(
 
 
 def make_coordinator(
-    identity: Identity, job: JobSpec, plan: CutPlan | None = None, *, patience_seconds: float = PATIENCE_SECONDS
+    identity: Identity,
+    job: JobSpec,
+    plan: CutPlan | None = None,
+    *,
+    patience_seconds: float = PATIENCE_SECONDS,
+    unanswered_seconds: float = UNANSWERED_SECONDS_MAX,
 ) -> Coordinator:
     """One without a plan makes no cuts."""
     salt = "" if plan is None else "sim"
     return Coordinator(
-        servers=job.servers, term=identity.incarnation, cut_plan=plan, cut_salt=salt, patience_seconds=patience_seconds
+        servers=job.servers,
+        term=identity.incarnation,
+        cut_plan=plan,
+        cut_salt=salt,
+        patience_seconds=patience_seconds,
+        unanswered_seconds=unanswered_seconds,
     )
 
 

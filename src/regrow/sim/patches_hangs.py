@@ -78,6 +78,23 @@ def zombie_is_heard(original: Any) -> Any:
     return on_server_message
 
 
+# --- Who does not reach whom (parted.py) ---
+
+
+def death_overtakes(original: Any) -> Any:
+    def hear_out(self: Any, reason: str, named: Any) -> Any:
+        return self._give_up(reason)
+
+    return hear_out
+
+
+def complaints_unheard(original: Any) -> Any:
+    def find_suspects(self: Any) -> Any:
+        return {}
+
+    return find_suspects
+
+
 # --- Cuts ---
 
 

@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from regrow.core.coordinator import Coordinator, Place
+from regrow.core.coordinator import Coordinator
 from regrow.core.cut import CutSide
 from regrow.core.cuts import Cuts
 from regrow.core.decode import Decoder
@@ -21,6 +21,7 @@ from regrow.core.flusher import Flusher
 from regrow.core.holder import Holder
 from regrow.core.link import Link
 from regrow.core.own_saves import OwnSaves
+from regrow.core.place import Place
 from regrow.core.rebuild import Rebuild
 from regrow.core.recall import Recall
 from regrow.core.server import Server
@@ -439,6 +440,25 @@ BUGS |= {
         patches_hangs.written_before_flushed,
         LOADED,
         ("I3", "I7", "I1"),
+    ),
+}
+
+BUGS |= {
+    "death-overtakes": Bug(
+        "rows count as lost although a replacement was whole, whose word was on its way",
+        Coordinator,
+        "_hear_out",
+        patches_hangs.death_overtakes,
+        ("overtaken", "overtaken-sync"),
+        ("loss",),
+    ),
+    "complaints-unheard": Bug(
+        "a server that another one cannot reach is a server like any other",
+        Coordinator,
+        "_find_suspects",
+        patches_hangs.complaints_unheard,
+        ("parted", "parted-sync", "parted-2pc"),
+        ("I8",),
     ),
 }
 

@@ -43,6 +43,7 @@ class Profile:
     clocks: bool = False  # every machine has its own
     loads: bool = False  # records are written before anybody trains, and read at the end
     faults: int = 6  # at most so many in a run
+    parts: bool = False  # servers may be cut off from each other for good, which is noticed soon (parted.py)
     supervised: bool = False  # the launcher has the real supervisor, with spares (supervised.py)
     weights: tuple[tuple[str, int], ...] = (
         ("server", 6),
@@ -158,6 +159,23 @@ PROFILES |= {
         Profile(name="partial", r=(1, 1, 2), ks=COPIES, partial=True, weights=LOSING, faults=10),
         Profile(name="partial-sync", mode="sync", r=(1, 1, 2), ks=COPIES, partial=True, weights=LOSING, faults=10),
         Profile(name="partial-cuts", r=(1, 1, 2), ks=COPIES, partial=True, weights=LOSING, faults=10, cuts=True),
+    )
+}
+
+# Two channels that are not in step, and servers that do not reach each other (parted.py).
+OVERTAKING = (
+    *(("overtake", 8), ("server", 6), ("replacement", 2), ("worker", 1)),
+    *(("coordinator", 2), ("pause", 1), ("reset", 1)),
+)
+PARTING = (("sever", 8), ("server", 3), ("replacement", 1), ("worker", 1), ("coordinator", 1), ("reset", 1))
+PROFILES |= {
+    profile.name: profile
+    for profile in (
+        Profile(name="overtaken", r=(1, 1, 2), weights=OVERTAKING, faults=12),
+        Profile(name="overtaken-sync", mode="sync", r=(1, 1, 2), weights=OVERTAKING, faults=12),
+        Profile(name="parted", r=(1, 1, 2), weights=PARTING, faults=8, parts=True),
+        Profile(name="parted-sync", mode="sync", r=(1, 1, 2), weights=PARTING, faults=8, parts=True),
+        Profile(name="parted-2pc", commit="2pc", r=(1, 1, 2), weights=PARTING, faults=8, parts=True),
     )
 }
 
@@ -285,6 +303,8 @@ def make_scenario(profile: Profile, choices: Choices) -> Scenario:
         (LANES[choices.pick(len(LANES))], choices.pick(job.servers + 1) - 1, (30, 100, 300)[choices.pick(3)])
         for _ in range(lane_count)
     )
+    if profile.parts:
+        lanes = ()  # what is slow there may seem to be cut off
     if profile.cuts and choices.flag(0.6):
         slow, server = CUT_LANES[choices.pick(len(CUT_LANES))], choices.pick(job.servers + 1) - 1
         lanes = (*lanes, (slow, server, (100, 300, 600)[choices.pick(3)]))

@@ -13,6 +13,7 @@ from regrow.sim import machines
 from regrow.sim.forever import Forever
 from regrow.sim.hangs import Hangs, find_method
 from regrow.sim.net import COORDINATOR, short
+from regrow.sim.parted import Parted
 
 if TYPE_CHECKING:
     from regrow.sim.nodes import Node
@@ -35,6 +36,7 @@ class Saboteur:
         self.serious = 0  # faults so far that may keep the coordinator from noticing another
         self.hangs = Hangs(self)
         self.forever = Forever(self)
+        self.parted = Parted(self)
 
     @property
     def rate_max(self) -> float:
@@ -70,6 +72,7 @@ class Saboteur:
                 self.hangs.release(node.identity)
             node.crash_after = None
         self.hangs.stop()
+        self.parted.stop()
         self.left = 0
 
     # --- Tolerance ---
@@ -89,7 +92,7 @@ class Saboteur:
                 healthy = machines.is_known_whole(coordinator.machine, node.identity)
             if not healthy or server in recovering or (node is not None and node.crash_after is not None):
                 found.add(server)
-        return found
+        return found | self.parted.find_parted()
 
     def _find_gone(self) -> set[int]:
         """Servers that are surely not whole, whatever anybody knows."""
@@ -97,9 +100,9 @@ class Saboteur:
         return {server for server, node in nodes if node is None or not machines.is_recovered(node.machine)}
 
     def _survivable(self, *more: int) -> bool:
-        return self._tolerates(self.down() | set(more))
+        return self.tolerates(self.down() | set(more))
 
-    def _tolerates(self, down: set[int]) -> bool:
+    def tolerates(self, down: set[int]) -> bool:
         """What the job's protection says, remembered: it is asked about the same few sets again and again."""
         key = frozenset(down)
         if key not in self._verdicts:
@@ -118,7 +121,8 @@ class Saboteur:
             if place < weight:
                 own = getattr(self, "_" + name.replace(" ", "_"), None)
                 method = find_method(name)
-                if (own or getattr(self.hangs, method, None) or getattr(self.forever, method))():
+                others = [getattr(each, method, None) for each in (self.hangs, self.forever, self.parted)]
+                if next(each for each in (own, *others) if each is not None)():
                     self.left -= 1
                     self.serious += name not in MINOR
                 return
@@ -172,7 +176,7 @@ class Saboteur:
         """A server is lost: perhaps more than can come back."""
         if not self._survivable(node.identity.id):
             self.beyond = True
-            self.certain = not self._tolerates(self._find_gone() | {node.identity.id})
+            self.certain = not self.tolerates(self._find_gone() | {node.identity.id})
         return True
 
     def _server(self) -> bool:

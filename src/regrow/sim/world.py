@@ -92,7 +92,7 @@ class World:
         self.driver = Driver(self)
         supervised = scenario.profile.supervised
         self.launcher = SupervisedLauncher(self) if supervised else Launcher(self)
-        self._calm_seconds_max = CALM_SECONDS_MAX + (supervised and HANG_SECONDS_MAX)
+        self._calm_seconds_max = CALM_SECONDS_MAX + (HANG_SECONDS_MAX if supervised or scenario.profile.parts else 0.0)
         self.sabotage = Saboteur(self)
         self.checker = Checker(self)
         self.storage = Storage(self)
