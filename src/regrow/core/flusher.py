@@ -180,6 +180,8 @@ class Flusher:
         """Takes account of new acknowledgements."""
         covered = [self._find_covered(g, group.acked) for g, group in enumerate(self.groups)]
         self._durable = list(map(max, map(min, zip(*covered, strict=True)), self._durable))
+        # What is durable needs no commit: its worker may have forgotten it without one (two-phase commit).
+        self._committed = list(map(max, self._committed, self._durable))
         for group in self.groups:
             if len(group.history) > 2:  # 0 is what a new holder has, and the last flush is never dropped
                 least = _find_least(group, group.acked)
@@ -232,10 +234,8 @@ class Flusher:
             return sends
         for g in range(len(self.coded)):
             sends += self.flush(g)
-        if self._spec.commit == "2pc":
-            sends += self._commit_flushes()
         self._settle()  # a group whose holders are all new is as durable as it gets
-        return sends
+        return sends + self._commit_flushes()
 
     def flush(self, g: int) -> list[Send]:
         """Sends what changed in one group, if anything did: rows, or only the marks."""
@@ -304,7 +304,7 @@ class Flusher:
         for other in list(group.streams):
             sends += self._end_stream(ack.group, other)
         self._settle()
-        return sends
+        return sends + self._commit_flushes()
 
     def commit(self, mark: int, seq: int) -> list[Send]:
         """The worker has seen this push staged everywhere: flushes it covers may count (two-phase commit)."""
@@ -314,6 +314,8 @@ class Flusher:
     def _commit_flushes(self) -> list[Send]:
         """Commits what every push in it allows; what was loaded or assigned waits for no push."""
         sends: list[Send] = []
+        if self._spec.commit != "2pc":
+            return sends
         for g, group in enumerate(self.groups):
             number = 0
             while group.staged and all(
