@@ -25,6 +25,8 @@ What breaks without the rules:
 - Durability that waits for a holder being streamed to: the same, for as long as a recovery takes.
 - A stream that ends without marks: a source that dies next is brought back to zero marks, and pushes count twice.
 - Unbounded flushes ahead of a slow holder: memory for its sake. It gets what comes together as one flush.
+- A commit for what is durable: its worker may be told of that first, and say no more (two-phase commit). Flushes with
+  later pushes of other workers wait for ever.
 - A bound on flushes that are staged and not committed: a flush waits for a commit, the commit for a push that another
   server has not staged, and that server's flush for a commit of this one. Nothing moves any more.
 
