@@ -41,6 +41,8 @@ HOLES = (
 PLANTED = {hole: hole for hole in HOLES} | {
     "a-cut-for-a-checkpoint": "held-for-ever",
     "the-last-checkpoint": "wish-forgotten",
+    "durable-without-a-commit": "durable-uncommitted",
+    "durable-without-an-answer": "durable-unanswered",
 }
 BROKEN_PATCH = re.compile(r"error at .*: (AttributeError|TypeError|NameError): .*")  # not what a bug does
 

@@ -54,6 +54,8 @@ SEEDS: dict[str, tuple[str, int, int]] = {
     "pushed-before-staged": ("2pc", 0, 10),
     "hold-without-end": ("bounds", 11, 100),
     "staged-is-unanswered": ("2pc-r2", 4, 100),
+    "durable-uncommitted": ("2pc-r2", 1000526, 100),
+    "durable-unanswered": ("2pc", 0, 100),
 }
 # What shows only when somebody hangs, hears things twice or has a wrong clock, or when records are loaded.
 PARTIAL = 6
@@ -86,12 +88,15 @@ SEEDS |= {
 HANGS = 11
 PARTED = 2
 # Where a seed that shows it is hard to find: a tape that does, tried before all seeds.
-TAPES = {"wish-forgotten": "cuts-sync:2_13_23_5_121_65_103_159_1"}
+TAPES = {
+    "wish-forgotten": "cuts-sync:2_13_23_5_121_65_103_159_1",
+    "durable-unanswered": "2pc:01_6_20002_7_12002_206_2_20_(74)02_41_(64)_4_",
+}
 
 
 def test_every_bug_is_listed() -> None:
     assert set(SEEDS) == set(planted.BUGS)
-    assert len(planted.BUGS) == 17 + 11 + len(states.ALL) + 4 + HANGS + PARTED + PARTIAL
+    assert len(planted.BUGS) == 17 + 11 + len(states.ALL) + 6 + HANGS + PARTED + PARTIAL
 
 
 @pytest.mark.parametrize("name", SEEDS)

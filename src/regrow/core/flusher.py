@@ -25,6 +25,8 @@ What breaks without the rules:
 - Durability that waits for a holder being streamed to: the same, for as long as a recovery takes.
 - A stream that ends without marks: a source that dies next is brought back to zero marks, and pushes count twice.
 - Unbounded flushes ahead of a slow holder: memory for its sake. It gets what comes together as one flush.
+- A commit for what is durable: its worker may be told of that first, and say no more (two-phase commit). Flushes with
+  later pushes of other workers wait for ever.
 - A bound on flushes that are staged and not committed: a flush waits for a commit, the commit for a push that another
   server has not staged, and that server's flush for a commit of this one. Nothing moves any more.
 
@@ -181,6 +183,8 @@ class Flusher:
         """Takes account of new acknowledgements."""
         covered = [self._find_covered(g, group.acked) for g, group in enumerate(self.groups)]
         self._durable = list(map(max, map(min, zip(*covered, strict=True)), self._durable))
+        # What is durable needs no commit: its worker may have forgotten it without one (two-phase commit).
+        self._committed = list(map(max, self._committed, self._durable))
         for group in self.groups:
             if len(group.history) > 2:  # 0 is what a new holder has, and the last flush is never dropped
                 least = _find_least(group, group.acked)
@@ -233,10 +237,8 @@ class Flusher:
             return sends
         for g in range(len(self.coded)):
             sends += self.flush(g)
-        if self._spec.commit == "2pc":
-            sends += self._commit_flushes()
         self._settle()  # a group whose holders are all new is as durable as it gets
-        return sends
+        return sends + self._commit_flushes()
 
     def flush(self, g: int) -> list[Send]:
         """Sends what changed in one group, if anything did: rows, or only the marks."""
@@ -305,7 +307,7 @@ class Flusher:
         for other in list(group.streams):
             sends += self._end_stream(ack.group, other)
         self._settle()
-        return sends
+        return sends + self._commit_flushes()
 
     def find_owing(self) -> Iterator[int]:
         """Holders that have not answered all that was sent to them; what is staged is answered, until its commit."""
@@ -325,6 +327,8 @@ class Flusher:
     def _commit_flushes(self) -> list[Send]:
         """Commits what every push in it allows; what was loaded or assigned waits for no push."""
         sends: list[Send] = []
+        if self._spec.commit != "2pc":
+            return sends
         for g, group in enumerate(self.groups):
             number = 0
             while group.staged and all(

@@ -341,6 +341,7 @@ class Session:
             if push.received[server] and push.wanted.seq > self._durable[server]:
                 push.received[server] = False
                 push.waiting += 1
+                push.committed = False
 
     def _on_joined(self, peer: Identity) -> list[Effect]:
         """A server is there: greet it, or, in the middle of everything, tell it what it may lack."""
@@ -418,14 +419,11 @@ class Session:
                     mean = push.staleness / len(self._servers)
                     effects.append(PushReceived(seq=message.seq, staleness=max(0.0, mean)))
                 push.reported = True
-                if self.view is not None and self.view.job.protection.flush.commit == "2pc":
-                    commit = Commit(seq=message.seq)
-                    effects += [Send(target=self._servers[s], message=commit) for s in self._reachable()]
         effects += self._on_durable(server, message.durable)
         return effects + self._release_pulls()
 
     def _on_durable(self, server: int, durable: int) -> list[Effect]:
-        """Forgets the pushes that every server now holds durably."""
+        """Forgets the pushes that every server now holds durably, and commits others that every server has."""
         self._durable[server] = max(durable, self._durable[server])
         least = min(self._durable)
         effects: list[Effect] = []
@@ -434,6 +432,20 @@ class Session:
                 break
             self.redo_bytes -= self._redo.pop(seq).wanted.grads.nbytes
             effects.append(PushDurable(seq=seq))
+        return effects + self._commit_pushes()
+
+    def _commit_pushes(self) -> list[Effect]:
+        """In two phases. A server that has a push durable need not answer it: to wait for that could be for ever, as a
+        replacement is not sent it again."""
+        effects: list[Effect] = []
+        if self.view is None or self.view.job.protection.flush.commit != "2pc":
+            return effects
+        for seq, push in self._redo.items():
+            if not self._is_everywhere(push):
+                break
+            if not push.committed:
+                push.committed = True
+                effects += [Send(target=self._servers[s], message=Commit(seq=seq)) for s in self._reachable()]
         return effects
 
     def _is_everywhere(self, push: _OpenPush) -> bool:
@@ -558,7 +570,7 @@ class _OpenPull:
 
 
 class _OpenPush:
-    __slots__ = ("clocks", "received", "reported", "staleness", "waiting", "wanted")
+    __slots__ = ("clocks", "committed", "received", "reported", "staleness", "waiting", "wanted")
 
     def __init__(self, wanted: PushWanted, *, clocks: list[int]) -> None:
         self.wanted = wanted
@@ -567,3 +579,4 @@ class _OpenPush:
         self.waiting = len(clocks)
         self.staleness = 0
         self.reported = False
+        self.committed = False  # the servers were told that all of them have it (two-phase commit)

@@ -440,3 +440,23 @@ def staged_is_unanswered(original: Any) -> Any:
             group.prepared = prepared
 
     return count_unanswered
+
+
+def durable_uncommitted(original: Any) -> Any:
+    def settle(self: Any) -> None:
+        committed = self._committed
+        original(self)
+        self._committed = committed
+
+    return settle
+
+
+def durable_unanswered(original: Any) -> Any:
+    def commit_pushes(self: Any) -> Any:
+        durable, self._durable = self._durable, [0] * len(self._durable)
+        try:
+            return original(self)
+        finally:
+            self._durable = durable
+
+    return commit_pushes

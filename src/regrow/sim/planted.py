@@ -342,6 +342,22 @@ BUGS: dict[str, Bug] = {
         ("2pc-mixed", "2pc-r2"),
         ("I8",),
     ),
+    "durable-uncommitted": Bug(
+        "what became durable without its worker waits for a commit all the same (two-phase commit)",
+        Flusher,
+        "_settle",
+        patches.durable_uncommitted,
+        ("2pc", "2pc-r2", "2pc-mixed"),
+        ("I8",),
+    ),
+    "durable-unanswered": Bug(
+        "a commit waits for answers of servers that have the push durable (two-phase commit)",
+        Session,
+        "_commit_pushes",
+        patches.durable_unanswered,
+        ("2pc", "2pc-r2", "2pc-mixed"),
+        ("I8",),
+    ),
 }
 
 # --- What shows only when nobody dies (hangs.py), or when records are loaded (dumps.py) ---

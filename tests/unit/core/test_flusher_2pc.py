@@ -88,6 +88,44 @@ def test_what_is_loaded_is_committed_without_a_worker() -> None:
     assert brief(source.flusher.flush_all()) == [("Flush", 2, 1, 1), ("FlushCommit", 2, 1, 0)]
 
 
+def test_what_is_durable_needs_no_commit() -> None:
+    """Its worker may have forgotten it: what all new holders lack counts as durable, and no commit ever follows."""
+    source = Source(k=1, servers=2, workers=2, spec=FlushSpec(pushes=1, commit="2pc"))
+    source.replace(1)
+    assert source.push(1, [0], worker=0) == []
+    assert source.durable == 1
+    finish_stream(source, holder=1, group=0)
+    (flush,) = of_type(source.push(1, [0], worker=1), Flush)
+    assert flush.marks == (1, 1)
+    source.ack(1, 0, flush.number, staged=True)
+    assert brief(source.flusher.commit(1, 1)) == [("FlushCommit", 1, 0, 0)]
+
+
+def test_what_waits_for_a_push_of_another_worker_goes_when_that_is_durable() -> None:
+    """The commit of W1 is here; the push of W0 is durable in group 0, and in group 1 once its holder is replaced."""
+    source = Source(workers=2, spec=FlushSpec(pushes=1, commit="2pc"))
+    source.replace(1)
+    source.push(1, [0, 1], worker=0)
+    source.ack(2, 1, 1, staged=True)
+    finish_stream(source, holder=1, group=0)
+    source.push(1, [0, 1], worker=1)
+    source.ack(1, 0, 2, staged=True)
+    source.ack(2, 1, 2, staged=True)
+    assert source.flusher.commit(1, 1) == [] and source.durable == 0
+    source.replace(2)
+    assert source.durable == 1
+    assert ("FlushCommit", 1, 0, 0) in brief(finish_stream(source, holder=2, group=1))
+
+
+def finish_stream(source: Source, *, holder: int, group: int) -> list[Send]:
+    """Streams to the end, whose acknowledgement brings what is returned."""
+    sends = source.flusher.stream(UNLIMITED)
+    while not (ends := of_type(sends, StreamEnd)):
+        source.flusher.on_stream_ack(holder, group)
+        sends = source.flusher.stream(UNLIMITED)
+    return source.ack(holder, group, ends[0].number)
+
+
 def test_a_stream_takes_what_is_staged_along_and_commits_it_elsewhere() -> None:
     source = Source(k=1, r=2, servers=3, spec=FlushSpec(pushes=1, commit="2pc"))
     replica = {h: Replica(source, h, ended=h == 2) for h in (1, 2)}

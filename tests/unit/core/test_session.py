@@ -18,6 +18,7 @@ from regrow.core.identity import Identity
 from regrow.core.job import JobSpec
 from regrow.core.messages import (
     Assign,
+    Commit,
     Durable,
     Expect,
     Member,
@@ -34,6 +35,7 @@ from regrow.core.messages import (
     View,
     WriteRecords,
 )
+from regrow.core.protection import FlushSpec
 from regrow.core.session import (
     CLOCKS_KEPT_MAX,
     AssignWanted,
@@ -57,6 +59,7 @@ from regrow.errors import ProtocolError
 S0, S1 = server(0), server(1)
 TWO = job(servers=2)  # row i of the one table is on server i % 2, slot i // 2
 SYNC = job(servers=2, mode="sync")
+TWO_PHASES = job(table(k=1, r=1), servers=2, flush=FlushSpec(commit="2pc"))
 
 
 def hear(session: Session, source: Identity, message: Message) -> list[Any]:
@@ -383,6 +386,34 @@ def test_a_replacement_is_sent_what_is_not_durable_in_order_and_only_when_it_is_
         ("Push", 3),
         ("Pull", None),
     ]
+
+
+def test_a_push_is_committed_when_every_server_has_answered_it_or_has_it_durable() -> None:
+    """In two phases. S0 has it from the worker before this one, and dies: its replacement is never sent it."""
+    session = opened(TWO_PHASES)
+    hear(session, S0, Durable(durable=1))
+    session.receive(push_wanted(1))
+    hear(session, COORDINATOR, replaced(TWO_PHASES, index=0))
+    assert told(session.receive(Joined(peer=server(0, incarnation=1)))) == []
+    assert hear(session, S1, pushed(1)) == [
+        sent(server(0, incarnation=1), Commit(seq=1)),
+        sent(S1, Commit(seq=1)),
+    ]
+    assert hear(session, S1, Durable(durable=1)) == [PushDurable(seq=1)]
+
+
+def test_a_push_is_committed_again_when_a_replacement_has_staged_it() -> None:
+    session = opened(TWO_PHASES)
+    session.receive(push_wanted(1))
+    hear(session, S0, pushed(1))
+    commits = [sent(S0, Commit(seq=1)), sent(S1, Commit(seq=1))]
+    assert hear(session, S1, pushed(1)) == [PushReceived(seq=1, staleness=0.0), *commits]
+    assert hear(session, S1, pushed(1)) == [], "once is enough"
+    hear(session, COORDINATOR, replaced(TWO_PHASES, index=0))
+    again = server(0, incarnation=1)
+    assert kinds(told(session.receive(Joined(peer=again)))) == [("Push", "S0")]
+    assert hear(session, S1, Durable(durable=0)) == [], "the replacement has not answered"
+    assert hear(session, again, pushed(1)) == [sent(again, Commit(seq=1)), sent(S1, Commit(seq=1))]
 
 
 def test_the_last_commit_is_told_again() -> None:
