@@ -33,6 +33,7 @@ class Start:
     url: str
     cut: str
     step: int
+    protection: str | None = None  # of the run that made it, as far as that is known
 
 
 def find(config: TrainConfig) -> Start:
@@ -54,7 +55,17 @@ def find(config: TrainConfig) -> Start:
             )
     if config.steps is not None and target.step > config.steps:
         raise UserError(f"{target.id} is of step {target.step}, this run shall end at step {config.steps}")
-    return Start(url=url, cut=target.id, step=target.step)
+    return Start(url=url, cut=target.id, step=target.step, protection=before.get("protection"))
+
+
+def note_protection(config: TrainConfig, start: Start) -> str | None:
+    """What a user may not have meant: a run that goes on without the protection that it began with."""
+    if config.protection != "none" or start.protection in (None, "none"):
+        return None
+    return (
+        f"{start.cut} was made with --protect {start.protection}, this run has --protect none: "
+        "the loss of a process ends it, and it makes no checkpoints"
+    )
 
 
 def find_newest(url: str, *, run: str, progress: Progress | None = None) -> tuple[Start | None, list[str]]:

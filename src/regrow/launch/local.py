@@ -156,6 +156,8 @@ class _Run:
         self.token = secrets.token_hex(32)
         self.started_at = datetime.now().astimezone()
         self.status = RunStatus(config, started_at=time.monotonic())
+        if start is not None and (note := checkpoints.note_protection(config, start)) is not None:
+            self.status.notes.append(note)
         self.backend = LocalProcesses(logs=run_dir.logs, command=command)
         self.signals = SignalWatch(self.backend.wake)
         self.saboteur = Saboteur(config)

@@ -205,3 +205,11 @@ def test_where_a_run_began_is_kept() -> None:
     found = checkpoints.plan_saving(config, run="x", start=start, dead=[B])
     assert found is not None
     assert (found.keep_last, found.pinned, found.dead) == (3, (A,), (B,))
+
+
+@pytest.mark.parametrize("before, now, told", [("ec+delta", "none", True), ("none", "none", False), ("ec", "ec", False)])
+def test_going_on_without_the_protection_of_before_is_told(before: str, now: str, told: bool) -> None:
+    start = checkpoints.Start(url="u", cut=A, step=10, protection=before)
+    note = checkpoints.note_protection(resumed("u", protection=now), start)
+    assert (note is not None) == told
+    assert note is None or note.startswith(f"{A} was made with --protect {before}, this run has --protect none: ")
