@@ -31,6 +31,7 @@ from regrow.protection import (
     FLUSH_BYTES_DEFAULT,
     K_DEFAULT,
     R_DEFAULT,
+    RANDOM_ROLES,
     SERVERS_MAX,
     ErasureCode,
     PartialRecovery,
@@ -454,8 +455,9 @@ def _derive_values(config: TrainConfig) -> dict[str, Any]:
         if type(given[name]) is list:  # as JSON and TOML have it
             derived[name] = tuple(given[name])
     if type(given["mtbf_roles"]) is str:  # "servers, workers" is as good
-        roles = given["mtbf_roles"].split(",")
-        derived["mtbf_roles"] = ",".join(role.strip().removesuffix("s") for role in roles)
+        roles = [role.strip() for role in given["mtbf_roles"].split(",")]
+        singular = {f"{role}s": role for role in RANDOM_ROLES}
+        derived["mtbf_roles"] = ",".join(singular.get(role, role) for role in roles)
     # A TOML file may well say `learning_rate = 1`.
     floats = ("learning_rate", "dense_learning_rate", "skew", "mtbf", "mtbf_shape", "mtbf_hangs")
     for name in (*floats, "target_pls", "priority_share"):
