@@ -12,6 +12,7 @@ import types
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
 from regrow.cli import main as cli
@@ -178,6 +179,19 @@ def test_bad_usage(line: str, message: str, launcher: FakeLauncher, capsys: pyte
 def test_an_option_that_was_renamed(launcher: FakeLauncher, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["train", "--groups", "2"]) == 2
     assert capsys.readouterr().err.endswith("hint: it is called --rings now\n")
+
+
+def list_commands(command: click.Command, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    """All commands there are, and the group of all."""
+    below = command.commands.items() if isinstance(command, click.Group) else ()
+    return [path, *(found for name, each in below for found in list_commands(each, (*path, name)))]
+
+
+@pytest.mark.parametrize("flag", ["-h", "--help"])
+@pytest.mark.parametrize("path", list_commands(cli.cli), ids=" ".join)
+def test_every_command_explains_itself(path: tuple[str, ...], flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run([*path, flag]) == 0
+    assert capsys.readouterr().out.startswith(f"Usage: {' '.join(('regrow', *path))} ")
 
 
 FAILURES = [
