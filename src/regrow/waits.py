@@ -345,6 +345,15 @@ WAITS: tuple[Wait, ...] = (
         calls=("checkpoint/bounded.py:ask",),
     ),
     Wait(
+        name="device",
+        who="launcher",
+        what="torch, in a process of its own, to count CUDA devices (`--device cuda`)",
+        bounds=("launch.precheck:DEVICE_SECONDS_MAX",),
+        notices="the caller",
+        then="the command ends before anything is started",
+        calls=("launch/precheck.py:count_devices",),
+    ),
+    Wait(
         name="staging",
         who="a server's saver, `DeltaCheckpointer`",
         what="staged chunks to move: memory, staging disk, storage",
