@@ -177,7 +177,7 @@ WAITS: tuple[Wait, ...] = (
             "runtime/client.py:Client._write",
             "runtime/client.py:Client.wait_for",
             "runtime/client.py:Client._wait_for_window",
-            "nn/embedding.py:EmbeddingCollection.drain",
+            "nn/embedding.py:EmbeddingBagCollection.drain",
             "nn/embedding.py:_Lookup.forward",
             "nn/trainer.py:Trainer.train",
             "nn/trainer.py:Trainer._step",
