@@ -9,8 +9,10 @@ are. The features may be our `KeyedJaggedTensor` or TorchRec's own. What is not 
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
 import enum
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
@@ -22,6 +24,7 @@ from regrow.core.job import JobSpec, Mode, OptimizerSpec, TableSpec
 from regrow.errors import RegrowError
 from regrow.nn import refusals
 from regrow.nn.coded import make_protection, protect
+from regrow.nn.optimizer import OptimizerSpec as NamedOptimizer
 from regrow.nn.routing import make_router
 from regrow.protection import ErasureCode
 from regrow.runtime.client import Client, Ticket
@@ -176,6 +179,7 @@ class EmbeddingBagCollection(nn.Module):
         for config in self._configs:
             refusals.check_table(config)
         optimizer = optimizer or OptimizerSpec(kind="rowwise_adagrad", learning_rate=0.01)
+        optimizer = optimizer.plain if isinstance(optimizer, NamedOptimizer) else optimizer
         code = protection or getattr(cluster, "protection", None)
         if code is not None:
             code.check(servers=cluster.server_count, mode=mode)
@@ -228,7 +232,7 @@ class EmbeddingBagCollection(nn.Module):
         prefetched = self._prefetched.pop(id(features), None)
         batch = prefetched[1] if prefetched is not None else self._ask(features)
         device = features.values().device
-        pooled = _Lookup.apply(self.anchor if batch.trains else None, self._client, batch).to(device)
+        pooled = _Lookup.apply(self.anchor if batch.trains else None, batch).to(device)
         return KeyedTensor(self._features, self._widths, pooled)
 
     def __deepcopy__(self, memo: Any) -> Any:
@@ -256,12 +260,18 @@ class EmbeddingBagCollection(nn.Module):
         plan = self._router.plan(values, lengths, size)
         shape, trains = (size, sum(self._widths)), self.is_trained
         if not trains:
-            return _Batch(ticket=self._client.pull(plan, step=0), shape=shape, trains=False)
-        sync = self.job.mode == "sync"
+            return self._make_batch(self._client.pull(plan, step=0), shape, trains=False)
         self._check_pushed()
         self._step += 1
-        batch = _Batch(ticket=self._client.pull(plan, step=self._step), shape=shape, trains=True, once=sync)
-        self._unpushed = batch if sync else None
+        batch = self._make_batch(self._client.pull(plan, step=self._step), shape, trains=True)
+        self._unpushed = batch if batch.once else None
+        return batch
+
+    def _make_batch(self, ticket: Ticket, shape: tuple[int, int], *, trains: bool) -> _Batch:
+        batch = _Batch(
+            client=self._client, ticket=ticket, shape=shape, trains=trains, once=trains and self.job.mode == "sync"
+        )
+        _BATCHES.add(batch)
         return batch
 
     def _check_pushed(self) -> None:
@@ -355,8 +365,9 @@ class EmbeddingBagCollection(nn.Module):
             self._client.write_records(index, first, records)
 
 
-@dataclasses.dataclass(slots=True)
+@dataclasses.dataclass(slots=True, weakref_slot=True, eq=False)
 class _Batch:
+    client: Client
     ticket: Ticket
     shape: tuple[int, int]
     trains: bool
@@ -364,12 +375,22 @@ class _Batch:
     pushes: int = 0
 
 
+_BATCHES: weakref.WeakSet[_Batch] = weakref.WeakSet()
+
+
+@atexit.register
+def _let_go() -> None:
+    """A tensor that is still there when the interpreter ends never lets go of what its autograd function holds: plans and
+    servers of this process would be told as leaked. So what it holds is taken out before."""
+    for batch in list(_BATCHES):
+        del batch.ticket, batch.client
+
+
 class _Lookup(torch.autograd.Function):
     """Forward pools pulled rows; backward sums gradients by row and pushes them."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor | None, client: Client, batch: _Batch) -> Tensor:
-        ctx.client = client
+    def forward(ctx: Any, anchor: Tensor | None, batch: _Batch) -> Tensor:
         ctx.batch = batch
         plan: Any = batch.ticket.plan
         pooled = torch.empty(batch.shape)
@@ -377,7 +398,7 @@ class _Lookup(torch.autograd.Function):
         return pooled
 
     @staticmethod
-    def backward(ctx: Any, *outputs: Tensor) -> tuple[None, None, None]:
+    def backward(ctx: Any, *outputs: Tensor) -> tuple[None, None]:
         (grad,) = outputs
         batch: _Batch = ctx.batch
         if batch.once and batch.pushes:
@@ -385,14 +406,14 @@ class _Lookup(torch.autograd.Function):
                 "backward went through this batch twice: in synchronous mode a step has one push",
                 hint="add the losses and call backward() once",
             )
-        if not ctx.client.pushes:  # the first of all: later ones need not look
+        if not batch.client.pushes:  # the first of all: later ones need not look
             refusals.refuse_scaler()
         plan: Any = batch.ticket.plan
         grads = np.empty(plan.floats, np.float32)
         plan.unpool(grad.detach().cpu().to(torch.float32).contiguous().numpy(), grads)
-        ctx.client.push(batch.ticket, grads)
+        batch.client.push(batch.ticket, grads)
         batch.pushes += 1
-        return None, None, None
+        return None, None
 
 
 def _table_spec(config: EmbeddingBagConfig, optimizer: OptimizerSpec) -> TableSpec:

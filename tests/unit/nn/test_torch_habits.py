@@ -350,3 +350,27 @@ def test_a_compiled_model_is_interrupted_at_the_collection() -> None:
         out.sum().backward()
     assert len(graphs) == 1, "the head"
     assert model.embeddings.client.pushes == 1
+
+
+# -- optimizers ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options, says",
+    [
+        ({"kind": "adamw", "learning_rate": 0.1}, "optimizer kind = 'adamw': must be one of sgd, momentum, adagrad, "),
+        ({"kind": "sgd", "learning_rate": -1.0}, "optimizer sgd: learning_rate must be a finite number and not negative"),
+        ({"kind": "adam", "learning_rate": 0.1, "beta1": 1.0}, r"optimizer adam: beta1 must be in \[0, 1\)"),
+        ({"kind": "sgd", "learning_rate": "fast"}, "optimizer sgd: '<=' not supported"),
+    ],
+)
+def test_an_optimizer_is_checked_when_it_is_made(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        regrow.OptimizerSpec(**options)
+
+
+def test_jobs_have_optimizers_of_one_type() -> None:
+    """They are compared with what came over the wire, by type too."""
+    (table,) = make().job.tables
+    assert type(table.optimizer).__module__ == "regrow.core.job"
+    assert table.optimizer.learning_rate == 0.5
