@@ -33,7 +33,7 @@ _HOMES = {
     "PoolingType": "regrow.nn.embedding",
 }
 
-# What was called otherwise before; the old names go with the next release.
+# What was called otherwise before; the old names warn for one release.
 _RENAMED = {"EmbeddingCollection": "EmbeddingBagCollection"}
 
 __all__ = sorted(_HOMES)
@@ -43,7 +43,7 @@ def __getattr__(name: str) -> Any:
     if name == "__version__":
         return importlib.import_module("regrow.launch.version").version()
     if name in _RENAMED:
-        text = f"regrow.{name} is called regrow.{_RENAMED[name]} now, as in TorchRec; the old name goes with a next release"
+        text = f"regrow.{name} is called regrow.{_RENAMED[name]} now, as in TorchRec; the old name goes with 0.2"
         warnings.warn(text, DeprecationWarning, stacklevel=2)
         name = _RENAMED[name]
     if name in _HOMES:

@@ -1,5 +1,5 @@
-"""Goal: processes that are forked from the one with the `LocalCluster` are workers like any other: a server that dies is
-replaced for them too, and one that ends takes nothing along.
+"""Goal: processes that are forked from the one with the `LocalCluster` are workers like any other: a server that dies
+is replaced for them too, and one that ends takes nothing along.
 
 Method: forked_workers.py as a process of its own; a wait without an end fails by its time.
 """

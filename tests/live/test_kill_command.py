@@ -46,9 +46,7 @@ def pid(world: World, stem: str) -> int | None:
 
 
 @pytest.mark.parametrize("name", ["runs/a", "a"])
-def test_the_process_of_that_run_is_killed(
-    name: str, worlds: list[World], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_process_of_that_run_is_killed(name: str, worlds: list[World], capsys: pytest.CaptureFixture[str]) -> None:
     ours, theirs = worlds
     victim = pid(ours, "server-1")
     assert victim is not None

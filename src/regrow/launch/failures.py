@@ -252,8 +252,8 @@ class Failures:
 
 
 class Standstill:
-    """How long nothing was trained because all fell back to a checkpoint: to the first step after it, however many falls
-    that took."""
+    """How long nothing was trained because all fell back to a checkpoint: to the first step after it, however many
+    falls that took."""
 
     def __init__(self) -> None:
         self._since: float | None = None

@@ -2,8 +2,8 @@
 
 `EmbeddingBagCollection` is a module without weights of its own: forward pulls the rows of the batch, backward pushes
 their summed gradients, and the servers run the optimizer. Rows change by backward alone, so there is no optimizer step
-to call for them: every backward is an update. `eval()`, `requires_grad_(False)` and `torch.no_grad()` leave rows as they
-are. The features may be our `KeyedJaggedTensor` or TorchRec's own. What is not supported is refused by name
+to call for them: every backward is an update. `eval()`, `requires_grad_(False)` and `torch.no_grad()` leave rows as
+they are. The features may be our `KeyedJaggedTensor` or TorchRec's own. What is not supported is refused by name
 (refusals.py); what differs from TorchRec is in docs/models.md.
 """
 
@@ -380,8 +380,8 @@ _BATCHES: weakref.WeakSet[_Batch] = weakref.WeakSet()
 
 @atexit.register
 def _let_go() -> None:
-    """A tensor that is still there when the interpreter ends never lets go of what its autograd function holds: plans and
-    servers of this process would be told as leaked. So what it holds is taken out before."""
+    """A tensor that is still there when the interpreter ends never lets go of what its autograd function holds: plans
+    and servers of this process would be told as leaked. So what it holds is taken out before."""
     for batch in list(_BATCHES):
         del batch.ticket, batch.client
 

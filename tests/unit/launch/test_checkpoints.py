@@ -207,7 +207,9 @@ def test_where_a_run_began_is_kept() -> None:
     assert (found.keep_last, found.pinned, found.dead) == (3, (A,), (B,))
 
 
-@pytest.mark.parametrize("before, now, told", [("ec+delta", "none", True), ("none", "none", False), ("ec", "ec", False)])
+@pytest.mark.parametrize(
+    "before, now, told", [("ec+delta", "none", True), ("none", "none", False), ("ec", "ec", False)]
+)
 def test_going_on_without_the_protection_of_before_is_told(before: str, now: str, told: bool) -> None:
     start = checkpoints.Start(url="u", cut=A, step=10, protection=before)
     note = checkpoints.note_protection(resumed("u", protection=now), start)

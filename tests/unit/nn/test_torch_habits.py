@@ -359,7 +359,10 @@ def test_a_compiled_model_is_interrupted_at_the_collection() -> None:
     "options, says",
     [
         ({"kind": "adamw", "learning_rate": 0.1}, "optimizer kind = 'adamw': must be one of sgd, momentum, adagrad, "),
-        ({"kind": "sgd", "learning_rate": -1.0}, "optimizer sgd: learning_rate must be a finite number and not negative"),
+        (
+            {"kind": "sgd", "learning_rate": -1.0},
+            "optimizer sgd: learning_rate must be a finite number and not negative",
+        ),
         ({"kind": "adam", "learning_rate": 0.1, "beta1": 1.0}, r"optimizer adam: beta1 must be in \[0, 1\)"),
         ({"kind": "sgd", "learning_rate": "fast"}, "optimizer sgd: '<=' not supported"),
     ],

@@ -30,7 +30,7 @@ def refuse_served(model: nn.Module) -> None:
             what = f"{name!r} is" if name else "the model is"
             raise CheckpointError(
                 f"{what} a {type(module).__name__}: its rows are on servers, and would be missing from the checkpoint",
-                hint="give the rest of the model alone; state_dict() and optimizer_state() of the collection read its rows",
+                hint="give it the rest of the model; the collection's state_dict() and optimizer_state() read its rows",
             )
 
 
