@@ -351,7 +351,6 @@ WAITS: tuple[Wait, ...] = (
         bounds=("launch.precheck:DEVICE_SECONDS_MAX",),
         notices="the caller",
         then="the command ends before anything is started",
-        calls=("launch/precheck.py:count_devices",),
     ),
     Wait(
         name="staging",

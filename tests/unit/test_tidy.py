@@ -302,7 +302,6 @@ USED_ELSEWHERE = {
     "_save_to_state_dict": "torch calls it",
     "_load_from_state_dict": "torch calls it",
     "Adapter": "for users who bring one: what TorchAdapter and TorchRecAdapter have in common",
-    "from_offsets_sync": "for users: what TorchRec calls a jagged tensor made of offsets",
 }
 # Looked up by a name that is put together, here and with this in front of it.
 LOOKED_UP = {"regrow.sim.sabotage": "_", "regrow.sim.hangs": "inject_", "regrow.sim.forever": "inject_"}

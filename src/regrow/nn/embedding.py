@@ -378,12 +378,14 @@ class _Batch:
 _BATCHES: weakref.WeakSet[_Batch] = weakref.WeakSet()
 
 
-@atexit.register
 def _let_go() -> None:
     """A tensor that is still there when the interpreter ends never lets go of what its autograd function holds: plans
     and servers of this process would be told as leaked. So what it holds is taken out before."""
     for batch in list(_BATCHES):
         del batch.ticket, batch.client
+
+
+atexit.register(_let_go)
 
 
 class _Lookup(torch.autograd.Function):
