@@ -8,6 +8,7 @@ import secrets
 from collections.abc import Callable, Sequence
 
 from regrow.checkpoint.address import split_cut
+from regrow.checkpoint.chunks import load_zstd
 from regrow.checkpoint.lineage import Graph
 from regrow.checkpoint.storage import Storage
 from regrow.config import TrainConfig, read_stored
@@ -45,6 +46,8 @@ def find(config: TrainConfig) -> Start:
         text = f"; {len(broken)} cannot be read, the first: {broken[0][1]}" if broken else ""
         raise UserError(f"{url}: there is no checkpoint{text}")
     plan, _ = Graph(manifests).restore_plan(wish)
+    if any(piece.encoding == "zstd" for piece in plan.pieces):
+        load_zstd()  # servers would miss it when they have all been started
     target = plan.target
     before = read_stored(target.extra.get("config", {}))
     for name in DATA_OPTIONS:  # a step is a batch of certain samples, for every worker
