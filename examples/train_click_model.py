@@ -22,7 +22,7 @@ def main() -> None:
         for f in FEATURES
     ]
     adagrad = regrow.OptimizerSpec(kind="rowwise_adagrad", learning_rate=0.3)
-    embeddings = regrow.EmbeddingCollection(tables=tables, cluster=cluster, optimizer=adagrad)
+    embeddings = regrow.EmbeddingBagCollection(tables=tables, cluster=cluster, optimizer=adagrad)
     head = nn.Sequential(nn.Linear(2 * DIM, 32), nn.ReLU(), nn.Linear(32, 1))
     adam = torch.optim.Adam(head.parameters(), lr=0.01)
 

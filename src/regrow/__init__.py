@@ -6,35 +6,46 @@ The public names are loaded on first use, so that servers and the command line s
 from __future__ import annotations
 
 import importlib
+import warnings
 from typing import TYPE_CHECKING, Any
 
+__version__: str
 if TYPE_CHECKING:
-    from regrow.core.job import OptimizerSpec as OptimizerSpec
     from regrow.launch.cluster import LocalCluster as LocalCluster
+    from regrow.nn.embedding import EmbeddingBagCollection as EmbeddingBagCollection
     from regrow.nn.embedding import EmbeddingBagConfig as EmbeddingBagConfig
-    from regrow.nn.embedding import EmbeddingCollection as EmbeddingCollection
     from regrow.nn.embedding import KeyedJaggedTensor as KeyedJaggedTensor
     from regrow.nn.embedding import KeyedTensor as KeyedTensor
     from regrow.nn.embedding import PoolingType as PoolingType
+    from regrow.nn.optimizer import OptimizerSpec as OptimizerSpec
     from regrow.protection import ErasureCode as ErasureCode
     from regrow.runtime.inprocess import InProcessCluster as InProcessCluster
 
 _HOMES = {
+    "EmbeddingBagCollection": "regrow.nn.embedding",
     "EmbeddingBagConfig": "regrow.nn.embedding",
-    "EmbeddingCollection": "regrow.nn.embedding",
     "ErasureCode": "regrow.protection",
     "InProcessCluster": "regrow.runtime.inprocess",
     "KeyedJaggedTensor": "regrow.nn.embedding",
     "KeyedTensor": "regrow.nn.embedding",
     "LocalCluster": "regrow.launch.cluster",
-    "OptimizerSpec": "regrow.core.job",
+    "OptimizerSpec": "regrow.nn.optimizer",
     "PoolingType": "regrow.nn.embedding",
 }
+
+# What was called otherwise before; the old names warn for one release.
+_RENAMED = {"EmbeddingCollection": "EmbeddingBagCollection"}
 
 __all__ = sorted(_HOMES)
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        return importlib.import_module("regrow.launch.version").version()
+    if name in _RENAMED:
+        text = f"regrow.{name} is called regrow.{_RENAMED[name]} now, as in TorchRec; the old name goes with 0.2"
+        warnings.warn(text, DeprecationWarning, stacklevel=2)
+        name = _RENAMED[name]
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)
     raise AttributeError(f"module 'regrow' has no attribute {name!r}")

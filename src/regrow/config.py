@@ -15,13 +15,13 @@ import json
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from regrow.errors import ConfigError, UserError
-from regrow.fields import check_types, parse_field, read_toml
+from regrow.fields import SPELLED, check_types, parse_field, read_options
 from regrow.hanging import parse_silent
 from regrow.protection import (
     AUTO,
@@ -31,6 +31,7 @@ from regrow.protection import (
     FLUSH_BYTES_DEFAULT,
     K_DEFAULT,
     R_DEFAULT,
+    RANDOM_ROLES,
     SERVERS_MAX,
     ErasureCode,
     PartialRecovery,
@@ -304,9 +305,14 @@ class TrainConfig:
         return cls.from_dict(read_stored(options))
 
     @classmethod
-    def from_toml(cls, path: str | Path, overrides: Mapping[str, Any] | None = None) -> TrainConfig:
+    def from_toml(
+        cls,
+        path: str | Path,
+        overrides: Mapping[str, Any] | None = None,
+        note: Callable[[str], None] = lambda text: None,
+    ) -> TrainConfig:
         """Reads a file of `option = value` lines; `overrides` (the command line) win over it."""
-        options = read_toml(Path(path))
+        options = read_options(Path(path), note)
         overrides = overrides or {}
         # Asking for epochs on the command line withdraws the file's steps, and the other way round.
         for given, withdrawn in (("steps", "epochs"), ("epochs", "steps")):
@@ -317,7 +323,10 @@ class TrainConfig:
         except UserError as error:
             if isinstance(error, ConfigError) and error.option in overrides:
                 raise
-            error.args = (f"{path}: {error.message}",)
+            text = error.message
+            for name, spelled in SPELLED.items():
+                text = f"{spelled}{text.removeprefix(name)}" if text.startswith(f"{name} = ") else text
+            error.args = (f"{path}: {text}",)
             error.message = error.args[0]
             raise
 
@@ -328,7 +337,7 @@ class TrainConfig:
             if value is not None and name != "out":
                 # JSON's numbers and booleans are TOML's too; its strings, but for DEL and surrogate pairs.
                 text = json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
-                lines.append(f"{name} = {text}")
+                lines.append(f"{SPELLED.get(name, name)} = {text}")
         return "\n".join(lines) + "\n"
 
     def replace(self, **changes: Any) -> TrainConfig:
@@ -454,8 +463,9 @@ def _derive_values(config: TrainConfig) -> dict[str, Any]:
         if type(given[name]) is list:  # as JSON and TOML have it
             derived[name] = tuple(given[name])
     if type(given["mtbf_roles"]) is str:  # "servers, workers" is as good
-        roles = given["mtbf_roles"].split(",")
-        derived["mtbf_roles"] = ",".join(role.strip().removesuffix("s") for role in roles)
+        roles = [role.strip() for role in given["mtbf_roles"].split(",")]
+        singular = {f"{role}s": role for role in RANDOM_ROLES}
+        derived["mtbf_roles"] = ",".join(singular.get(role, role) for role in roles)
     # A TOML file may well say `learning_rate = 1`.
     floats = ("learning_rate", "dense_learning_rate", "skew", "mtbf", "mtbf_shape", "mtbf_hangs")
     for name in (*floats, "target_pls", "priority_share"):

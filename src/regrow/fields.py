@@ -14,6 +14,9 @@ from regrow.errors import ConfigError, UserError
 
 T = TypeVar("T")
 
+# Fields with a shorter option; a file spells them as the command line does. What files said before is still read.
+SPELLED = {"protection": "protect", "redo_bytes_max": "redo_bytes"}
+
 
 def check_types(config: Any, known: Mapping[str, Any]) -> None:
     """A wrong type comes from a file or a caller; named before any comparison trips over it. `known`: names in
@@ -44,6 +47,19 @@ def parse_field(config: Any, name: str, parse: Callable[[str], T]) -> T:
     except ValueError as error:
         # The error names the option and its value already.
         raise ConfigError(name, text, str(error).removeprefix(f"{text!r} ")) from None
+
+
+def read_options(path: Path, note: Callable[[str], None]) -> dict[str, Any]:
+    """The options in a file by the names of their fields; `note` hears of names that were given up."""
+    options = read_toml(path)
+    for name, spelled in SPELLED.items():
+        if name in options and spelled in options:
+            raise UserError(f"{path}: {spelled} and {name} are one option", hint=f"keep {spelled}")
+        if name in options:
+            note(f"{path}: {name} is spelled {spelled} now, like the option --{spelled.replace('_', '-')}")
+        elif spelled in options:
+            options[name] = options.pop(spelled)
+    return options
 
 
 def read_toml(path: Path) -> dict[str, Any]:

@@ -194,7 +194,7 @@ WAITS: tuple[Wait, ...] = (
             "runtime/client.py:Client._write",
             "runtime/client.py:Client.wait_for",
             "runtime/client.py:Client._wait_for_window",
-            "nn/embedding.py:EmbeddingCollection.drain",
+            "nn/embedding.py:EmbeddingBagCollection.drain",
             "nn/embedding.py:_Lookup.forward",
             "nn/trainer.py:Trainer.train",
             "nn/trainer.py:Trainer._step",
@@ -360,6 +360,14 @@ WAITS: tuple[Wait, ...] = (
         notices="the caller",
         then="`StorageError`: the command ends",
         calls=("checkpoint/bounded.py:ask",),
+    ),
+    Wait(
+        name="device",
+        who="launcher",
+        what="torch, in a process of its own, to count CUDA devices (`--device cuda`)",
+        bounds=("launch.precheck:DEVICE_SECONDS_MAX",),
+        notices="the caller",
+        then="the command ends before anything is started",
     ),
     Wait(
         name="staging",

@@ -10,6 +10,7 @@ be stopped; with `hold` they wait at a step for a mark that somebody leaves.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -47,6 +48,9 @@ class FakeChild:
         who = assignment["identity"]
         self.role, self.id, self.incarnation = who["role"], who["id"], who["incarnation"]
         self.name = f"{self.role} {self.id}" + (f".{self.incarnation}" if self.incarnation else "")
+        with contextlib.suppress(OSError):  # as the real ones, on Linux
+            number = "" if self.role == "coordinator" else f" {self.id}"
+            Path("/proc/self/comm").write_text(f"rg {self.role}{number}")
         manners = self.plan.get("manners", {})
         self.manner = manners.get(self.name, manners.get(f"{self.role} {self.id} always", ""))
         stem = self.name.replace(" ", "-")

@@ -9,6 +9,7 @@ rows of every cut say which pushes are in it. The last test does the same with a
 
 from __future__ import annotations
 
+import io
 import itertools
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from regrow.checkpoint.storage import Storage
 from regrow.config import TrainConfig
 from regrow.core.names import cut_id
 from regrow.launch import local
+from regrow.launch.display import PlainDisplay
 
 pytestmark = pytest.mark.live
 
@@ -74,6 +76,7 @@ def test_a_death_is_a_step_back(tmp_path: Path) -> None:
     assert "worker 0 was killed by SIGKILL" in restore["reason"]
     assert restore["cut"] in [cut.id for cut in cuts]
     assert 0 < restore["cut_step"] <= restore["step"]
+    assert restore["stall_s"] > 0.1, "processes are started"
     assert all(piece.source is None for piece in runs.graph(died.url).pieces.values())
 
 
@@ -133,6 +136,30 @@ def test_asynchronous_pushes_count_once(tmp_path: Path, options: dict[str, Any],
     assert died.summary["model_sha256"] == armed_child.digest(armed_child.job_of(died.config), wanted)
     assert len({cut.marks for cut in cuts}) >= 3
     assert np.abs(wanted[0]).max() < 1 << 24, "whole numbers, exactly"
+
+
+def test_nothing_left_to_train(tmp_path: Path) -> None:
+    """A finished run, resumed: the model is judged, and nothing is said of a speed. Then a longer one."""
+    options: dict[str, Any] = {"model": "tiny", "mode": "sync", "workers": 1, "servers": 2, "batch": 64, "steps": 8}
+    options |= {"test_rows": 1024}
+    url, shown, result = str(tmp_path / "ckpt"), io.StringIO(), io.StringIO()
+
+    def train(name: str, **more: Any) -> dict[str, Any]:
+        config = TrainConfig(out=str(tmp_path / name), **{**options, **more})
+        with runs.watched():
+            return local.train(config, display=PlainDisplay(shown, result))
+
+    wanted = train("first", protection="delta", ckpt=url)
+    assert (wanted["nothing_left"], wanted["samples_trained"]) == (False, 8 * 64)
+    shown.seek(0)
+    again = train("again", resume=url)
+    assert again["model_sha256"] == wanted["model_sha256"]
+    assert (again["nothing_left"], again["samples_trained"], again["samples_per_s"]) == (True, 0, None)
+    assert "nothing left to train" in shown.getvalue()
+    assert "was made with --protect delta, this run has --protect none" in shown.getvalue()
+    assert "nothing left to train" in result.getvalue()
+    longer = train("longer", resume=url, steps=10)
+    assert (longer["nothing_left"], longer["samples"], longer["samples_trained"]) == (False, 10 * 64, 2 * 64)
 
 
 @pytest.mark.slow

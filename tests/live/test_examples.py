@@ -19,3 +19,22 @@ def test_click_model_learns(options):
     losses = [float(loss) for loss in re.findall(r"loss ([\d.]+)", run.stdout)]
     assert losses[0] > 0.65  # a coin toss is 0.693
     assert losses[-1] < 0.3
+
+
+LEFT = """
+import torch, regrow
+cluster = regrow.{cluster}(servers=2)
+table = regrow.EmbeddingBagConfig(num_embeddings=9, embedding_dim=4, name="t", feature_names=["f"])
+collection = regrow.EmbeddingBagCollection(tables=[table], cluster=cluster)
+features = regrow.KeyedJaggedTensor.from_lengths_sync(["f"], torch.tensor([1]), torch.tensor([1], dtype=torch.int32))
+trained, looked = collection(features), collection(features)
+trained.values().sum().backward()
+"""
+
+
+@pytest.mark.parametrize("cluster", ["InProcessCluster", "LocalCluster"])
+def test_a_script_ends_without_words(cluster):
+    """Also one that leaves everything lying around: the end of the interpreter tells of no leaks."""
+    code = LEFT.format(cluster=cluster)
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert (run.returncode, run.stdout, run.stderr) == (0, "", "")

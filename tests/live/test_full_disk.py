@@ -16,9 +16,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import ckpt_run
 import pytest
 from test_launch import World, world  # noqa: F401  (a fixture)
 
+from regrow.checkpoint import export
 from regrow.errors import UserError
 from regrow.launch import local
 from regrow.launch.display import QuietDisplay
@@ -133,3 +135,27 @@ def test_disk_that_is_full_before_the_start(world: World, small_disk: Path) -> N
     with pytest.raises(UserError, match=r"cannot write to .*: No space left on device"):
         train(world, lambda: None)
     assert world.pids() == []
+
+
+@pytest.mark.parametrize("format", ["safetensors", "dcp"])
+@pytest.mark.parametrize("told", [True, False], ids=["told", "found out"])
+def test_an_export_to_a_full_disk_leaves_nothing(
+    format: str,
+    told: bool,
+    small_disk: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Space is reserved before a row is written, also where the file system does not say how much there is. The file is
+    mapped: without a place on the disk, writing to it would end the process."""
+    run = ckpt_run.fill(ckpt_run.Run(tmp_path / "url", capsys))
+    (small_disk / "ballast").write_bytes(bytes(124 << 10))  # of 128
+    if not told:
+        monkeypatch.setattr(export, "_check_space", lambda path, size: None)
+    prefix = "x" * 4096  # in front of three names: the file is larger than what is left
+    target = small_disk / "model"
+    line, hint = run.fails(f"ckpt export URL@400 --to {target} --format {format} --prefix {prefix}", code=2)
+    assert "o space left" in line
+    assert hint.endswith("are needed; export to another disk")
+    assert [path.name for path in small_disk.iterdir()] == ["ballast"]

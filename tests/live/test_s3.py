@@ -33,6 +33,7 @@ from regrow.checkpoint.manifest import MANIFEST, Cut, Manifest, TableInfo, chunk
 from regrow.checkpoint.saves_write import delete_run, list_owners, read_saves
 from regrow.checkpoint.staging import Stager
 from regrow.checkpoint.storage import Known, Storage
+from regrow.cli import main as cli
 from regrow.core.names import cut_id, piece_name
 from regrow.errors import StorageError
 
@@ -396,3 +397,27 @@ def test_ages_of_unfinished_pieces(url: str) -> None:
     assert (found.name, found.bytes) == (FULL, 17)
     assert found.changed is not None
     assert found.seconds(time.time()) < 3600.0
+
+
+def test_a_bucket_that_is_not_there_is_said_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    line = "train --model tiny --steps 3 --protect delta --ckpt s3://buckte/run"
+    assert cli.run(line.split()) == 2
+    assert capsys.readouterr().err.splitlines() == [
+        "error: --ckpt s3://buckte/run: there is no bucket buckte",
+        "hint: make it, or name another place",
+    ]
+    assert list(tmp_path.iterdir()) == []
+    assert Storage.open("s3://bucket/a/new/place").find_missing() is None
+
+
+@pytest.mark.parametrize("command", ["ls", "verify", "show", "prune --dry-run"])
+def test_a_bucket_or_prefix_that_is_not_there_is_no_empty_list(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.run(["ckpt", *command.split(), "s3://buckte/run"]) == 2
+    assert capsys.readouterr().err.startswith("error: s3://buckte/run: there is no bucket buckte\n")
+    assert cli.run(["ckpt", *command.split(), f"s3://bucket/{uuid.uuid4().hex}"]) == 2
+    assert capsys.readouterr().err.startswith("error: s3://bucket/")

@@ -299,6 +299,11 @@ def test_servers_may_die_together_where_that_is_survived() -> None:
     assert type(TrainConfig(mtbf_shape=2).mtbf_shape) is float
 
 
+def test_a_role_that_is_none_is_repeated_as_it_was_said() -> None:
+    with pytest.raises(ConfigError, match="mtbf_roles = 'server,boss': must be some of server, "):
+        TrainConfig(mtbf_roles="servers, boss")
+
+
 def test_faults_by_step() -> None:
     assert TrainConfig(mtbf_roles="servers, workers,coordinator").mtbf_roles == "server,worker,coordinator"
     config = TrainConfig(

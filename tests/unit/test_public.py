@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import ast
 import importlib
+import importlib.metadata
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+import regrow
 
 
 def promised(package: str) -> dict[str, str]:
@@ -46,3 +49,14 @@ def test_torch_is_loaded_on_first_use() -> None:
     code = "import sys, regrow, regrow.checkpoint, regrow.config; print('torch' in sys.modules, 'numpy' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "False"]
+
+
+def test_python_m_and_the_version() -> None:
+    done = subprocess.run([sys.executable, "-m", "regrow", "--version"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"regrow {regrow.__version__}\n"
+    assert regrow.__version__ == importlib.metadata.version("regrow")
+
+
+def test_types_are_offered() -> None:
+    """A type checker reads our annotations only where this file is."""
+    assert (Path(str(regrow.__file__)).parent / "py.typed").is_file()

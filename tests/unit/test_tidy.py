@@ -57,7 +57,7 @@ CORE_MAY_IMPORT = {
 
 # Some modules belong elsewhere than their package: `presets` is a table of numbers, what a store has to be is said
 # below core, which uses stores, `orders` is what a launcher and its processes say to each other, and the main of a
-# child process stands above whatever role it starts.
+# child process stands above whatever role it starts. `python -m regrow` is the command line.
 UNITS = {
     "regrow.nn.presets": "presets",
     "regrow.store.interface": "interface",
@@ -67,6 +67,7 @@ UNITS = {
     "regrow.launch.backend": "supervision",
     "regrow.launch.child": "mains",
     "regrow.launch.pipes": "mains",
+    "regrow.__main__": "cli",
 }
 
 # Names of types, for type checking only: nothing is loaded, and a test below sees to it.
@@ -301,7 +302,6 @@ USED_ELSEWHERE = {
     "_save_to_state_dict": "torch calls it",
     "_load_from_state_dict": "torch calls it",
     "Adapter": "for users who bring one: what TorchAdapter and TorchRecAdapter have in common",
-    "from_offsets_sync": "for users: what TorchRec calls a jagged tensor made of offsets",
 }
 # Looked up by a name that is put together, here and with this in front of it.
 LOOKED_UP = {"regrow.sim.sabotage": "_", "regrow.sim.hangs": "inject_", "regrow.sim.forever": "inject_"}

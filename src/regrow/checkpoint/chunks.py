@@ -167,7 +167,7 @@ def encode_chunk(chunk: Chunk | Parts, *, encoding: Encoding = "raw", bits: int 
     data = pack_tensors(tensors)
     if encoding == "raw":
         return data
-    compressor = _zstd().ZstdCompressor(level=ZSTD_LEVEL).compressobj(size=sum(buffer.nbytes for buffer in data))
+    compressor = load_zstd().ZstdCompressor(level=ZSTD_LEVEL).compressobj(size=sum(buffer.nbytes for buffer in data))
     return [memoryview(part) for part in [*map(compressor.compress, data), compressor.flush()]]
 
 
@@ -382,7 +382,7 @@ def _take(
     return tensor
 
 
-def _zstd() -> Any:
+def load_zstd() -> Any:
     try:
         import zstandard
     except ImportError:
@@ -394,7 +394,7 @@ def _zstd() -> Any:
 
 
 def _decompress(data: memoryview, tables: dict[str, TableInfo], info: ChunkInfo) -> memoryview:
-    zstandard = _zstd()
+    zstandard = load_zstd()
     most = HEADER_BYTES_MAX
     for name, count in info.rows.items():
         # Quantised parts have a scale and an offset of each row, too.

@@ -12,6 +12,7 @@ parameters and buffers keep their names. `prefix` goes in front of each.
 from __future__ import annotations
 
 import dataclasses
+import errno
 import os
 import secrets
 import shutil
@@ -31,6 +32,7 @@ from regrow.checkpoint.lineage import Graph, Plan
 from regrow.checkpoint.manifest import Manifest, TableInfo
 from regrow.checkpoint.storage import Storage
 from regrow.errors import CheckpointError, UserError
+from regrow.units import size_text
 
 Format = Literal["safetensors", "dcp"]
 
@@ -88,6 +90,8 @@ def export(
     scratch = path.parent / f".{path.name}.tmp-{secrets.token_hex(4)}"
     try:
         work = _Export(plan, scratch, prefix=prefix, dense_shapes=dense_shapes)
+        if format == "dcp":  # torch writes them once more, beside ours
+            _check_space(path, work.bytes)
         told = progress or (lambda done, total: None)
         work.fill(lambda done: told(done, work.bytes + plan.bytes))
         report = load.restore(
@@ -216,8 +220,8 @@ class _File:
         text += b" " * (-len(text) % 8)
         self.bytes = 8 + len(text) + end
         with path.open("wb") as file:
+            _reserve(path, file.fileno(), self.bytes)
             file.write(struct.pack("<Q", len(text)) + text)
-            file.truncate(self.bytes)
         self._path = path
         self._map = np.memmap(path, np.uint8, "r+")
         body = self._map[8 + len(text) :]
@@ -230,6 +234,30 @@ class _File:
         self._map.flush()
         with self._path.open("rb+") as file:
             os.fsync(file.fileno())
+
+
+def _reserve(path: Path, handle: int, size: int) -> None:
+    """Takes all the space there will be. Writing through a map to a disk that is full ends the process (SIGBUS)."""
+    _check_space(path, size)
+    if not hasattr(os, "posix_fallocate"):  # macOS
+        os.truncate(handle, size)
+        return
+    try:
+        os.posix_fallocate(handle, 0, size)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise
+        raise UserError(f"cannot write {path.parent}: {error.strerror}", hint=_say_size(size)) from None
+
+
+def _check_space(path: Path, size: int) -> None:
+    free = shutil.disk_usage(path.parent).free
+    if free < size:
+        raise UserError(f"no space left in {path.parent}: {size_text(free)} are free", hint=_say_size(size))
+
+
+def _say_size(size: int) -> str:
+    return f"{size_text(size)} are needed; export to another disk"
 
 
 def _dtype(name: str, described: tuple[str, tuple[int, ...]]) -> tuple[str, int]:
@@ -277,8 +305,11 @@ def _save_dcp(tensors: Mapping[str, Any], path: Path) -> None:
 
     try:
         checkpoint.save(dict(tensors), checkpoint_id=path, no_dist=True)
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(path, ignore_errors=True)
+        if isinstance(error, checkpoint.CheckpointException):
+            cause = next(iter(error.failures.values()))[0]
+            raise UserError(f"cannot write {path}: {cause}", hint="nothing was left behind") from error
         raise
 
 

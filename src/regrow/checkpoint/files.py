@@ -26,6 +26,7 @@ from regrow.checkpoint import direct, failpoints
 from regrow.checkpoint.manifest import MANIFEST
 from regrow.errors import UserError
 
+BUCKETS = frozenset({"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oss"})  # fsspec's names of object stores
 TEMPORARY = ".tmp-"  # in a file name: not finished, and not to be counted
 
 # What file systems call the time of a file's last change; the time it was made comes last.
@@ -70,10 +71,16 @@ def open_files(url: str) -> Files:
         extra = "pip install 'regrow[s3]'" if protocol in ("s3", "s3a") else str(error)
         raise UserError(f"{url} needs a library that is not installed", hint=extra) from None
     except ValueError as error:
-        raise UserError(f"{url} is not a URL that can hold checkpoints: {error}") from None
+        hint = "a directory, or a URL such as s3://bucket/run"
+        raise UserError(f"{url} is not a URL that can hold checkpoints: {error}", hint=hint) from None
     if not root.strip("/") and protocol != "memory":
         raise UserError(f"{url} does not say where", hint=f"for instance {protocol}://bucket/run")
     return RemoteFiles(system, root.rstrip("/"))
+
+
+def find_missing(files: Files) -> str | None:
+    """What keeps all writing from succeeding, as far as that can be known without writing."""
+    return files.find_missing() if isinstance(files, LocalFiles | RemoteFiles) else None
 
 
 class LocalFiles:
@@ -83,6 +90,12 @@ class LocalFiles:
         self._root = root
         self._direct_bytes_min = direct_bytes_min
         self._blocks = direct.Memory()
+
+    def find_missing(self) -> str | None:
+        nearest = next(path for path in (self._root, *self._root.parents) if path.exists())
+        if not nearest.is_dir():
+            return f"{nearest} is a file, not a directory"
+        return None if os.access(nearest, os.W_OK | os.X_OK) else f"{nearest} cannot be written to"
 
     def directories(self, under: str = "") -> list[str]:
         try:
@@ -210,6 +223,16 @@ class RemoteFiles:
     def __init__(self, system: Any, root: str) -> None:
         self._system = system
         self._root = root
+
+    def find_missing(self) -> str | None:
+        """A bucket is made by its owner, and nobody else; whatever is in it comes with the first write."""
+        protocols = self._system.protocol
+        bucket = self._root.partition("/")[0]
+        if BUCKETS.isdisjoint([protocols] if isinstance(protocols, str) else protocols):
+            return None
+        with contextlib.suppress(PermissionError):  # to list a bucket takes more than to write to it
+            return None if self._system.exists(bucket) else f"there is no bucket {bucket}"
+        return None
 
     def directories(self, under: str = "") -> list[str]:
         found = self._list(f"{self._root}/{under}".rstrip("/"))

@@ -159,7 +159,8 @@ class Graph:
     # -- decisions -----------------------------------------------------------------------------------------
 
     def choose(self, wish: str | None = None) -> Cut:
-        """The cut a user means: an id or the beginning of one, a step, or "latest"; with or without the @."""
+        """The cut a user means: an id or the beginning of one, a step (of several cuts the newest that can be
+        restored), or "latest"; with or without the @."""
         text = (wish or LATEST).removeprefix("@")
         if text == LATEST:
             newest = self.newest()
@@ -169,6 +170,8 @@ class Graph:
         if text in self.cuts:
             return self.cuts[text]
         found = [cut for cut in self.cuts.values() if text.isdecimal() and cut.step == int(text)]
+        if len(found) > 1:  # training went back and passed that step again: what counts is how it went on
+            return next((cut for cut in reversed(found) if self.path(cut.id) is not None), found[-1])
         found = found or [cut for cut in self.cuts.values() if text and cut.id.startswith(text)]
         if len(found) == 1:
             return found[0]

@@ -60,6 +60,10 @@ def read_listing(url: str, *, may_be_empty: bool = False) -> Listing:
         if not ask(f"look at {url}", path.is_dir):
             what = "is not a directory" if ask(f"look at {url}", path.exists) else "is not there"
             raise UserError(f"{url} {what}", hint="give the directory or URL that holds the checkpoints")
+    elif (missing := storage.find_missing()) is not None:
+        raise UserError(f"{url}: {missing}", hint="give the directory or URL that holds the checkpoints")
+    elif may_be_empty and not storage.directories(""):
+        raise UserError(f"{url}: nothing is there", hint="is it the right URL? Checkpoints of other runs are not here")
     manifests, found = storage.manifests()
     broken = tuple((name, what.removeprefix(f"{name}/{MANIFEST}: ")) for name, what in found)
     if not manifests and not may_be_empty:

@@ -27,7 +27,7 @@ from typing import Any, TypeVar
 
 from regrow.checkpoint import direct
 from regrow.checkpoint.bounded import ask
-from regrow.checkpoint.files import TEMPORARY, Data, Files, LocalFiles, Whole, open_files
+from regrow.checkpoint.files import TEMPORARY, Data, Files, LocalFiles, Whole, find_missing, open_files
 from regrow.checkpoint.manifest import MANIFEST, Manifest, Stored, decode, encode
 from regrow.core.names import is_piece_name, is_save_path, parse_piece_name
 from regrow.errors import CheckpointError, StorageError
@@ -85,6 +85,10 @@ class Storage:
         assert attempts >= 1
         files = ask(f"open {url}", lambda: open_files(url))  # libraries may look for keys in places that do not answer
         return cls(url, files, timeout_seconds=timeout_seconds, attempts=attempts)
+
+    def find_missing(self) -> str | None:
+        """What has to be there before anything can be written here, and is not."""
+        return self._call("look for", "", lambda given_up: find_missing(self._files))
 
     def open_threads(self, count: int, name: str) -> concurrent.futures.Executor:
         """For many calls side by side. All threads of this package that call storage come from here, or from whoever

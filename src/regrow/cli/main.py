@@ -23,6 +23,7 @@ import click
 from regrow.cli import ckpt
 from regrow.cli.bench import bench
 from regrow.cli.demo import demo
+from regrow.cli.kill import kill
 from regrow.cli.plan import plan
 from regrow.cli.train import name_flags, train
 from regrow.config import RENAMED
@@ -50,6 +51,7 @@ def cli(ctx: click.Context) -> None:
     regrow train                                   a first run, about a minute
     regrow train --data criteo:day_0.gz --model terabyte --servers 8
     regrow demo                                    lose a server, keep the model
+    regrow kill runs/a server:2                    lose one of a run that goes on
     regrow bench kernels                           how fast this machine is
     regrow ckpt ls runs/a/checkpoints              what was saved
     regrow plan partial --servers 8                how often to save, and why
@@ -73,7 +75,7 @@ def simulate(ctx: click.Context) -> Any:
     return sim.main(ctx.args, prog_name="regrow sim", standalone_mode=False)
 
 
-for command in (train, demo, bench, ckpt.ckpt, ckpt.merge, plan):
+for command in (train, demo, kill, bench, ckpt.ckpt, ckpt.merge, plan):
     cli.add_command(command)
 
 

@@ -35,7 +35,7 @@ CHUNK = 4  # schedules that a process takes at a time
 SHRINK_SECONDS = 60.0
 
 
-@click.command()
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})  # it is called without a parent's context
 @click.option("--seeds", default=200, show_default=True, type=click.IntRange(1), help="Schedules to run.")
 @click.option("--seed-first", default=0, show_default=True, type=click.IntRange(0), help="The first seed.")
 @click.option(

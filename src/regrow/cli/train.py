@@ -7,6 +7,7 @@ there. To add one: a field in `config.py`, and a line in KNOBS (a test compares 
 from __future__ import annotations
 
 import dataclasses
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -278,7 +279,10 @@ def train(config_path: str | None, overwrite: bool, quiet: bool, **options: Any)
     Leaves config.toml, metrics.jsonl, summary.json and logs/ in the run directory.
     """
     given = {name: value for name, value in options.items() if value not in (None, ())}
-    config = TrainConfig.from_dict(given) if config_path is None else TrainConfig.from_toml(config_path, given)
+    if config_path is None:
+        config = TrainConfig.from_dict(given)
+    else:
+        config = TrainConfig.from_toml(config_path, given, lambda text: print(f"hint: {text}", file=sys.stderr))
     from regrow.launch import display, local  # late: numpy and rich
 
     local.train(config, overwrite=overwrite, display=display.choose(quiet=quiet))

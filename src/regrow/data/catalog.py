@@ -20,9 +20,22 @@ def table_rows(model: ModelConfig) -> list[int]:
     return [min(size, model.rows_max) for size in sizes]
 
 
+def check_fit(config: TrainConfig) -> ModelConfig:
+    """The model, which has as many features as the data; UserError otherwise. Reads no data."""
+    model = config.load_model()
+    shape = (model.tables, model.dense_features)
+    if config.data_kind == "criteo" and shape != (CRITEO_TABLES, CRITEO_DENSE):
+        raise UserError(
+            f"model {model.name} has {model.tables} tables and {model.dense_features} dense features; "
+            f"Criteo's data has {CRITEO_TABLES} and {CRITEO_DENSE}",
+            hint=f"tables = {CRITEO_TABLES} and dense_features = {CRITEO_DENSE} in its file",
+        )
+    return model
+
+
 def open_dataset(config: TrainConfig) -> Dataset:
     """The data of this run. Raises DataError or UserError with the file and line."""
-    model = config.load_model()
+    model = check_fit(config)
     rows = table_rows(model)
     if config.data_kind == "synthetic":
         # Without an end of its own, it is as long as the steps asked for.
@@ -38,11 +51,6 @@ def open_dataset(config: TrainConfig) -> Dataset:
         )
     from regrow.data.criteo import CriteoDataset
 
-    if model.tables != CRITEO_TABLES or model.dense_features != CRITEO_DENSE:
-        raise UserError(
-            f"model {model.name} has {model.tables} tables and {model.dense_features} dense features; "
-            f"Criteo's data has {CRITEO_TABLES} and {CRITEO_DENSE}"
-        )
     assert config.data_path is not None
     return CriteoDataset(
         config.data_path,

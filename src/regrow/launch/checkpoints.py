@@ -8,6 +8,7 @@ import secrets
 from collections.abc import Callable, Sequence
 
 from regrow.checkpoint.address import split_cut
+from regrow.checkpoint.chunks import load_zstd
 from regrow.checkpoint.lineage import Graph
 from regrow.checkpoint.storage import Storage
 from regrow.config import TrainConfig, read_stored
@@ -33,6 +34,7 @@ class Start:
     url: str
     cut: str
     step: int
+    protection: str | None = None  # of the run that made it, as far as that is known
 
 
 def find(config: TrainConfig) -> Start:
@@ -44,6 +46,8 @@ def find(config: TrainConfig) -> Start:
         text = f"; {len(broken)} cannot be read, the first: {broken[0][1]}" if broken else ""
         raise UserError(f"{url}: there is no checkpoint{text}")
     plan, _ = Graph(manifests).restore_plan(wish)
+    if any(piece.encoding == "zstd" for piece in plan.pieces):
+        load_zstd()  # servers would miss it when they have all been started
     target = plan.target
     before = read_stored(target.extra.get("config", {}))
     for name in DATA_OPTIONS:  # a step is a batch of certain samples, for every worker
@@ -54,7 +58,17 @@ def find(config: TrainConfig) -> Start:
             )
     if config.steps is not None and target.step > config.steps:
         raise UserError(f"{target.id} is of step {target.step}, this run shall end at step {config.steps}")
-    return Start(url=url, cut=target.id, step=target.step)
+    return Start(url=url, cut=target.id, step=target.step, protection=before.get("protection"))
+
+
+def note_protection(config: TrainConfig, start: Start) -> str | None:
+    """What a user may not have meant: a run that goes on without the protection that it began with."""
+    if config.protection != "none" or start.protection in (None, "none"):
+        return None
+    return (
+        f"{start.cut} was made with --protect {start.protection}, this run has --protect none: "
+        "the loss of a process ends it, and it makes no checkpoints"
+    )
 
 
 def find_newest(url: str, *, run: str, progress: Progress | None = None) -> tuple[Start | None, list[str]]:

@@ -3,14 +3,21 @@
 Only a coordinator and servers are started; the calling process is the worker. They end with the context, with
 the interpreter, or when this process dies. Tables are declared by the first client. If these are protected, a server
 or a coordinator that dies is replaced, and the clients go on.
+
+Processes that are forked from this one may connect, too, each as a worker of its own. Whatever is started later is
+started by the process that made the cluster, which must live as long as it; what it has to know of the others' tables
+is in memory that they share.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import mmap
+import os
 import secrets
 import shutil
+import struct
 import sys
 import tempfile
 import threading
@@ -55,6 +62,7 @@ STOP_SECONDS = 10.0
 NEWS_SECONDS_MAX = 2.0
 WATCH_SECONDS = 0.1
 FRAME_BYTES_MAX = 1 * GIB
+COUNT = struct.Struct("q")
 
 
 class LocalCluster:
@@ -95,7 +103,9 @@ class LocalCluster:
         self._failure: ChildFailed | None = None
         self._failed = threading.Event()
         self._closing = threading.Event()
-        self._spares_wanted = 0  # set by whoever connects, read by the watcher: the supervisor is the watcher's
+        self._owner = self._process = os.getpid()
+        # Set by whoever connects, in this process or one forked from it; read by the watcher, which has the supervisor.
+        self._spares_wanted = mmap.mmap(-1, COUNT.size)
         self._crew = Crew(
             backend=self._backend,
             threads={"coordinator": 1, "server": threads_per_server, "standby": threads_per_server},
@@ -123,6 +133,8 @@ class LocalCluster:
         if self._failure is not None:
             raise self._failure
         assert self._crew.coordinator_address is not None
+        if self._process != os.getpid():  # forked: the threads of these are not here, and their links not ours
+            self._process, self._clients = os.getpid(), []
         incarnation = self._attempts.get(worker, 0)  # also after one that failed: servers may have heard of it
         self._attempts[worker] = incarnation + 1
         try:
@@ -144,17 +156,19 @@ class LocalCluster:
             raise
         self._clients.append(client)
         if job.protection.replaces_servers:
-            self._spares_wanted = job.protection.lost_together_max
+            COUNT.pack_into(self._spares_wanted, 0, job.protection.lost_together_max)
         return client
 
     def close(self) -> None:
-        """Ends clients and servers; calling it again does nothing."""
+        """Ends clients and servers; calling it again does nothing. In a forked process only its own clients."""
         if self._closing.is_set():
             return
         self._closing.set()
         atexit.unregister(self.close)
-        for client in self._clients:
+        for client in self._clients if self._process == os.getpid() else ():
             client.close()
+        if self._owner != os.getpid():  # forked: servers and their directories belong to the process that made them
+            return
         if hasattr(self, "_watcher"):
             self._watcher.join()
         with self._sockets, contextlib.closing(self._backend):
@@ -197,9 +211,10 @@ class LocalCluster:
 
     def _replace_from_now_on(self, now: float) -> None:
         """Once a job is known that is protected."""
-        if self._spares_wanted:
+        (count,) = COUNT.unpack_from(self._spares_wanted, 0)
+        if count:
             self._supervise(TakeStance(stance=Stance.REPLACING))
-            self._supervise(KeepSpares(count=self._spares_wanted, now=now))
+            self._supervise(KeepSpares(count=count, now=now))
 
     def _receive(self, news: News) -> None:
         """A failure is kept, for whoever asks next."""

@@ -27,6 +27,7 @@ SERVERS_SHOWN_MAX = 64  # more do not fit a line; they are counted instead
 SHORT_DIGEST = 16
 FAILURES_SHOWN_MAX = 5  # the latest; the others are in the summary
 
+NOTHING_LEFT = "nothing left to train: the checkpoint is of the last step"
 SAVING_SECONDS_MIN = 2.0  # shorter ones are not worth a word
 SERVER_MARKS = {
     "starting": ("○", "dim"),
@@ -285,7 +286,9 @@ def loss_text(status: RunStatus) -> str | None:
 
 def news_lines(status: RunStatus) -> list[str]:
     """What the user should be told of checkpoints, most of all: that one could not be made, or had to be used."""
-    lines = [] if status.plan_reason is None else [status.plan_reason]
+    lines = [*status.notes, *([] if status.plan_reason is None else [status.plan_reason])]
+    if status.is_complete:
+        lines.append(NOTHING_LEFT)
     for restore in status.restores:
         place = f"checkpoint {restore['cut']} (step {restore['cut_step']:,})" if restore["cut"] else "the start"
         lines += [f"damaged: {what}" for what in restore["damage"]]
@@ -344,17 +347,16 @@ def step_text(status: RunStatus) -> str:
 
 def left_text(status: RunStatus, now: float) -> str:
     """How long it may still take, by the steps done so far."""
-    total, done = status.steps_total, status.steps_done
-    elapsed = now - status.phase_at
-    if total is None or done == 0 or elapsed < 1.0:
-        return ""
-    return f"{clock_text(elapsed * (total - done) / done)} left"
+    left = status.estimate_seconds_left(now)
+    return "" if left is None else f"{clock_text(left)} left"
 
 
 def summary_text(summary: dict[str, Any], path: Path) -> str:
     """The result, as a table of two columns."""
     rows: list[tuple[str, str]] = []
-    if summary.get("seconds"):
+    if summary.get("nothing_left"):
+        rows.append(("trained", f"{NOTHING_LEFT}, {summary['steps']:,}"))
+    elif summary.get("seconds"):
         trained = f"{summary['steps']:,} steps x {summary['workers']} workers, {summary['samples']:,} samples"
         rows.append(("trained", f"{trained} in {clock_text(summary['seconds'])}"))
         rows.append(("speed", f"{summary['samples_per_s']:,.0f} samples/s"))
@@ -364,14 +366,7 @@ def summary_text(summary: dict[str, Any], path: Path) -> str:
         rows.append(("test", f"AUC {summary['auc']:.4f}{loss}{tested}"))
     if summary.get("model_sha256"):
         rows.append(("model", f"sha256 {summary['model_sha256'][:SHORT_DIGEST]}..., {summary['rows']:,} rows"))
-    failures = summary.get("failures") or []
-    if failures:
-        stalls = max(failure["stall_s"] for failure in failures)
-        count = f"{len(failures)} failure{'s' if len(failures) > 1 else ''}"
-        rows.append(("survived", f"{count}, training stood still for {stalls:.2f} s at most"))
-    for restore in summary.get("restores") or []:
-        place = f"checkpoint {restore['cut']}" if restore["cut"] else "the start"
-        rows.append(("restored", f"from {place} at step {restore['step']:,}: {restore['reason']}"))
+    rows += survival_rows(summary.get("failures") or [], summary.get("restores") or [])
     saved = summary.get("checkpoints") or {}
     if saved.get("last"):
         failed = f", {saved['failed']} failed" if saved["failed"] else ""
@@ -397,6 +392,21 @@ def summary_text(summary: dict[str, Any], path: Path) -> str:
     rows.append(("results", f"{path}/summary.json"))
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"{name:{width}}  {text}" for name, text in rows)
+
+
+def survival_rows(failures: list[dict[str, Any]], restores: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    """What was survived, and how long training stood still for it. A failure that a fall back ended has no end of its
+    own."""
+    rows = []
+    if failures:
+        stalls = max((each["stall_s"] or 0.0) for each in (*failures, *restores))
+        count = f"{len(failures)} failure{'s' if len(failures) > 1 else ''}"
+        rows.append(("survived", f"{count}, training stood still for {stalls:.2f} s at most"))
+    for restore in restores:
+        place = f"checkpoint {restore['cut']}" if restore["cut"] else "the start"
+        still = "" if restore["stall_s"] is None else f"; training stood still for {restore['stall_s']:.2f} s"
+        rows.append(("restored", f"from {place} at step {restore['step']:,}: {restore['reason']}{still}"))
+    return rows
 
 
 def size_text(count: int) -> str:

@@ -251,5 +251,22 @@ class Failures:
         return max(failure.recovered_at or 0.0, failure.resumed_at + DURING_SECONDS_MIN)
 
 
+class Standstill:
+    """How long nothing was trained because all fell back to a checkpoint: to the first step after it, however many
+    falls that took."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+
+    def begin(self, moved_at: float) -> None:
+        self._since = moved_at if self._since is None else self._since
+
+    def end(self, now: float, restores: list[dict[str, Any]]) -> None:
+        if self._since is not None:
+            for restore in restores:
+                restore["stall_s"] = round(now - self._since, 4) if restore["stall_s"] is None else restore["stall_s"]
+        self._since = None
+
+
 def round_known(value: float | None, digits: int) -> float | None:
     return None if value is None else round(value, digits)

@@ -24,7 +24,7 @@ from typing import Any
 
 from regrow.config import TrainConfig
 from regrow.core.identity import Identity
-from regrow.errors import CheckpointError, ChildFailed, DataLoss, Interrupted, NotSaved, RegrowError, UserError
+from regrow.errors import CheckpointError, ChildFailed, DataLoss, Interrupted, NotSaved, RegrowError
 from regrow.launch import checkpoints, memory, partial
 from regrow.launch.backend import Ended, Handle, News, end, list_running
 from regrow.launch.causes import KILLED, MISSES_ANOTHER, Suspect, find_cause
@@ -46,6 +46,7 @@ from regrow.launch.orders import (
     StoredCut,
     Trained,
 )
+from regrow.launch.precheck import check_start
 from regrow.launch.processes import CHILD_COMMAND, LocalProcesses
 from regrow.launch.replan import Replanner
 from regrow.launch.rundir import RunDir
@@ -111,7 +112,7 @@ def train(
     memory_check: bool = True,
 ) -> dict[str, Any]:
     """Runs to the end and returns the summary. A run that fails raises, after its summary is written."""
-    check_files(config)
+    check_start(config)
     if memory_check:
         memory.check(config)
     start = None if config.resume is None else checkpoints.find(config)
@@ -126,14 +127,6 @@ def train(
         return run.run()
     finally:
         run_dir.close()
-
-
-def check_files(config: TrainConfig) -> None:
-    """Files are looked for here, once and early, rather than by every process."""
-    path = config.data_path
-    if path is not None and not path.exists():
-        raise UserError(f"data = {config.data!r}: there is no file {path}")
-    config.load_model()
 
 
 class _Run:
@@ -156,6 +149,8 @@ class _Run:
         self.token = secrets.token_hex(32)
         self.started_at = datetime.now().astimezone()
         self.status = RunStatus(config, started_at=time.monotonic())
+        if start is not None and (note := checkpoints.note_protection(config, start)) is not None:
+            self.status.notes.append(note)
         self.backend = LocalProcesses(logs=run_dir.logs, command=command)
         self.signals = SignalWatch(self.backend.wake)
         self.saboteur = Saboteur(config)

@@ -279,6 +279,8 @@ class Progress(Report, frozen=True, kw_only=True, tag="progress"):
 
     step: int
     samples: int
+    steps_before: int = 0  # of these: done before this process began
+    samples_before: int = 0
     loss: float | None  # None: not a number
     hist_pos: list[int]
     hist_neg: list[int]

@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 
 from regrow.config import TrainConfig
-from regrow.launch.failures import Failures, round_known
+from regrow.launch.failures import Failures, Standstill, round_known
 from regrow.launch.losses import Losses
 from regrow.launch.orders import (
     CheckpointBegun,
@@ -122,6 +122,8 @@ class WorkerStatus:
     incarnation: int = 0
     step: int = 0
     samples: int = 0
+    steps_before: int = 0  # of these: trained before this run, which went on from a checkpoint
+    samples_before: int = 0
     steps_total: int | None = None
     loss: float | None = None
     staleness_mean: float = 0.0
@@ -147,8 +149,10 @@ class WorkerStatus:
         del values["trained_at"], values["begun_at"], values["reports"], values["carried"]
         return values
 
-    def count(self, report: Progress, now: float) -> None:
+    def count(self, report: Progress, now: float, *, resumed: bool) -> None:
         self.state = "training"
+        if resumed and self.begun_at is None:  # a successor's predecessor trained in this run
+            self.steps_before, self.samples_before = report.steps_before, report.samples_before
         self.begun_at = now if self.begun_at is None else self.begun_at
         self.step = max(self.step, report.step)
         self.samples = max(self.samples, report.samples)
@@ -213,6 +217,8 @@ class RunStatus:
         self.waiting: dict[int, tuple[str, float]] = {}  # servers that rows depend on and that hang: why, until when
         self.still: bool | None = None  # how the checkpoint at the end of training went
         self.restores: list[dict[str, Any]] = []  # falls back to a checkpoint
+        self._standstill = Standstill()
+        self.notes: list[str] = []  # what the user should know of how this run begins
         self.gone_around: list[str] = []  # damage that was met while loading, and did not matter
         self.checking: tuple[int, int] | None = None  # bytes read of one, and in all, to see whether it is sound
         self._histograms: deque[ScoreHistogram] = deque()
@@ -273,7 +279,8 @@ class RunStatus:
         wrong with newer ones."""
         lost = max(0, self.step - cut_step)
         restore = {"reason": reason, "step": self.step, "cut": cut, "cut_step": cut_step, "steps_lost": lost}
-        self.restores.append({**restore, "damage": list(damage)})
+        self.restores.append({**restore, "damage": list(damage), "stall_s": None})
+        self._standstill.begin(self.progress_at)
         self.checking = None
         self.phase, self.phase_at, self.progress_at, self.still = "starting", now, now, None
         self.moved_at = now
@@ -341,7 +348,8 @@ class RunStatus:
                 worker.steps_total = steps
             case Progress():
                 histogram = ScoreHistogram(np.array(report.hist_pos), np.array(report.hist_neg))
-                worker.count(report, now)
+                worker.count(report, now, resumed=self.config.resume is not None)
+                self._standstill.end(now, self.restores)
                 if self._add_histogram(histogram):
                     worker.loss = keep_finite(report.loss)
                 self.progress_at = now
@@ -415,6 +423,20 @@ class RunStatus:
     def samples(self) -> int:
         return sum(worker.samples for worker in self.workers)
 
+    @property
+    def steps_trained(self) -> int:
+        """By this run, not before the checkpoint that it went on from."""
+        return sum(worker.step - worker.steps_before for worker in self.workers)
+
+    @property
+    def samples_trained(self) -> int:
+        return sum(worker.samples - worker.samples_before for worker in self.workers)
+
+    @property
+    def is_complete(self) -> bool:
+        """It went on from a checkpoint after which there is nothing to train."""
+        return self.steps_trained == 0 and all(worker.trained for worker in self.workers)
+
     def samples_per_s(self, now: float) -> float | None:
         """Of all workers together, over the last few seconds of training."""
         if self.phase != "training":
@@ -482,8 +504,15 @@ class RunStatus:
 
     def estimate_seconds(self, now: float) -> float | None:
         """How long all of the training will take, by the steps done so far."""
-        total, done, elapsed = self.steps_total, self.steps_done, now - self.phase_at
-        return None if total is None or not done or elapsed < 1.0 else elapsed * total / done
+        left = self.estimate_seconds_left(now)
+        return None if left is None else now - self.phase_at + left
+
+    def estimate_seconds_left(self, now: float) -> float | None:
+        """How long training may still take, by the steps that this run has made so far."""
+        total, done, elapsed = self.steps_total, self.steps_trained, now - self.phase_at
+        if total is None or not done or elapsed < 1.0:
+            return None
+        return elapsed * (total - self.steps_done) / done
 
     def stalled_seconds(self, now: float) -> float | None:
         """How long training has not moved, when that is worth a word."""
@@ -516,13 +545,15 @@ class RunStatus:
     def totals(self) -> dict[str, Any]:
         """The part of the summary that comes from what the processes said."""
         seconds, judged = self.training_seconds, self.evaluated or Evaluated(auc=None, logloss=None)
-        distinct = sum(worker.distinct for worker in self.workers)
+        distinct, trained = sum(worker.distinct for worker in self.workers), self.samples_trained
         return {
             "steps": self.step,
             "steps_done": self.steps_done,
             "samples": self.samples,
             "seconds": round_known(seconds, 3),
-            "samples_per_s": round_known(self.samples / seconds, 1) if seconds else None,
+            "samples_trained": trained,
+            "nothing_left": self.is_complete,
+            "samples_per_s": round_known(trained / seconds, 1) if seconds and trained else None,
             "loss": round_known(self.loss, 6),
             "auc": keep_finite(judged.auc),
             "logloss": keep_finite(judged.logloss),

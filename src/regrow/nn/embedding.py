@@ -1,14 +1,18 @@
 """Embedding tables that live on servers, behind the interface of TorchRec's `EmbeddingBagCollection`.
 
-`EmbeddingCollection` is a module without parameters of its own: forward pulls the rows of the batch, backward
-pushes their summed gradients, and the servers run the optimizer. Rows change by backward alone, so there is no
-optimizer step to call for them. The features may be our `KeyedJaggedTensor` or TorchRec's own.
+`EmbeddingBagCollection` is a module without weights of its own: forward pulls the rows of the batch, backward pushes
+their summed gradients, and the servers run the optimizer. Rows change by backward alone, so there is no optimizer step
+to call for them: every backward is an update. `eval()`, `requires_grad_(False)` and `torch.no_grad()` leave rows as
+they are. The features may be our `KeyedJaggedTensor` or TorchRec's own. What is not supported is refused by name
+(refusals.py); what differs from TorchRec is in docs/models.md.
 """
 
 from __future__ import annotations
 
+import atexit
 import dataclasses
 import enum
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
@@ -18,7 +22,9 @@ from torch import Tensor, nn
 
 from regrow.core.job import JobSpec, Mode, OptimizerSpec, TableSpec
 from regrow.errors import RegrowError
+from regrow.nn import refusals
 from regrow.nn.coded import make_protection, protect
+from regrow.nn.optimizer import OptimizerSpec as NamedOptimizer
 from regrow.nn.routing import make_router
 from regrow.protection import ErasureCode
 from regrow.runtime.client import Client, Ticket
@@ -40,6 +46,7 @@ class EmbeddingBagConfig:
     name: str
     feature_names: Sequence[str]
     pooling: PoolingType = PoolingType.SUM
+    data_type: Any = refusals.DATA_TYPE  # or TorchRec's DataType.FP32; no other
 
 
 class KeyedJaggedTensor:
@@ -51,13 +58,20 @@ class KeyedJaggedTensor:
         self._lengths = lengths
         if not self._keys or lengths.numel() % len(self._keys):
             raise ValueError(f"{lengths.numel()} lengths cannot be shared by {len(self._keys)} features")
+        refusals.check_features(values, lengths, None)
 
     @classmethod
-    def from_lengths_sync(cls, keys: Sequence[str], values: Tensor, lengths: Tensor) -> KeyedJaggedTensor:
+    def from_lengths_sync(
+        cls, keys: Sequence[str], values: Tensor, lengths: Tensor, weights: Tensor | None = None
+    ) -> KeyedJaggedTensor:
+        refusals.check_features(values, lengths, weights)
         return cls(keys, values, lengths)
 
     @classmethod
-    def from_offsets_sync(cls, keys: Sequence[str], values: Tensor, offsets: Tensor) -> KeyedJaggedTensor:
+    def from_offsets_sync(
+        cls, keys: Sequence[str], values: Tensor, offsets: Tensor, weights: Tensor | None = None
+    ) -> KeyedJaggedTensor:
+        refusals.check_features(values, offsets, weights)
         return cls(keys, values, offsets[1:] - offsets[:-1])
 
     def keys(self) -> list[str]:
@@ -68,6 +82,26 @@ class KeyedJaggedTensor:
 
     def lengths(self) -> Tensor:
         return self._lengths
+
+    def offsets(self) -> Tensor:
+        """Where each bag begins among the values, and the end of the last: [features * batch + 1]."""
+        start = torch.zeros(1, dtype=torch.int64, device=self._lengths.device)
+        return torch.cat([start, self._lengths.cumsum(0, dtype=torch.int64)])
+
+    def weights_or_none(self) -> None:
+        return None
+
+    @property
+    def device(self) -> torch.device:
+        return self._values.device
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> KeyedJaggedTensor:
+        parts = (part.to(device, non_blocking=non_blocking) for part in (self._values, self._lengths))
+        return KeyedJaggedTensor(self._keys, *parts)
+
+    def pin_memory(self) -> KeyedJaggedTensor:
+        """In memory that a device copies from directly; a `DataLoader` calls it if told to pin."""
+        return KeyedJaggedTensor(self._keys, self._values.pin_memory(), self._lengths.pin_memory())
 
     def stride(self) -> int:
         return self._lengths.numel() // len(self._keys)
@@ -120,11 +154,13 @@ class Cluster(Protocol):
     def client(self, job: JobSpec, *, worker: int = 0) -> Client: ...
 
 
-class EmbeddingCollection(nn.Module):
+class EmbeddingBagCollection(nn.Module):
     """Drop-in for TorchRec's EmbeddingBagCollection, with its rows on the servers of `cluster`.
 
     `protection` keeps rows when a server dies; left out, it is the cluster's own.
     """
+
+    rows_are_on_servers = True  # what is made for modules that hold their weights looks for this
 
     def __init__(
         self,
@@ -140,7 +176,10 @@ class EmbeddingCollection(nn.Module):
     ) -> None:
         super().__init__()
         self._configs = list(tables)
+        for config in self._configs:
+            refusals.check_table(config)
         optimizer = optimizer or OptimizerSpec(kind="rowwise_adagrad", learning_rate=0.01)
+        optimizer = optimizer.plain if isinstance(optimizer, NamedOptimizer) else optimizer
         code = protection or getattr(cluster, "protection", None)
         if code is not None:
             code.check(servers=cluster.server_count, mode=mode)
@@ -164,13 +203,15 @@ class EmbeddingCollection(nn.Module):
             self.job,
             feature_tables=self._owner,
             static_tables=[],
-            mean_pooling=[config.pooling.value == "MEAN" for config in self._configs],
+            mean_pooling=[getattr(config.pooling, "value", config.pooling) == "MEAN" for config in self._configs],
         )
         self._client = cluster.client(self.job, worker=worker)
         self._step = 0
         self._prefetched: dict[int, tuple[Features, _Batch]] = {}
-        # Autograd calls backward only where something that was passed in needs a gradient.
-        self._anchor = torch.zeros(0, requires_grad=True)
+        self._unpushed: _Batch | None = None  # of the last forward, in synchronous mode
+        # Autograd calls backward only where something that was passed in needs a gradient. A parameter, though it is
+        # empty: so `requires_grad_(False)` of a model around this one freezes the rows too.
+        self.anchor = nn.Parameter(torch.zeros(0))
 
     @property
     def client(self) -> Client:
@@ -185,16 +226,30 @@ class EmbeddingCollection(nn.Module):
             raise RegrowError("rows cannot be asked for ahead in synchronous mode: a pull commits the step before it")
         self._prefetched[id(features)] = (features, self._ask(features))
 
+    @torch.compiler.disable  # rows come over sockets: a compiled model is interrupted here, and goes on behind
     def forward(self, features: Features) -> KeyedTensor:
+        refusals.refuse_half()
         prefetched = self._prefetched.pop(id(features), None)
         batch = prefetched[1] if prefetched is not None else self._ask(features)
         device = features.values().device
-        pooled = _Lookup.apply(self._anchor, self._client, batch).to(device)
+        pooled = _Lookup.apply(self.anchor if batch.trains else None, batch).to(device)
         return KeyedTensor(self._features, self._widths, pooled)
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        raise RegrowError(refusals.COPIED, hint=refusals.COPIED_HINT)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise RegrowError(refusals.COPIED, hint=refusals.COPIED_HINT)
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether a forward now would be followed by an update of its rows."""
+        return self.training and self.anchor.requires_grad and torch.is_grad_enabled()
 
     def drain(self) -> None:
         """Waits until every push so far is durable. In synchronous mode it commits the last step, so every worker
         must call it (or go on to the next step)."""
+        self._check_pushed()
         if self.job.mode == "sync" and self._step:
             nothing = self._router.plan(np.zeros(0, np.int64), None, 0)
             self._client.pull(nothing, step=self._step + 1).wait()
@@ -203,10 +258,26 @@ class EmbeddingCollection(nn.Module):
     def _ask(self, features: Features) -> _Batch:
         values, lengths, size = self._arrays(features)
         plan = self._router.plan(values, lengths, size)
-        step = 0
-        if self.training and torch.is_grad_enabled():
-            self._step = step = self._step + 1
-        return _Batch(ticket=self._client.pull(plan, step=step), shape=(size, sum(self._widths)))
+        shape, trains = (size, sum(self._widths)), self.is_trained
+        if not trains:
+            return self._make_batch(self._client.pull(plan, step=0), shape, trains=False)
+        self._check_pushed()
+        self._step += 1
+        batch = self._make_batch(self._client.pull(plan, step=self._step), shape, trains=True)
+        self._unpushed = batch if batch.once else None
+        return batch
+
+    def _make_batch(self, ticket: Ticket, shape: tuple[int, int], *, trains: bool) -> _Batch:
+        batch = _Batch(
+            client=self._client, ticket=ticket, shape=shape, trains=trains, once=trains and self.job.mode == "sync"
+        )
+        _BATCHES.add(batch)
+        return batch
+
+    def _check_pushed(self) -> None:
+        """In synchronous mode: nothing commits a step whose push never came."""
+        if self._unpushed is not None and not self._unpushed.pushes:
+            raise RegrowError(refusals.UNPUSHED, hint=refusals.UNPUSHED_HINT)
 
     def _arrays(self, features: Features) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], int]:
         """Ids and lengths of our features in our order; the batch may carry others besides."""
@@ -215,8 +286,7 @@ class EmbeddingCollection(nn.Module):
         if missing:
             raise KeyError(f"the batch has no feature {missing[0]!r}; it has {keys}")
         weights = getattr(features, "weights_or_none", lambda: None)()
-        if weights is not None:
-            raise ValueError("weighted features are not supported: pass a KeyedJaggedTensor without weights")
+        refusals.check_features(features.values(), features.lengths(), weights)
         values = features.values().detach().cpu().to(torch.int64).contiguous().numpy()
         lengths = features.lengths().detach().cpu().to(torch.int32).contiguous().numpy()
         size = lengths.size // len(keys)
@@ -295,18 +365,34 @@ class EmbeddingCollection(nn.Module):
             self._client.write_records(index, first, records)
 
 
-@dataclasses.dataclass(slots=True)
+@dataclasses.dataclass(slots=True, weakref_slot=True, eq=False)
 class _Batch:
+    client: Client
     ticket: Ticket
     shape: tuple[int, int]
+    trains: bool
+    once: bool = False  # a synchronous step has one push
+    pushes: int = 0
+
+
+_BATCHES: weakref.WeakSet[_Batch] = weakref.WeakSet()
+
+
+def _let_go() -> None:
+    """A tensor that is still there when the interpreter ends never lets go of what its autograd function holds: plans
+    and servers of this process would be told as leaked. So what it holds is taken out before."""
+    for batch in list(_BATCHES):
+        del batch.ticket, batch.client
+
+
+atexit.register(_let_go)
 
 
 class _Lookup(torch.autograd.Function):
     """Forward pools pulled rows; backward sums gradients by row and pushes them."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, client: Client, batch: _Batch) -> Tensor:
-        ctx.client = client
+    def forward(ctx: Any, anchor: Tensor | None, batch: _Batch) -> Tensor:
         ctx.batch = batch
         plan: Any = batch.ticket.plan
         pooled = torch.empty(batch.shape)
@@ -314,13 +400,22 @@ class _Lookup(torch.autograd.Function):
         return pooled
 
     @staticmethod
-    def backward(ctx: Any, *outputs: Tensor) -> tuple[None, None, None]:
+    def backward(ctx: Any, *outputs: Tensor) -> tuple[None, None]:
         (grad,) = outputs
-        plan: Any = ctx.batch.ticket.plan
+        batch: _Batch = ctx.batch
+        if batch.once and batch.pushes:
+            raise RegrowError(
+                "backward went through this batch twice: in synchronous mode a step has one push",
+                hint="add the losses and call backward() once",
+            )
+        if not batch.client.pushes:  # the first of all: later ones need not look
+            refusals.refuse_scaler()
+        plan: Any = batch.ticket.plan
         grads = np.empty(plan.floats, np.float32)
         plan.unpool(grad.detach().cpu().to(torch.float32).contiguous().numpy(), grads)
-        ctx.client.push(ctx.batch.ticket, grads)
-        return None, None, None
+        batch.client.push(batch.ticket, grads)
+        batch.pushes += 1
+        return None, None
 
 
 def _table_spec(config: EmbeddingBagConfig, optimizer: OptimizerSpec) -> TableSpec:

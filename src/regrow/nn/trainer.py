@@ -48,6 +48,8 @@ class Progress:
 
     step: int = 0
     samples: int = 0
+    steps_before: int = 0  # of these: done before this worker began
+    samples_before: int = 0
     loss_sum: float = 0.0
     loss_samples: int = 0
     wait_seconds: float = 0.0
@@ -153,7 +155,8 @@ class Trainer:
         batches, self.progress.samples = batches_after(
             self.dataset, batch=config.batch, worker=self.worker, workers=config.workers, done=self.done
         )
-        self.progress.step = self.done
+        self.progress.step = self.progress.steps_before = self.done
+        self.progress.samples_before = self.progress.samples
         planned = self._plan_ahead(batches)
         ahead: deque[tuple[Batch | None, Ticket]] = deque()
         reported = time.monotonic()

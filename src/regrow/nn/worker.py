@@ -163,6 +163,8 @@ def _report(parent: Parent, client: SocketClient, progress: Progress) -> None:
         orders.Progress(
             step=progress.step,
             samples=progress.samples,
+            steps_before=progress.steps_before,
+            samples_before=progress.samples_before,
             loss=progress.loss_sum / max(1, progress.loss_samples),
             hist_pos=progress.scores.positives.tolist(),
             hist_neg=progress.scores.negatives.tolist(),

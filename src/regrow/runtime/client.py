@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any, assert_never
 
+import msgspec
 import numpy as np
 
 from regrow.core.effects import Delivered, Forget, Joined, Lost, Send
@@ -43,7 +44,7 @@ from regrow.core.session import (
     WriteAnswered,
     WriteWanted,
 )
-from regrow.errors import ConnectionLost, DataLoss, RegrowError
+from regrow.errors import ConnectionLost, DataLoss, RegrowError, UserError
 from regrow.runtime.parent import Pulse
 from regrow.runtime.transport import Endpoint
 
@@ -367,6 +368,7 @@ class SocketClient(Client):
         pulse: Pulse | None = None,
         authenticate: str = "auto",
     ) -> None:
+        job = check_job(job)
         # Half, because the slots of some rows may have others between them.
         records_bytes_max = min(RECORDS_BYTES_MAX, section_bytes_max // 2)
         super().__init__(job, redo_bytes_max=redo_bytes_max, records_bytes_max=records_bytes_max, pulse=pulse)
@@ -485,6 +487,18 @@ class SocketClient(Client):
 
 def _pad_floats(floats: int) -> int:
     return -(-floats // RECORD_PADDING_FLOATS) * RECORD_PADDING_FLOATS
+
+
+def check_job(job: JobSpec) -> JobSpec:
+    """The job as its servers will read it. One that they would refuse, or not even understand, is refused here and at
+    once: over a connection it would look like a peer that cannot be reached."""
+    try:
+        read = msgspec.msgpack.decode(msgspec.msgpack.encode(job), type=JobSpec)
+    except (msgspec.ValidationError, TypeError, OverflowError) as error:
+        raise UserError(f"this job cannot be declared: {error}") from None
+    if reason := read.invalid_reason():
+        raise UserError(f"this job cannot be declared: {reason}")
+    return read
 
 
 def _check_floats(name: str, values: Float32Array, plan: Plan) -> None:

@@ -159,10 +159,21 @@ def test_a_wish_that_fits_none_or_several_lists_what_there_is() -> None:
     assert none.value.message.endswith(f"and {13 - CANDIDATES_SHOWN_MAX} older")
     assert none.value.exit_code == 2
     with pytest.raises(UserError) as several:
-        graph.choose("5")
-    assert several.value.message == f"2 cuts are '5'; there are {branch.id} (step 5), {cuts[4].id} (step 5)"
+        graph.choose(branch.id[:11])
+    assert several.value.message == (
+        f"2 cuts are {branch.id[:11]!r}; there are {branch.id} (step 5), {cuts[4].id} (step 5)"
+    )
     with pytest.raises(UserError, match="there are none at all"):
         Graph([]).choose("5")
+
+
+def test_of_two_cuts_of_a_step_the_newest_that_can_be_restored_counts() -> None:
+    """Training went back to step 4 and came by step 5 again; a third time it was lost."""
+    cuts, pieces = chain(12)
+    branch, lost = cut(5, "again", created=10_000.0), cut(5, "lost", created=20_000.0)
+    graph = Graph([*pieces, piece(cuts[3], branch), piece(cut(4, "gone"), lost)])
+    assert graph.choose("5").id == graph.choose("@5").id == branch.id
+    assert graph.without([piece(cuts[3], branch).name, piece(cuts[3], cuts[4]).name]).choose("5").id == lost.id
 
 
 # -- text and picture --------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import types
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
 from regrow.cli import main as cli
@@ -135,6 +136,29 @@ def test_config_file(launcher: FakeLauncher, tmp_path: Path) -> None:
     assert launcher.config == TrainConfig(servers=3, workers=1, steps=9)
 
 
+def test_a_file_spells_options_as_the_command_line_does(
+    launcher: FakeLauncher, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keys = {line.split(" = ")[0] for line in TrainConfig(steps=3, kill=("server:1@step:2",)).to_toml().splitlines()}
+    flags = {knob.flag.removeprefix("--").replace("-", "_") for knobs in KNOBS.values() for knob in knobs}
+    assert keys <= flags
+    path = tmp_path / "config.toml"
+    path.write_text('protect = "ec"\nredo_bytes = 65536\n')
+    assert cli.run(["train", "--config", str(path)]) == 0
+    assert launcher.config == TrainConfig(protection="ec", redo_bytes_max=65536)
+    assert capsys.readouterr().err == ""
+    path.write_text('protection = "ec"\n')
+    assert cli.run(["train", "--config", str(path)]) == 0
+    assert launcher.config == TrainConfig(protection="ec")
+    assert capsys.readouterr().err == f"hint: {path}: protection is spelled protect now, like the option --protect\n"
+    path.write_text('protect = "raid"\n')
+    assert cli.run(["train", "--config", str(path)]) == 2
+    assert capsys.readouterr().err.startswith(f"error: {path}: protect = 'raid': must be one of: none, ec, ")
+    path.write_text('protect = "ec"\nprotection = "ec"\n')
+    assert cli.run(["train", "--config", str(path)]) == 2
+    assert capsys.readouterr().err.startswith(f"error: {path}: protect and protection are one option\n")
+
+
 BAD_LINES = [
     ("train --batch 0", "error: --batch 0: must be at least 1\n"),
     ("train --batch many", "error: Invalid value for '--batch': 'many' is not a valid integer.\n"),
@@ -178,6 +202,19 @@ def test_bad_usage(line: str, message: str, launcher: FakeLauncher, capsys: pyte
 def test_an_option_that_was_renamed(launcher: FakeLauncher, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.run(["train", "--groups", "2"]) == 2
     assert capsys.readouterr().err.endswith("hint: it is called --rings now\n")
+
+
+def list_commands(command: click.Command, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    """All commands there are, and the group of all."""
+    below = command.commands.items() if isinstance(command, click.Group) else ()
+    return [path, *(found for name, each in below for found in list_commands(each, (*path, name)))]
+
+
+@pytest.mark.parametrize("flag", ["-h", "--help"])
+@pytest.mark.parametrize("path", list_commands(cli.cli), ids=" ".join)
+def test_every_command_explains_itself(path: tuple[str, ...], flag: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.run([*path, flag]) == 0
+    assert capsys.readouterr().out.startswith(f"Usage: {' '.join(('regrow', *path))} ")
 
 
 FAILURES = [

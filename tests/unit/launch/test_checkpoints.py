@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -205,3 +206,25 @@ def test_where_a_run_began_is_kept() -> None:
     found = checkpoints.plan_saving(config, run="x", start=start, dead=[B])
     assert found is not None
     assert (found.keep_last, found.pinned, found.dead) == (3, (A,), (B,))
+
+
+@pytest.mark.parametrize(
+    "before, now, told", [("ec+delta", "none", True), ("none", "none", False), ("ec", "ec", False)]
+)
+def test_going_on_without_the_protection_of_before_is_told(before: str, now: str, told: bool) -> None:
+    start = checkpoints.Start(url="u", cut=A, step=10, protection=before)
+    note = checkpoints.note_protection(resumed("u", protection=now), start)
+    assert (note is not None) == told
+    assert note is None or note.startswith(f"{A} was made with --protect {before}, this run has --protect none: ")
+
+
+def test_a_compressed_checkpoint_needs_its_library_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut = Cut(id=A, step=10, marks=(10,), created=1.0, job={}, extra={"config": MADE, "run": "x"})
+    manifest = Manifest(source=None, target=cut, tables=(TABLE,), seed=1, chunks=(), made_by="a test", encoding="zstd")
+    Storage.open(str(tmp_path)).write_manifest(manifest)
+    assert checkpoints.find(resumed(str(tmp_path))).cut == A
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    with pytest.raises(UserError, match="need the zstandard library"):
+        checkpoints.find(resumed(str(tmp_path)))

@@ -107,3 +107,31 @@ def test_result_in_two_columns() -> None:
         "memory       3.0 GiB in all, at most 1.0 MiB a server, 2.0 MiB a worker",
         "results      runs/x/summary.json",
     ]
+
+
+PEAK = {"peak_rss_bytes": {"total": 1, "server": 1, "worker": 1}}
+
+
+def test_nothing_left_to_train_is_said_instead_of_a_speed() -> None:
+    summary = {**PEAK, "steps": 1000, "seconds": 1e-5, "samples_per_s": None, "nothing_left": True}
+    first, second = display.summary_text(summary, Path("runs/a")).splitlines()[:2]
+    assert first == "trained  nothing left to train: the checkpoint is of the last step, 1,000"
+    assert "samples/s" not in second
+
+
+def test_a_standstill_that_a_fall_back_ended_counts() -> None:
+    restore = {"cut": "a", "step": 9, "reason": "two died", "stall_s": 3.25}
+    failure = {"stall_s": 0.0}
+    assert display.survival_rows([failure], [restore]) == [
+        ("survived", "1 failure, training stood still for 3.25 s at most"),
+        ("restored", "from checkpoint a at step 9: two died; training stood still for 3.25 s"),
+    ]
+    assert display.survival_rows([], [{**restore, "cut": None, "stall_s": None}]) == [
+        ("restored", "from the start at step 9: two died")
+    ]
+
+
+def test_what_a_run_begins_with_is_told() -> None:
+    run = started()
+    run.notes.append("no protection")
+    assert display.news_lines(run) == ["no protection"]

@@ -186,3 +186,52 @@ def test_cuts_that_nobody_stores_any_more() -> None:
     assert run.cuts_dead == ["c"]
     run.start_over(reason="a test", cut=None, cut_step=0, now=14.0)
     assert run.cuts_dead == ["c"]
+
+
+def test_speed_after_a_resume_counts_what_was_trained() -> None:
+    """What a checkpoint brought along was trained by somebody else, at another time."""
+    run = started(resume="c")
+    for worker in range(2):
+        run.receive("worker", worker, progress(91, 9100, steps_before=90, samples_before=9000), 11.0)
+    run.receive("worker", 0, progress(96, 9600, steps_before=90, samples_before=9000), 13.0)
+    # A successor, too, has steps behind it; but they are of this run.
+    run.note_successor("worker", 1, 1)
+    run.receive("worker", 1, progress(94, 9400, steps_before=93, samples_before=9300), 13.0)
+    assert (run.steps_done, run.steps_trained, run.samples_trained) == (190, 10, 1000)
+    assert run.estimate_seconds_left(20.0) == pytest.approx(10.0)
+    for worker in range(2):
+        run.receive("worker", worker, Trained(steps=100, samples=10000, seconds=4.0), 21.0)
+    totals = run.totals()
+    assert (totals["steps"], totals["samples"], totals["samples_trained"]) == (100, 20000, 2000)
+    assert (totals["samples_per_s"], totals["nothing_left"]) == (200.0, False)
+
+
+def test_a_finished_run_that_is_resumed_has_no_speed() -> None:
+    run = started(resume="c")
+    for worker in range(2):
+        run.receive("worker", worker, progress(100, 10000, steps_before=100, samples_before=10000), 11.0)
+        run.receive("worker", worker, Trained(steps=100, samples=10000, seconds=1e-5), 11.0)
+    totals = run.totals()
+    assert (totals["steps"], totals["nothing_left"], totals["samples_per_s"]) == (100, True, None)
+
+
+def test_steps_of_a_run_that_was_not_resumed_are_all_its_own() -> None:
+    """A worker that died before its first report leaves steps to its successor."""
+    run = started()
+    run.receive("worker", 0, progress(5, 500, steps_before=4, samples_before=400), 11.0)
+    assert (run.steps_trained, run.samples_trained) == (5, 500)
+
+
+def test_after_a_fall_back_training_stood_still_until_the_next_step() -> None:
+    """Two falls, the second before a step was made: one standstill."""
+    run = started(protection="delta", ckpt="c")
+    run.receive("worker", 0, progress(10, 1000), 12.0)
+    run.start_over(reason="server 1 died", cut="a", cut_step=7, now=13.0)
+    assert run.totals()["restores"][0]["stall_s"] is None
+    run.start_over(reason="server 1 died", cut="a", cut_step=7, now=15.0)
+    run.receive("worker", 1, progress(8, 800), 18.5)
+    run.receive("worker", 0, progress(9, 900), 20.0)
+    assert [restore["stall_s"] for restore in run.totals()["restores"]] == [6.5, 6.5]
+    run.start_over(reason="server 0 died", cut="a", cut_step=7, now=21.0)
+    run.receive("worker", 0, progress(8, 800), 21.5)
+    assert [restore["stall_s"] for restore in run.totals()["restores"]] == [6.5, 6.5, 1.5]

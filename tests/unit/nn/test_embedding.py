@@ -1,4 +1,4 @@
-"""EmbeddingCollection against torch's own EmbeddingBag, and against TorchRec's conventions.
+"""EmbeddingBagCollection against torch's own EmbeddingBag, and against TorchRec's conventions.
 
 Goal: a model author who swaps the module notices nothing. Method: the same ids, the same starting weights and
 the same gradients through both, on servers inside this process; outputs and updated rows must agree.
@@ -27,7 +27,7 @@ def _collection(*, servers=3, optimizer="sgd", pooling=regrow.PoolingType.SUM, l
             num_embeddings=30, embedding_dim=5, name="t_item", feature_names=["item"], pooling=pooling
         ),
     ]
-    return regrow.EmbeddingCollection(
+    return regrow.EmbeddingBagCollection(
         tables=tables,
         cluster=regrow.InProcessCluster(servers=servers),
         optimizer=regrow.OptimizerSpec(kind=optimizer, learning_rate=learning_rate),
@@ -176,10 +176,10 @@ def test_tables_that_cannot_be_are_refused():
         regrow.EmbeddingBagConfig(num_embeddings=4, embedding_dim=4, name="t", feature_names=["b"]),
     ]
     with pytest.raises(ValueError, match="two tables are named 't'"):
-        regrow.EmbeddingCollection(tables=twice, cluster=regrow.InProcessCluster(servers=1))
+        regrow.EmbeddingBagCollection(tables=twice, cluster=regrow.InProcessCluster(servers=1))
     empty = [regrow.EmbeddingBagConfig(num_embeddings=0, embedding_dim=4, name="t", feature_names=["a"])]
     with pytest.raises(ValueError, match="rows must be between"):
-        regrow.EmbeddingCollection(tables=empty, cluster=regrow.InProcessCluster(servers=1))
+        regrow.EmbeddingBagCollection(tables=empty, cluster=regrow.InProcessCluster(servers=1))
 
 
 def test_torchrec_own_features_are_taken():
@@ -195,7 +195,7 @@ def test_synchronous_workers_in_one_process():
     config = regrow.EmbeddingBagConfig(num_embeddings=20, embedding_dim=4, name="t", feature_names=["a"])
     optimizer = regrow.OptimizerSpec(kind="sgd", learning_rate=1.0)
     workers = [
-        regrow.EmbeddingCollection(
+        regrow.EmbeddingBagCollection(
             tables=[config], cluster=cluster, optimizer=optimizer, mode="sync", worker=w, workers=2
         )
         for w in range(2)
@@ -231,20 +231,20 @@ def test_protection_reaches_the_job():
     code = regrow.ErasureCode(k=2, r=1, flush_pushes=3, flush_bytes=1 << 20, commit="none", sweep_bytes_per_s=7)
     tables = [regrow.EmbeddingBagConfig(num_embeddings=50, embedding_dim=8, name="t", feature_names=["f"])]
     cluster = regrow.InProcessCluster(servers=3)
-    job = regrow.EmbeddingCollection(tables=tables, cluster=cluster, protection=code).job
+    job = regrow.EmbeddingBagCollection(tables=tables, cluster=cluster, protection=code).job
     assert job.protection.replaces_servers
     assert [(table.k, table.r) for table in job.tables] == [(2, 1)]
     flush = job.protection.flush
     assert (flush.pushes, flush.bytes, flush.commit, flush.sweep_bytes_per_s) == (3, 1 << 20, "none", 7)
     with pytest.raises(ConfigError, match=r"k \+ r = 5 members need as many servers in a ring; 3 servers in 1 ring"):
-        regrow.EmbeddingCollection(tables=tables, cluster=cluster, protection=regrow.ErasureCode())
+        regrow.EmbeddingBagCollection(tables=tables, cluster=cluster, protection=regrow.ErasureCode())
 
 
 def test_protection_of_a_cluster_is_that_of_its_collections():
     cluster = regrow.InProcessCluster(servers=3)
     cluster.protection = regrow.ErasureCode(k=1, r=2)
     tables = [regrow.EmbeddingBagConfig(num_embeddings=50, embedding_dim=8, name="t", feature_names=["f"])]
-    job = regrow.EmbeddingCollection(tables=tables, cluster=cluster).job
+    job = regrow.EmbeddingBagCollection(tables=tables, cluster=cluster).job
     assert [(table.k, table.r) for table in job.tables] == [(1, 2)]
 
 

@@ -23,6 +23,17 @@ from regrow.errors import CheckpointError
 FRAMEWORK = "torch"  # in `Cut.job`: names of tables are names of parameters, and every row is stored
 
 
+def refuse_served(model: nn.Module) -> None:
+    """Rows that are on Regrow's servers are in no tensor of the model: a checkpoint of it would be without them."""
+    for name, module in model.named_modules():
+        if getattr(module, "rows_are_on_servers", False):
+            what = f"{name!r} is" if name else "the model is"
+            raise CheckpointError(
+                f"{what} a {type(module).__name__}: its rows are on servers, and would be missing from the checkpoint",
+                hint="give it the rest of the model; the collection's state_dict() and optimizer_state() read its rows",
+            )
+
+
 class ModelState:
     """The tables and the dense part of a model. Ranks other than the first save only the rows they alone have."""
 
@@ -35,6 +46,7 @@ class ModelState:
         row_local: Sequence[type[torch.optim.Optimizer]] = (),
     ) -> None:
         model = unwrap(model)
+        refuse_served(model)
         self.fused = TorchRecAdapter(model)
         found = all_optimizers(model, optimizers)
         weights = embedding_weights(model, skipped=self.fused.names)

@@ -1,0 +1,104 @@
+"""What TorchRec or torch offers and our collection does not do, refused by name: what is ignored trains another model
+than the one that was written down, and nobody notices."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import gc
+import math
+import sys
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from regrow.errors import UserError
+
+POOLINGS = ("SUM", "MEAN")
+DATA_TYPE = "FP32"
+# Fields of a table that mean something here; of any other, only the default is taken.
+TABLE_FIELDS = frozenset({"num_embeddings", "embedding_dim", "name", "feature_names", "pooling", "data_type"})
+
+
+def check_table(config: Any) -> None:
+    """A table as our `EmbeddingBagConfig` or TorchRec's describes it."""
+    pooling = getattr(config.pooling, "value", config.pooling)
+    if pooling not in POOLINGS:
+        raise UserError(
+            f"table {config.name!r}: pooling = {pooling} is not supported", hint=f"it is {' or '.join(POOLINGS)}"
+        )
+    data_type = getattr(config, "data_type", DATA_TYPE)
+    if getattr(data_type, "value", data_type) != DATA_TYPE:
+        name = getattr(data_type, "value", data_type)
+        raise UserError(f"table {config.name!r}: data_type = {name} is not supported", hint=f"rows are {DATA_TYPE}")
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        made = field.default_factory() if field.default_factory is not dataclasses.MISSING else field.default
+        if field.name in TABLE_FIELDS or value is made or value == made:
+            continue
+        if field.name == "init_fn" and _is_usual_init(value, rows=config.num_embeddings):
+            continue  # TorchRec fills in what was left out
+        raise UserError(
+            f"table {config.name!r}: {field.name} is not supported",
+            hint="leave it out; initial weights are uniform within sqrt(1 / num_embeddings)",
+        )
+
+
+def _is_usual_init(value: Any, *, rows: int) -> bool:
+    bound = (1.0 / max(1, rows)) ** 0.5
+    if not isinstance(value, functools.partial) or value.func is not torch.nn.init.uniform_:
+        return False
+    given = dict(value.keywords)
+    return (
+        value.args == ()
+        and given.keys() == {"a", "b"}
+        and math.isclose(given["a"], -bound)
+        and math.isclose(given["b"], bound)
+    )
+
+
+def check_features(values: Tensor, lengths: Tensor, weights: Tensor | None) -> None:
+    """The parts of a batch: whole numbers, and nothing that would be left out."""
+    for name, tensor in (("ids", values), ("lengths", lengths)):
+        if tensor.dtype.is_floating_point or tensor.dtype.is_complex or tensor.dtype == torch.bool:
+            raise TypeError(f"{name} are whole numbers, not {tensor.dtype}: convert them before, with .long()")
+    if weights is not None:
+        raise ValueError(
+            "weighted features are not supported: pass a KeyedJaggedTensor without weights, "
+            "and weigh the pooled vectors of features with one id per sample"
+        )
+
+
+def refuse_scaler() -> None:
+    """Rows are updated within backward, before a `GradScaler` can divide by its scale."""
+    module = sys.modules.get("torch.amp.grad_scaler")
+    kind = getattr(module, "GradScaler", None)
+    if kind is None:
+        return
+    for thing in gc.get_objects():
+        # `_scale` is a tensor once something was scaled. `type`, not isinstance: some objects answer for their class.
+        if issubclass(type(thing), kind) and thing.is_enabled() and thing._scale is not None:
+            raise UserError(
+                "a GradScaler is in use: rows would get the scaled gradient, because they are updated within backward",
+                hint="train with torch.autocast(dtype=torch.bfloat16), which needs no GradScaler",
+            )
+
+
+def refuse_half() -> None:
+    """float16 needs a scaler, and gradients of rows without one vanish."""
+    kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
+    if any(torch.get_autocast_dtype(kind) == torch.float16 for kind in kinds):
+        raise UserError(
+            "torch.autocast with float16 is not supported: it needs a GradScaler, whose scale would reach the rows",
+            hint="torch.autocast(dtype=torch.bfloat16) needs none",
+        )
+
+
+UNPUSHED = (
+    "the rows of the batch before have not been pushed: in synchronous mode a step is one forward and its backward, "
+    "and the next forward would wait for it for ever"
+)
+UNPUSHED_HINT = "call backward() first; for looking only, use eval() or torch.no_grad(); join micro-batches into one"
+COPIED = "an EmbeddingBagCollection cannot be copied or pickled: its rows are on servers, which it is connected to"
+COPIED_HINT = "copy its state_dict(), or make another collection with the same tables on a cluster of its own"
