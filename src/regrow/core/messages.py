@@ -18,7 +18,7 @@ from regrow.core.identity import Identity
 from regrow.core.job import JobSpec
 from regrow.errors import Refusal
 
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 
 U62 = Annotated[int, msgspec.Meta(ge=0, le=2**62)]
 U32 = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
@@ -145,6 +145,7 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     incarnation: int
     address: str
     recovering: bool = False  # its rows and parities are coming back: it does not count towards tolerance
+    recalled: bool = False  # ... and more are lost than parities bring back: its rows come from its own saves
 
     @property
     def identity(self) -> Identity:
@@ -348,7 +349,8 @@ class Flush(Message, frozen=True, kw_only=True):
     stable: U62  # flushes up to here are acknowledged by all holders
     marks: tuple[int, ...]
     staged: bool = False
-    updates: U62 = 0  # of rows without parities, that pushes up to these marks made at the source
+    updates: U62 = 0  # of rows that may be recalled, that pushes up to these marks made at the source
+    updates_lost: U62 = 0  # of those, by partial recovery, so far
     counts: Int32Array
     slots: UInt32Array
     deltas: Float32Array
@@ -397,9 +399,33 @@ class StreamEnd(Message, frozen=True, kw_only=True):
     number: U62
     marks: tuple[int, ...]
     updates: U62 = 0
+    updates_lost: U62 = 0
     counts: Int32Array
     slots: UInt32Array
     deltas: Float32Array
+
+
+@message(63)
+class StreamAsk(Message, frozen=True, kw_only=True):
+    """Holder -> source: my parity of this group is void; stream it to me from the beginning. Asks of a holder rise."""
+
+    group: U32
+    number: U62
+
+
+@message(64)
+class StreamBegin(Message, frozen=True, kw_only=True):
+    """Source -> holder: from here on all is as you asked; what came of this group before is not."""
+
+    group: U32
+    number: U62
+
+
+@message(65)
+class Mended(Message, frozen=True, kw_only=True):
+    """Holder -> recalled source: so many groups of stripes with your rows are still streamed to me; 0: all are whole."""
+
+    left: U32
 
 
 @message(46)
@@ -421,6 +447,7 @@ class Have(Message, frozen=True, kw_only=True):
     number: U62
     marks: tuple[int, ...]
     updates: U62 = 0
+    updates_lost: U62 = 0
     touched: UInt64Array
 
 
@@ -476,6 +503,7 @@ class Tail(Message, frozen=True, kw_only=True):
     number: U62
     marks: tuple[int, ...]
     updates: U62 = 0
+    updates_lost: U62 = 0
     counts: Int32Array
     slots: UInt32Array
     deltas: Float32Array

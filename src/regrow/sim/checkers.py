@@ -140,7 +140,7 @@ class Checker:
                 offset += floats
                 group = int(self.world.groups.of_member[table][slot % k])
                 marks = node.server.holder.held[target.id, group].marks
-                piece = self._pieces.find(target.id, group, table, marks)
+                piece = self._pieces.find(target.id, group, table, marks, self._find_era(node, target.id))
                 expected = piece.record(slot // k)
                 if record.tobytes() == expected:
                     continue
@@ -161,6 +161,15 @@ class Checker:
         record = (relative.view(np.uint32)[: initial.size] ^ initial.view(np.uint32)).view(np.float32)
         return self.world.reference.describe(key, record)
 
+    def _find_era(self, node: Node, source: int) -> tuple[int, dict[tuple[int, int], int]]:
+        """What was lost of the rows of a source, as far as this holder may know."""
+        return self.world.own_storage.find_era(source, node.server.peers[source].incarnation)
+
+    def on_recalled(self, source: int) -> None:
+        """Its rows went back, and flushes of them count from the beginning."""
+        recallable = self.world.groups.recallable
+        self.acked = {key: n for key, n in self.acked.items() if key[0] != source or key[1] not in recallable}
+
     def _on_have(self, node: Node, target: Identity, have: Have) -> None:
         known = self.haves.setdefault((target, have.group), (have.number, have.marks))
         if known != (have.number, have.marks):
@@ -174,6 +183,8 @@ class Checker:
         if ack.staged:
             self.world.probes.hit("staged flush")
             return
+        if ack.group in self.world.groups.recallable and not self.world.is_current(target):
+            return  # it may have gone back since
         key = target.id, ack.group, node.identity
         self.acked[key] = max(ack.number, self.acked.get(key, 0))
 
@@ -229,6 +240,10 @@ class Checker:
             for holder in self.world.groups.holders(server, group):
                 other = self.world.node("server", holder)
                 held = machines.find_held(other.machine, server, group) if other is not None else None
+                if group in self.world.groups.recallable and held is not None and other is not None:
+                    held = (
+                        held if other.server.peers[server] == node.identity else None
+                    )  # it knows who was there before
                 if held is not None and held.ended and held.marks[mark] < reply.durable:
                     self.fail(
                         "I2",
@@ -298,7 +313,7 @@ class Checker:
                 held = held_by[other, g]
                 if not held.ended or self._is_loading(held.marks):
                     break
-                piece = self._pieces.find(other, g, table, held.marks)
+                piece = self._pieces.find(other, g, table, held.marks, self._find_era(node, other))
                 sure |= piece.open
                 if piece.touched & ~machines.read_touched(server, table, q, member):
                     self.fail("I5", f"{short(node.identity)} takes touched rows of S{other} for untouched")

@@ -14,7 +14,7 @@ import msgspec
 from regrow.core.cuts import CutPlan
 from regrow.core.job import JobSpec, Mode, OptimizerKind, OptimizerSpec, TableSpec
 from regrow.core.own_saves import SavePlan
-from regrow.core.protection import Coded, Commit, FlushSpec, Partial, Protection, Unprotected
+from regrow.core.protection import Coded, CodedPartial, Commit, FlushSpec, Partial, Protection, Unprotected
 from regrow.sim.bounds import Bounds, draw_bounds
 from regrow.sim.choices import Choices
 
@@ -37,6 +37,7 @@ class Profile:
     mixed_r: bool = False  # the second table may have fewer parities than the first
     bare: bool = False  # the second table has none at all
     partial: bool = False  # the first table has none, and its rows come back from saves
+    parities: bool = False  # ... it has r, the second r + 1, and they come back from saves where more than r are lost
     cuts: bool = False  # checkpoints are made
     bounds: bool = False  # the bounds of the core are drawn too, small enough to be met (bounds.py)
     optimizers: tuple[OptimizerKind, ...] = ()  # () is plain sums in asynchronous worlds, else the usual four
@@ -161,6 +162,22 @@ PROFILES |= {
     )
 }
 
+# Parities first, and saves where too many are lost at once.
+BURSTS = (
+    *(("pair", 6), ("server", 6), ("replacement", 5), ("worker", 2), ("coordinator", 2)),
+    *(("pause", 5), ("reset", 2), ("worker zombie", 1)),
+)
+CODES = ((2, 1), (3, 1), (1, 1), (2, 1))
+PROFILES |= {
+    profile.name: dataclasses.replace(profile, partial=True, parities=True, weights=BURSTS, faults=10)
+    for profile in (
+        Profile(name="ec-partial", ks=CODES),
+        Profile(name="ec-partial-sync", mode="sync", ks=CODES),
+        Profile(name="ec-partial-r2", r=(2,), ks=CODES),
+        Profile(name="ec-partial-cuts", ks=CODES, cuts=True),
+    )
+}
+
 # Nobody lets these go on again: the supervisor must end them (forever.py).
 FOREVER = (
     *(("coordinator for good", 3), ("worker for good", 3), ("server for good", 4), ("spare for good", 4)),
@@ -242,7 +259,7 @@ def make_scenario(profile: Profile, choices: Choices) -> Scenario:
     """Reads the world off the beginning of the tape."""
     r = profile.r[choices.pick(len(profile.r))]
     ks = profile.ks[choices.pick(len(profile.ks))]
-    ring = max(ks) + r + choices.pick(3)
+    ring = max(*ks, 2 if profile.parities else 1) + r + choices.pick(3)
     rings = 2 if ring == 3 and choices.flag(0.2) else 1
     ring = max(3, min(ring, 7))
     sync = profile.mode == "sync"
@@ -262,6 +279,8 @@ def make_scenario(profile: Profile, choices: Choices) -> Scenario:
         if t and profile.bare:
             r = 0
         parities = 0 if profile.partial and not t else r
+        if profile.parities:
+            parities = r + t
         table = TableSpec(
             name=f"t{t}", rows=rows, dim=DIMS[t], init_bound=init_bound, optimizer=optimizer, k=ks[t], r=parities
         )
@@ -278,6 +297,8 @@ def make_scenario(profile: Profile, choices: Choices) -> Scenario:
     protection: Protection = Coded(k=max(ks), r=most, rings=rings, flush=flush) if most else Unprotected()
     if profile.partial:
         protection = Partial(r=most, flush=flush)
+    if profile.parities:
+        protection = CodedPartial(k=ks[0], r=most - 1, rings=rings, flush=flush)
     job = JobSpec(tables=tuple(tables), servers=ring * rings, workers=workers, mode=profile.mode, protection=protection)
     assert job.invalid_reason() is None, job.invalid_reason()
     lane_count = choices.pick(4, dull=0.1)
