@@ -538,8 +538,8 @@ class Coordinator:
         return (self._judge() if learned else []) or self._send_view()
 
     def _recall(self) -> None:
-        """Decides who goes back to its saves. Whoever was to and is not back stays so, also as a successor: what is left
-        of its parities is being made anew. All unfinished recoveries began together, so nobody changes its way."""
+        """Decides who goes back to its saves. Whoever was to and is not back stays so, also as a successor, for its
+        parities are being made anew. All unfinished recoveries began together, so nobody changes its way."""
         assert self._job is not None
         down = [(server, place.member) for server, place in enumerate(self.places) if place.is_down and place.member]
         begun = [server for server, member in down if member.recalled]

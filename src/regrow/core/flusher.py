@@ -144,8 +144,8 @@ class Flusher:
         self.coded = self.groups[: len(groups)]  # those that have holders: all but the bare one
         # The last push (step) applied to the rows of each group.
         self.applied: list[list[int]] = [[0] * marks for _ in self.groups]
-        # Of rows that may be recalled, a row once for each push that has it, up to the marks of the copied group; also by
-        # servers before this one. And how many of them are lost by now.
+        # Of rows that may be recalled, a row once for each push that has it, up to the marks of the copied group, also
+        # by servers before this one; and how many of them are lost by now.
         self.updates = self.updates_lost = 0
         self.flush_count = 0
         self.flush_bytes = 0

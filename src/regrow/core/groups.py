@@ -34,8 +34,8 @@ class Groups:
             np.array([index[(t.k - j, t.r)] if t.r else self.bare for j in range(t.k)], np.int64) for t in job.tables
         ]
 
-        # Tables whose rows may come back from saves, and their groups; all others are copied, and say how far the server
-        # was: there is one group of them then.
+        # Tables whose rows may come back from saves, and their groups. All others are copied then, and are one group,
+        # which says how far the server was.
         self.is_recallable = np.array([job.protection.recalls(table) for table in job.tables])
         found = {g for t, of in enumerate(self.of_member) if self.is_recallable[t] for g in of.tolist()}
         self.recallable: tuple[int, ...] = tuple(sorted(found))

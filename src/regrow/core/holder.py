@@ -5,13 +5,13 @@ all. When a source is replaced, every living holder tells the successor where it
 holders they first bring each other to the same flush (tails), so that what they hold fits together. Decoding
 itself is `decode.py`. The rule to keep: same flush number, same parity contribution, at every holder.
 
-Where more is lost than can be decoded, lost servers are **recalled**: they come back with older rows (`recall.py`). What
-is left of a parity with rows of theirs then stands for nothing, also as far as it is of servers that live: nobody can
-take the old rows out of it. Its holder makes it void, and asks every living source for a stream from the beginning
-(`StreamAsk`); the recalled ones stream by themselves. Links keep their order, so what a source sent before it heard that
-comes before its `StreamBegin`: it is about the parity that is void, and is dropped without a word. When all sources of a
-parity have ended their streams it is whole; when all that have rows of a recalled server are, that server is told
-(`Mended`), and not before it may count as back.
+Where more is lost than can be decoded, lost servers are **recalled**: they come back with older rows (`recall.py`).
+What is left of a parity with rows of theirs then stands for nothing, also as far as it is of servers that live: nobody
+can take the old rows out of it. Its holder makes it void, and asks every living source for a stream from the beginning
+(`StreamAsk`); the recalled ones stream by themselves. Links keep their order, so what a source sent before it heard
+that comes before its `StreamBegin`: it is about the parity that is void, and is dropped without a word. When all
+sources of a parity have ended their streams it is whole; when all that have rows of a recalled server are, that server
+is told (`Mended`), and not before it may count as back.
 """
 
 from __future__ import annotations

@@ -423,7 +423,7 @@ class StreamBegin(Message, frozen=True, kw_only=True):
 
 @message(65)
 class Mended(Message, frozen=True, kw_only=True):
-    """Holder -> recalled source: so many groups of stripes with your rows are still streamed to me; 0: all are whole."""
+    """Holder -> recalled source: my parities with rows of yours still need so many streams; 0: they are whole."""
 
     left: U32
 

@@ -199,7 +199,7 @@ class Partial(msgspec.Struct, frozen=True, kw_only=True, tag="partial"):
 
 
 class CodedPartial(msgspec.Struct, frozen=True, kw_only=True, tag="coded-partial"):
-    """Parities first, saves beyond: a ring that lost more of a stripe than r takes its lost servers back to their saves.
+    """Parities first, saves beyond: where a stripe has lost more than r, the lost servers of its ring go back to saves.
 
     Embedding tables have this k and r. Dense parameters are copied r + 1 times: they are never older than they must be,
     and what their holders know of them says how far a server was that is recalled, so that its loss is counted.
@@ -245,19 +245,19 @@ class CodedPartial(msgspec.Struct, frozen=True, kw_only=True, tag="coded-partial
         return Verdict(True, f"too many of a stripe are lost: {name_servers(recalled)} go back to their saves")
 
     def invalid_reason(self, *, tables: Sequence[TableSpec], servers: int, mode: str) -> str | None:
-        if reason := Coded(k=self.k, r=self.r, rings=self.rings, flush=self.flush).invalid_reason(
-            tables=[table for table in tables if table.r <= self.r], servers=servers, mode=mode
-        ):
-            return reason
-        if self.flush.commit != "exactly-once":
-            return f"commit = {self.flush.commit!r} does not go with partial recovery"
         for table in tables:
             if (table.k, table.r) not in ((self.k, self.r), (1, self.r + 1)):
                 codes = f"k={self.k} and r={self.r}, or k=1 and r={self.r + 1}"
                 return f"table {table.name!r} has k={table.k}, r={table.r}; here it is {codes}"
-        if all(map(self.recalls, tables)):
+        coded = [table for table in tables if self.recalls(table)]
+        if len(coded) == len(tables):
             return "no table has copies, so nobody would know how far a lost server was"
-        return None
+        if not coded:
+            return "every table is copied, and none would be recalled"
+        if self.flush.commit != "exactly-once":
+            return f"commit = {self.flush.commit!r} does not go with partial recovery"
+        code = Coded(k=self.k, r=self.r, rings=self.rings, flush=self.flush)
+        return code.invalid_reason(tables=coded, servers=servers, mode=mode)
 
 
 Protection = Unprotected | Coded | Partial | CodedPartial
