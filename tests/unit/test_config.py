@@ -84,7 +84,7 @@ BAD_OPTIONS: list[tuple[dict[str, Any], str, str | None]] = [
         "ckpt = 'x': protection \"none\" makes no checkpoints",
         'protect "full", "delta", "ec+delta", "partial" or "ec+partial"',
     ),
-    ({"every": "auto"}, "every = 'auto': goes with protection \"partial\" or \"ec+partial\" only", "60s, or 500steps"),
+    ({"every": "auto"}, 'every = \'auto\': goes with protection "partial" or "ec+partial" only', "60s, or 500steps"),
     (
         {"target_pls": 0.0},
         "target_pls = 0.0: must be above 0 and at most 1",

@@ -164,7 +164,7 @@ class Holder:
     def on_stream_begin(self, source: Identity, begin: StreamBegin) -> list[Send]:
         """The source has heard that its parity is void here. If that was asked again since, it will hear that too."""
         state = self._state(source.id, begin.group)
-        if begin.number > state.asked:
+        if begin.number > self._asks:
             raise ValueError(f"stream {begin.number} of group {begin.group} begins, and nobody asked for it")
         if begin.number == state.asked:
             state.asked = 0

@@ -39,6 +39,7 @@ from regrow.core.messages import (
     Rows,
     Snap,
     Stream,
+    StreamAsk,
     StreamEnd,
     Tail,
     View,
@@ -83,6 +84,7 @@ class Checker:
         self._stripes: dict[tuple[int, int, int], tuple[int, list[Stripes]]] = {}
         self._before: Any = None
         self._pushed: dict[tuple[Identity, int], int] = {}  # (worker, server) -> last push sent
+        self._voided: set[tuple[Identity, Identity, int]] = set()
         self._streamed: set[tuple[Identity, Identity, int, int]] = set()
         self._crossings = name_crossings(world.job) if world.job.protection.has_parities else []
         self.sends: dict[type[Message], Callable[[Node, Identity, Any], None]] = {
@@ -100,6 +102,7 @@ class Checker:
             Stream: self._on_stream,
             StreamEnd: self._on_stream_end,
             Recovered: self._on_recovered,
+            StreamAsk: self._on_stream_ask,
         }
         self._two_phases = self.coded and world.job.protection.flush.commit == "2pc"
         self._tolerant = world.job.protection.has_parities and not self.coded
@@ -127,6 +130,8 @@ class Checker:
     def _on_restored(self, node: Node, target: Identity, restored: Restored) -> None:
         """I5 and I3b, at the moment of the decode."""
         self.world.probes.hit("row restored")
+        if self.world.groups.bare is None and self.world.own_storage.reported.get(target.id):
+            self.world.probes.hit("decoded after a recall")
         if not self.coded:
             return
         start = offset = 0
@@ -217,6 +222,11 @@ class Checker:
         if reason := promises.early_end_reason(self.world, node, end):
             self.fail("A3", reason)
 
+    def _on_stream_ask(self, node: Node, target: Identity, ask: StreamAsk) -> None:
+        again = (node.identity, target, ask.group) in self._voided
+        self._voided.add((node.identity, target, ask.group))
+        self.world.probes.hit("parity void again" if again else "parity void")
+
     def _on_recovered(self, node: Node, target: Identity, message: Recovered) -> None:
         for name in ("recovered", *self._crossings):
             self.world.probes.hit(name)
@@ -276,6 +286,8 @@ class Checker:
                 source = message.source if isinstance(message, Tail) else event.source.id
                 held = machines.find_held(machine, source, message.group)
                 self._before = (held.number, held.ended) if held is not None else None
+                if held is not None and held.asked:
+                    self.world.probes.hit("void frames dropped")
                 if isinstance(message, Flush) and machines.is_decoding(node.server):
                     self.world.probes.hit("flush during decode")
 

@@ -293,6 +293,8 @@ class OwnStorage:
             lost_total += (lost & ~self._lost_before.get(key, 0)).bit_count()
         self._eras.setdefault(server, []).append((node.identity.incarnation, self.find_lost(server)))
         world.checker.on_recalled(server)
+        if world.groups.bare is None:
+            world.probes.hit("recalled")
         said = notice.values["updates_lost"]
         if said != lost_total:
             raise Violation("I14", f"{short(node.identity)} says that {said} updates are lost, these are {lost_total}")

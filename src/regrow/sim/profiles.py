@@ -164,12 +164,12 @@ PROFILES |= {
 
 # Parities first, and saves where too many are lost at once.
 BURSTS = (
-    *(("pair", 6), ("server", 6), ("replacement", 5), ("worker", 2), ("coordinator", 2)),
-    *(("pause", 5), ("reset", 2), ("worker zombie", 1)),
+    *(("pair", 6), ("server", 4), ("returned", 6), ("replacement", 5), ("worker", 2), ("coordinator", 2)),
+    *(("pause", 4), ("reset", 2), ("worker zombie", 1)),
 )
 CODES = ((2, 1), (3, 1), (1, 1), (2, 1))
 PROFILES |= {
-    profile.name: dataclasses.replace(profile, partial=True, parities=True, weights=BURSTS, faults=10)
+    profile.name: dataclasses.replace(profile, partial=True, parities=True, weights=BURSTS, faults=14)
     for profile in (
         Profile(name="ec-partial", ks=CODES),
         Profile(name="ec-partial-sync", mode="sync", ks=CODES),
@@ -255,6 +255,12 @@ CUT_LANES = (
 )
 
 
+RECALL_LANES = (
+    *("View", "StreamAsk", "StreamAsk", "StreamBegin", "Stream", "Stream", "StreamEnd", "StreamEnd", "Mended"),
+    *("Flush", "Have", "Recovered", "Push"),
+)
+
+
 def make_scenario(profile: Profile, choices: Choices) -> Scenario:
     """Reads the world off the beginning of the tape."""
     r = profile.r[choices.pick(len(profile.r))]
@@ -308,6 +314,9 @@ def make_scenario(profile: Profile, choices: Choices) -> Scenario:
     )
     if profile.cuts and choices.flag(0.6):
         slow, server = CUT_LANES[choices.pick(len(CUT_LANES))], choices.pick(job.servers + 1) - 1
+        lanes = (*lanes, (slow, server, (100, 300, 600)[choices.pick(3)]))
+    if profile.parities and choices.flag(0.6):
+        slow, server = RECALL_LANES[choices.pick(len(RECALL_LANES))], choices.pick(job.servers + 1) - 1
         lanes = (*lanes, (slow, server, (100, 300, 600)[choices.pick(3)]))
     scenario = Scenario(
         profile=profile,
