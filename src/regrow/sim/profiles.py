@@ -164,7 +164,7 @@ PROFILES |= {
 
 # Parities first, and saves where too many are lost at once.
 BURSTS = (
-    *(("pair", 6), ("server", 4), ("returned", 6), ("replacement", 5), ("worker", 2), ("coordinator", 2)),
+    *(("pair", 6), ("server", 4), ("comeback", 6), ("replacement", 5), ("worker", 2), ("coordinator", 2)),
     *(("pause", 4), ("reset", 2), ("worker zombie", 1)),
 )
 CODES = ((2, 1), (3, 1), (1, 1), (2, 1))
@@ -256,8 +256,8 @@ CUT_LANES = (
 
 
 RECALL_LANES = (
-    *("View", "StreamAsk", "StreamAsk", "StreamBegin", "Stream", "Stream", "StreamEnd", "StreamEnd", "Mended"),
-    *("Flush", "Have", "Recovered", "Push"),
+    *("StreamAsk", "StreamBegin", "StreamBegin", "Stream", "Stream", "StreamEnd", "StreamEnd", "StreamEnd"),
+    *("View", "Mended", "Flush", "Push"),
 )
 
 
@@ -299,25 +299,10 @@ def make_scenario(profile: Profile, choices: Choices) -> Scenario:
         commit=profile.commit,
         sweep_bytes_per_s=(0, 2000, 1)[choices.pick(3, dull=0.3)],  # 1: not before the workers are done
     )
-    most = max(table.r for table in tables)
-    protection: Protection = Coded(k=max(ks), r=most, rings=rings, flush=flush) if most else Unprotected()
-    if profile.partial:
-        protection = Partial(r=most, flush=flush)
-    if profile.parities:
-        protection = CodedPartial(k=ks[0], r=most - 1, rings=rings, flush=flush)
+    protection = _make_protection(profile, tables, rings=rings, flush=flush)
     job = JobSpec(tables=tuple(tables), servers=ring * rings, workers=workers, mode=profile.mode, protection=protection)
     assert job.invalid_reason() is None, job.invalid_reason()
-    lane_count = choices.pick(4, dull=0.1)
-    lanes = tuple(
-        (LANES[choices.pick(len(LANES))], choices.pick(job.servers + 1) - 1, (30, 100, 300)[choices.pick(3)])
-        for _ in range(lane_count)
-    )
-    if profile.cuts and choices.flag(0.6):
-        slow, server = CUT_LANES[choices.pick(len(CUT_LANES))], choices.pick(job.servers + 1) - 1
-        lanes = (*lanes, (slow, server, (100, 300, 600)[choices.pick(3)]))
-    if profile.parities and choices.flag(0.6):
-        slow, server = RECALL_LANES[choices.pick(len(RECALL_LANES))], choices.pick(job.servers + 1) - 1
-        lanes = (*lanes, (slow, server, (100, 300, 600)[choices.pick(3)]))
+    lanes = _make_lanes(profile, job, choices)
     scenario = Scenario(
         profile=profile,
         job=job,
@@ -337,6 +322,30 @@ def make_scenario(profile: Profile, choices: Choices) -> Scenario:
         return scenario
     bounds = draw_bounds(choices, job, window_pushes=scenario.window_pushes)
     return dataclasses.replace(scenario, bounds=bounds)
+
+
+def _make_protection(profile: Profile, tables: list[TableSpec], *, rings: int, flush: FlushSpec) -> Protection:
+    k, most = max(table.k for table in tables), max(table.r for table in tables)
+    if profile.parities:
+        return CodedPartial(k=tables[0].k, r=tables[0].r, rings=rings, flush=flush)
+    if profile.partial:
+        return Partial(r=most, flush=flush)
+    return Coded(k=k, r=most, rings=rings, flush=flush) if most else Unprotected()
+
+
+def _make_lanes(profile: Profile, job: JobSpec, choices: Choices) -> tuple[tuple[str, int, int], ...]:
+    """What is slow, and for whom."""
+    count = choices.pick(4, dull=0.1)
+    lanes = tuple(
+        (LANES[choices.pick(len(LANES))], choices.pick(job.servers + 1) - 1, (30, 100, 300)[choices.pick(3)])
+        for _ in range(count)
+    )
+    more = ((profile.cuts, CUT_LANES, (100, 300, 600)), (profile.parities, RECALL_LANES, (200, 800, 1600)))
+    for applies, kinds, delays in more:
+        if applies and choices.flag(0.6):
+            slow, server = kinds[choices.pick(len(kinds))], choices.pick(job.servers + 1) - 1
+            lanes = (*lanes, (slow, server, delays[choices.pick(3)]))
+    return lanes
 
 
 def _make_cuts(choices: Choices) -> CutScenario:

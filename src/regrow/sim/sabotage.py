@@ -187,7 +187,7 @@ class Saboteur:
             self._kill(nodes[self.world.choices.pick(len(nodes))])
         return bool(nodes)
 
-    def _returned(self) -> bool:
+    def _comeback(self) -> bool:
         """A server dies that has just come back, or did before."""
         nodes = [node for node in self.find_servers(recovered=True) if node.identity.incarnation]
         if nodes:
