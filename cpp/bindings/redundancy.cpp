@@ -105,6 +105,7 @@ void bind_redundancy(nb::class_<Shard>& shard) {
             return copied(self.parity_touched(source, group, table));
           },
           "source"_a, "group"_a, "table"_a)
+      .def("parity_void", &Shard::parity_void, "table"_a, "q"_a, nb::call_guard<nb::gil_scoped_release>())
       .def("know_touched", &know_touched, "group"_a, "table"_a, "words"_a)
       .def("prepare", &prepare, "counts"_a, "slots"_a)
       .def("put", &put, "counts"_a, "slots"_a, "relatives"_a)

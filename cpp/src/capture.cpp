@@ -241,9 +241,8 @@ size_t Shard::load_rows(size_t table, std::span<const uint32_t> ids, const std::
   const std::vector<Part> parts = this->parts(found);
   const Records& records = found.records;
   if (clean_to) check_tenant(*clean_to);
-  if (found.recovery && found.parity)
-    throw std::invalid_argument("a table that comes back from parities is not loaded");
-  if (found.recovery && !found.returning && found.recovery->missing[0])
+  const bool absent = found.recovery && found.recovery->absent_rows();
+  if (absent && found.recovery->unknown)
     throw std::invalid_argument("which rows of table " + std::to_string(table) + " are to come is not known yet");
   if (values.size() != parts.size())
     throw std::invalid_argument("rows of table " + std::to_string(table) + " have " + std::to_string(parts.size()) +
@@ -256,12 +255,14 @@ size_t Shard::load_rows(size_t table, std::span<const uint32_t> ids, const std::
   const uint32_t most = ids.empty() ? 0 : kernels().max_u32(ids.data(), ids.size());
   if (!ids.empty() && most >= found.settings.rows)
     throw std::out_of_range("there is no row " + std::to_string(most) + " in table " + std::to_string(table));
-  const bool first_wins = found.returning || (found.recovery && found.recovery->blank);
-  const std::array savers{found.pending.get(), found.aside.get()};
+  found.returning |= absent && found.parity;
+  const bool first_wins = found.returning || absent;
+  // A row that was absent is in no capture, and nobody's parity has anything of it: there is nothing to keep.
+  const std::array savers{first_wins ? nullptr : found.pending.get(), first_wins ? nullptr : found.aside.get()};
   for (PendingRows* saver : savers)
     if (saver) saver->reserve(ids.size());
 
-  std::atomic<size_t> rows{0};
+  std::vector<std::atomic<size_t>> rows(found.members());
   ThreadPool::shared().parallel_for((ids.size() + rows_per_task - 1) / rows_per_task, [&](size_t task, size_t) {
     uint32_t taken[rows_per_task];
     uint32_t slots[rows_per_task];
@@ -286,10 +287,17 @@ size_t Shard::load_rows(size_t table, std::span<const uint32_t> ids, const std::
       __atomic_fetch_or(records.changed + slots[i] / 64, bits, __ATOMIC_RELAXED);
       bits = 0;
     }
-    rows.fetch_add(count, std::memory_order_relaxed);
+    std::vector<size_t> written(rows.size(), 0);
+    for (size_t i = 0; i < count; ++i) ++written[found.member_of(slots[i])];
+    for (size_t member = 0; member < rows.size(); ++member)
+      if (written[member]) rows[member].fetch_add(written[member], std::memory_order_relaxed);
   });
-  const size_t loaded = rows.load(std::memory_order_relaxed);
-  if (first_wins && loaded) found.recovery->missing[0] -= loaded;
+  size_t loaded = 0;
+  for (size_t member = 0; member < rows.size(); ++member) {
+    const size_t count = rows[member].load(std::memory_order_relaxed);
+    if (first_wins && count) found.recovery->missing[member] -= count;
+    loaded += count;
+  }
   end_recovery();
   return loaded;
 }

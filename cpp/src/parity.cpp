@@ -159,6 +159,24 @@ std::span<const uint64_t> Shard::parity_members(size_t table, int64_t q, int64_t
   return {found.parity->members + index * found.parity->words, found.parity->words};
 }
 
+void Shard::parity_void(size_t table, int64_t q) {
+  parity_members(table, q, 0);  // checks both
+  const Table& found = tables_[table];
+  const Parity& parity = *found.parity;
+  const size_t stride = found.records.stride;
+  const size_t r = found.r();
+  float* base = parity.base + static_cast<size_t>(q) * stride;
+  constexpr size_t blocks_per_task = 4096;
+  const size_t tasks = (size_t{found.blocks} + blocks_per_task - 1) / blocks_per_task;
+  ThreadPool::shared().parallel_for(tasks, [&](size_t task, size_t) {
+    const size_t end = std::min<size_t>(found.blocks, (task + 1) * blocks_per_task);
+    for (size_t block = task * blocks_per_task; block < end; ++block)
+      std::memset(base + block * r * stride, 0, stride * sizeof(float));
+  });
+  uint64_t* members = parity.members + static_cast<size_t>(q) * found.k() * parity.words;
+  std::memset(members, 0, found.k() * parity.words * sizeof(uint64_t));
+}
+
 std::span<const uint64_t> Shard::parity_touched(int64_t source, size_t group, size_t table) const {
   check_source(source);
   const uint32_t member = checked_member(table, group);

@@ -1,6 +1,6 @@
 // The Shard as the replacement of a server that died: rows that are absent until they are filled in, put or loaded.
-// Of a row that was never touched the initial value is the value; the others have to be decoded elsewhere, or, without
-// parities, be read from a checkpoint (load_rows in capture.cpp).
+// Of a row that was never touched the initial value is the value; the others have to be decoded elsewhere, or be read
+// from a checkpoint or a save (load_rows in capture.cpp).
 #include <algorithm>
 #include <atomic>
 #include <bit>
@@ -45,7 +45,9 @@ void Shard::know_touched(size_t group, size_t table, std::span<const uint64_t> w
   for (uint32_t block = 0; block < count; ++block) {
     const uint32_t slot = block * step + member;
     if (!recovery.absent(slot)) continue;
-    const bool was_blank = bit_at(recovery.known, slot) && !found.touched(slot);
+    const bool was_known = bit_at(recovery.known, slot);
+    const bool was_blank = was_known && !found.touched(slot);
+    recovery.unknown -= !was_known;
     const bool is_blank = !bit_at(words.data(), block);
     recovery.blank += is_blank - was_blank;
     recovery.missing[member] -= is_blank - was_blank;

@@ -127,7 +127,8 @@ size_t Shard::add_table(const TableSettings& settings) {
     Arena bits(2 * bit_bytes(slots));
     auto* present = reinterpret_cast<uint64_t*>(bits.data());
     std::vector<size_t> missing(table.members(), slots / table.members());
-    table.recovery.emplace(Recovery{std::move(bits), present, present + bit_words(slots), std::move(missing), 0, 0});
+    table.recovery.emplace(
+        Recovery{std::move(bits), present, present + bit_words(slots), std::move(missing), 0, 0, slots});
   } else {
     fill_initial(table);
   }

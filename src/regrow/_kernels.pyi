@@ -246,6 +246,9 @@ class Shard:
     def parity_touched(self, source: int, group: int, table: int) -> npt.NDArray[np.uint64]:
         """The same for the rows of a group of a server."""
 
+    def parity_void(self, table: int, q: int) -> None:
+        """Makes parities q of a table zeros again, of members that were never touched."""
+
     def know_touched(self, group: int, table: int, words: _U64) -> None:
         """Says which absent rows were touched (missing until put) and which were not (blank: filled in on demand).
 

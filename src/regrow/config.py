@@ -33,6 +33,7 @@ from regrow.protection import (
     R_DEFAULT,
     RANDOM_ROLES,
     SERVERS_MAX,
+    CodedRecovery,
     ErasureCode,
     PartialRecovery,
     Sabotage,
@@ -55,7 +56,15 @@ OPTIMIZERS = ("rowwise_adagrad", "adagrad", "sgd", "momentum", "adam", "partial_
 DENSE_OPTIMIZERS = ("sgd", "momentum", "adagrad", "adam")
 TRANSPORTS = ("unix", "tcp")
 AUTHENTICATE = ("auto", "always", "never")
-PROTECTIONS = ("none", "ec", "full", "delta", "ec+delta", "partial")
+PROTECTIONS = ("none", "ec", "full", "delta", "ec+delta", "partial", "ec+partial")
+# Those with parities or copies in the memory of other servers, and those whose servers save their own rows.
+CODES: dict[str, type[ErasureCode | PartialRecovery]] = {
+    "ec": ErasureCode,
+    "ec+delta": ErasureCode,
+    "partial": PartialRecovery,
+    "ec+partial": CodedRecovery,
+}
+OWN_SAVES = ("partial", "ec+partial")
 
 # Learning rates that train a DLRM on click data without tuning: `regrow bench accuracy` measures the first of each.
 LEARNING_RATES = {
@@ -177,7 +186,7 @@ class TrainConfig:
     # on storage (`ckpt`) every now and then, whole or only the rows that changed; who dies takes everybody back to the
     # newest. "ec+delta": both, so that more losses than r, or of the whole machine, cost what came since the last copy.
     # "partial": a server that dies goes back alone to what it last saved; nothing is trained again, and what is lost
-    # is counted.
+    # is counted. "ec+partial": parities, and where more than r servers of a stripe are lost, only those go back alone.
     protection: str = "none"
     # Rows that share r parities. Too small: parities take 1/k of the memory of the rows, and as much traffic.
     # Too large: a lost row is computed from more servers, and k + r of them are needed in a ring.
@@ -204,7 +213,7 @@ class TrainConfig:
     # Where checkpoints are kept: a path or any URL that fsspec knows. Needed for "full" and "delta".
     ckpt: str | None = None
     # How often: "60s" or "500steps". Too often: storage cannot follow. Too rarely: more is trained again, or lost. With
-    # "partial" by default "auto": as rarely as `target_pls` allows.
+    # "partial" and "ec+partial" by default "auto": as rarely as `target_pls` allows.
     every: str = DERIVED
     # With "delta": every so many checkpoints one stands alone. Too few: restoring reads many, where nobody merges
     # them. Too many: more is written.
@@ -233,7 +242,8 @@ class TrainConfig:
     priority_tables: str = "largest"
     # "ssu" looks at every so-many-th push. Too small: it keeps rows that come once. Too large: it misses hot ones.
     ssu_period: int = 2
-    # How often a server is expected to die, for the interval. None: as --mtbf says, or estimated as failures come.
+    # How often a server is expected to die, for the interval. None: as --mtbf says, or estimated as failures come. With
+    # "ec+partial": how often more than r of a stripe are; left out, that is taken to be as often as one.
     expect_mtbf: str | None = None
 
     # Start from a checkpoint: URL, or URL@CUT. With the same workers and mode; servers may be others.
@@ -369,16 +379,16 @@ class TrainConfig:
     @property
     def code(self) -> ErasureCode | PartialRecovery | None:
         """How rows are protected in the memory of other servers; None: not at all."""
-        if self.protection not in ("ec", "ec+delta", "partial"):
+        kind = CODES.get(self.protection)
+        if kind is None:
             return None
-        kind = PartialRecovery if self.protection == "partial" else ErasureCode
         names = [field.name for field in dataclasses.fields(kind)]
         return kind(**{name: getattr(self, name) for name in names})
 
     @property
     def saves_own(self) -> bool:
         """Whether each server saves its own rows, to go back to alone."""
-        return self.protection == "partial"
+        return self.protection in OWN_SAVES
 
     @property
     def silent_limits(self) -> dict[str, float]:
@@ -396,7 +406,7 @@ class TrainConfig:
     @property
     def saves(self) -> bool:
         """Whether this run makes checkpoints."""
-        return self.protection in ("full", "delta", "ec+delta", "partial")
+        return self.protection in ("full", "delta", "ec+delta", *OWN_SAVES)
 
     @property
     def interval(self) -> Interval:
@@ -456,7 +466,7 @@ def _derive_values(config: TrainConfig) -> dict[str, Any]:
         endless = given["data"] == "synthetic" and given["train_rows"] is None
         derived |= {"steps": STEPS_DEFAULT} if endless else {"epochs": 1}
     if given["every"] is None:
-        derived["every"] = AUTO if given["protection"] == "partial" else EVERY_DEFAULT
+        derived["every"] = AUTO if given["protection"] in OWN_SAVES else EVERY_DEFAULT
     if given["flush_pushes"] is None:
         derived["flush_pushes"] = flush_pushes_default(given["commit"])
     for name in ("kill", "pause"):

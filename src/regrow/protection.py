@@ -63,6 +63,11 @@ class ErasureCode:
             hint = "leave flush_pushes out, or set it to 1"
             raise ConfigError("flush_pushes", self.flush_pushes, 'commit "2pc" stages every push', hint=hint)
 
+    @property
+    def copies(self) -> int:
+        """Of dense parameters, besides the first: as many servers may be lost together before all is."""
+        return self.r
+
     def check(self, *, servers: int, mode: str) -> None:
         """Raises ConfigError where this code does not fit the cluster, with the arithmetic."""
         if servers % self.rings:
@@ -92,6 +97,10 @@ class PartialRecovery:
     commit: str = "exactly-once"
     sweep_bytes_per_s: int = 0
 
+    @property
+    def copies(self) -> int:
+        return self.r
+
     def check(self, *, servers: int, mode: str) -> None:
         """Raises ConfigError where this does not fit the cluster."""
         if self.commit != "exactly-once":
@@ -99,6 +108,28 @@ class PartialRecovery:
         if servers <= self.r:
             hint = f"{self.r + 1} servers, or r = {servers - 1}" if servers > 1 else "2 servers"
             raise ConfigError("r", self.r, f"so many copies need more than {servers} servers", hint=hint)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodedRecovery(ErasureCode):
+    """Protection by parities, and where more than r servers of a stripe are lost, as their servers saved them last;
+    dense parameters have one copy more than rows have parities."""
+
+    @property
+    def copies(self) -> int:
+        return self.r + 1
+
+    def check(self, *, servers: int, mode: str) -> None:
+        if self.commit != "exactly-once":
+            raise ConfigError("commit", self.commit, 'protection "ec+partial" always commits exactly once')
+        # Not super(): a dataclass with slots is another class than the one that this function was made for.
+        ErasureCode.check(self, servers=servers, mode=mode)
+        ring = servers // self.rings
+        if ring <= self.copies:
+            what = (
+                f"r + 1 = {self.copies} copies of dense parameters need {self.copies + 1} servers in a ring, not {ring}"
+            )
+            raise ConfigError("r", self.r, what, hint="more servers, fewer rings, or a smaller r")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,7 +194,7 @@ def _check_killed_together(config: Any) -> None:
     kill = config.mtbf_kill
     if "server" not in config.mtbf_roles.split(","):
         raise ConfigError("mtbf_kill", kill, "only servers die together", hint='add "server" to mtbf_roles')
-    survived = 0 if config.code is None else config.r
+    survived = 0 if config.code is None else config.code.copies
     if kill > survived and not config.saves:
         what = f'protection "{config.protection}" survives the loss of {survived} together'
         hint = f'protect "ec" with r = {kill} or more, or with checkpoints: "ec+delta", "delta" or "full"'
@@ -196,7 +227,9 @@ def nearest(name: str, known: typing.Iterable[str], *, quiet: bool = False) -> s
 
 def check_checkpoints(config: Any) -> None:
     if config.every == AUTO and not config.saves_own:
-        raise ConfigError("every", config.every, 'goes with protection "partial" only', hint="60s, or 500steps")
+        raise ConfigError(
+            "every", config.every, 'goes with protection "partial" or "ec+partial" only', hint="60s, or 500steps"
+        )
     if config.every != AUTO:
         parse_field(config, "every", parse_interval)
     check_range(config, "full_every", 1, 1 << 20)
@@ -209,7 +242,7 @@ def check_checkpoints(config: Any) -> None:
         hint = "--ckpt DIRECTORY, or a URL such as s3://bucket/run"
         raise ConfigError("protection", config.protection, "needs a place for checkpoints", hint=hint)
     if config.ckpt is not None and not config.saves:
-        hint = 'protect "full", "delta", "ec+delta" or "partial"'
+        hint = 'protect "full", "delta", "ec+delta", "partial" or "ec+partial"'
         raise ConfigError("ckpt", config.ckpt, f'protection "{config.protection}" makes no checkpoints', hint=hint)
 
 
@@ -228,14 +261,14 @@ def check_partial(config: Any) -> None:
         raise ConfigError("expect_mtbf", config.expect_mtbf, "must be above 0", hint="14h, or 30m")
     if config.saves_own:
         _check_priority_tables(config)
-        if config.rings != 1:
+        if config.rings != 1 and config.protection == "partial":
             raise ConfigError("rings", config.rings, 'protection "partial" has one', hint="leave it out")
         return
     for name in ("target_pls", "priority", "priority_share", "priority_tables", "ssu_period", "expect_mtbf"):
         default = type(config).__dataclass_fields__[name].default
         if getattr(config, name) != default:
             problem = f'protection "{config.protection}" does not use it'
-            raise ConfigError(name, getattr(config, name), problem, hint='protect "partial"')
+            raise ConfigError(name, getattr(config, name), problem, hint='protect "partial" or "ec+partial"')
 
 
 def _check_priority_tables(config: Any) -> None:

@@ -49,7 +49,31 @@ BAD_OPTIONS: list[tuple[dict[str, Any], str, str | None]] = [
         "dense_optimizer = 'adams': must be one of: sgd, momentum, adagrad, adam",
         "did you mean 'adam'?",
     ),
-    ({"protection": "raid"}, "protection = 'raid': must be one of: none, ec, full, delta, ec+delta, partial", None),
+    (
+        {"protection": "raid"},
+        "protection = 'raid': must be one of: none, ec, full, delta, ec+delta, partial, ec+partial",
+        None,
+    ),
+    (
+        {"protection": "ec+partial", "ckpt": "x", "servers": 5, "commit": "2pc"},
+        "commit = '2pc': protection \"ec+partial\" always commits exactly once",
+        None,
+    ),
+    (
+        {"protection": "ec+partial", "ckpt": "x", "servers": 4, "k": 4, "r": 1},
+        "k = 4: k + r = 5 members need as many servers in a ring; 4 servers in 1 ring",
+        "k = 3 fits",
+    ),
+    (
+        {"protection": "ec+partial", "ckpt": "x", "servers": 2, "k": 1, "r": 1},
+        "r = 1: r + 1 = 2 copies of dense parameters need 3 servers in a ring, not 2",
+        "more servers, fewer rings, or a smaller r",
+    ),
+    (
+        {"protection": "ec+partial", "servers": 5},
+        "protection = 'ec+partial': needs a place for checkpoints",
+        "--ckpt DIRECTORY, or a URL such as s3://bucket/run",
+    ),
     (
         {"protection": "delta"},
         "protection = 'delta': needs a place for checkpoints",
@@ -58,9 +82,9 @@ BAD_OPTIONS: list[tuple[dict[str, Any], str, str | None]] = [
     (
         {"ckpt": "x"},
         "ckpt = 'x': protection \"none\" makes no checkpoints",
-        'protect "full", "delta", "ec+delta" or "partial"',
+        'protect "full", "delta", "ec+delta", "partial" or "ec+partial"',
     ),
-    ({"every": "auto"}, "every = 'auto': goes with protection \"partial\" only", "60s, or 500steps"),
+    ({"every": "auto"}, 'every = \'auto\': goes with protection "partial" or "ec+partial" only', "60s, or 500steps"),
     (
         {"target_pls": 0.0},
         "target_pls = 0.0: must be above 0 and at most 1",
@@ -72,7 +96,7 @@ BAD_OPTIONS: list[tuple[dict[str, Any], str, str | None]] = [
         "0.125: an eighth of the rows, eight times as often",
     ),
     ({"priority": "lru"}, "priority = 'lru': must be one of: none, scar, mfu, ssu", None),
-    ({"priority": "mfu"}, "priority = 'mfu': protection \"none\" does not use it", 'protect "partial"'),
+    ({"priority": "mfu"}, "priority = 'mfu': protection \"none\" does not use it", 'protect "partial" or "ec+partial"'),
     ({"ssu_period": 0}, "ssu_period = 0: must be at least 1", None),
     ({"expect_mtbf": "0s"}, "expect_mtbf = '0s': must be above 0", "14h, or 30m"),
     (

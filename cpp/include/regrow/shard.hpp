@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <numeric>
 #include <optional>
 #include <span>
 #include <string_view>
@@ -130,6 +131,8 @@ class Shard {
   // One bit per block: whether data member `member` of the block, whose parity q is here, was ever touched.
   std::span<const uint64_t> parity_members(size_t table, int64_t q, int64_t member) const;
   std::span<const uint64_t> parity_touched(int64_t source, size_t group, size_t table) const;
+  // Parities q of a table are zeros again, and none of their members was touched.
+  void parity_void(size_t table, int64_t q);
 
   // ---- as the source of checkpoints (src/capture.cpp). All of these are calls that change rows: the caller keeps
   // them apart from update and its like, and from each other.
@@ -195,6 +198,8 @@ class Shard {
     std::vector<size_t> missing;  // per member; without parities, all are of one group and counted as of one member
     size_t blank;
     uint32_t fill_next;  // no slot before it is blank
+    size_t unknown;      // absent rows of which know_touched() said nothing
+    size_t absent_rows() const { return std::accumulate(missing.begin(), missing.end(), blank); }
     bool absent(uint32_t slot) const { return !(present[slot / 64] >> (slot % 64) & 1); }
   };
   // Which rows changed, for captures. Every change sets one bit, in Records::changed; settle() moves what is set

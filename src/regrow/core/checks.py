@@ -118,4 +118,6 @@ def find_view_flaw(servers: Sequence[Member], job: JobSpec) -> str | None:
     for index, member in enumerate(servers):
         if member.id != index or not 0 <= member.incarnation < INCARNATION_END:
             return f"names server {member.id}, incarnation {member.incarnation}, in place {index}"
+        if member.recalled and not (member.recovering and job.protection.saves_own):
+            return f"recalls server {member.id}, which is not lost, or has no saves"
     return None

@@ -125,7 +125,7 @@ class Coordinator:
                 marks=job.marks,
                 term=self._term,
                 salt=self._cut_salt,
-                goes_back=job.protection.recalls_bare,
+                goes_back=job.protection.saves_own,
             )
             if self._cut_now is not None:
                 self.cuts.want(self._cut_now)
@@ -246,7 +246,11 @@ class Coordinator:
         if not place.is_filled_by(source):
             recovering = self._job is not None and self._has_rows()
             member = Member(
-                id=source.id, incarnation=source.incarnation, address=message.address, recovering=recovering
+                id=source.id,
+                incarnation=source.incarnation,
+                address=message.address,
+                recovering=recovering,
+                recalled=recovering and place.member is not None and place.member.recalled,
             )
             effects += self._take_place(place, member, "registered")
             if message.known is not None:
@@ -305,7 +309,7 @@ class Coordinator:
                 if not present.recovering:  # it had registered before anybody told us whom it replaces
                     effects += [Log(text=f"{named.identity} is dead: its successor is here")]
                     effects += [Forget(peer=named.identity)]
-                place.member = msgspec.structs.replace(present, recovering=True)
+                place.member = msgspec.structs.replace(present, recovering=True, recalled=named.recalled)
             elif not place.means_silence:
                 place.member = named  # it has no word of its own to give
         return effects
@@ -337,7 +341,7 @@ class Coordinator:
             return []
         if place.life.state is not MemberState.RETURNING:
             return [Refuse(target=source, reason="Recovered of a server that was not ready")]
-        place.member = msgspec.structs.replace(place.member, recovering=False)
+        place.member = msgspec.structs.replace(place.member, recovering=False, recalled=False)
         place.life.move("recovered")
         effects: list[Effect] = [Log(text=f"{source} has recovered")]
         return effects + (self._announce() if self._asked_at is None else self._reconsider())
@@ -534,9 +538,23 @@ class Coordinator:
         effects = self._judge()
         return effects if effects or self._asked_at is not None else self._send_view()
 
+    def _recall(self) -> None:
+        """Decides who goes back to its saves. Whoever was to and is not back stays so, also as a successor, for its
+        parities are being made anew. All unfinished recoveries began together, so nobody changes its way."""
+        assert self._job is not None
+        down = [(server, place.member) for server, place in enumerate(self.places) if place.is_down and place.member]
+        begun = [server for server, member in down if member.recalled]
+        recalled = self._job.protection.find_recalled(
+            [server for server, _ in down], begun=begun, servers=len(self.places)
+        )
+        for server, member in down:
+            if member.recovering and server in recalled:
+                self.places[server].member = msgspec.structs.replace(member, recalled=True)
+
     def _send_view(self) -> list[Effect]:
         assert self._job is not None
         self._views += 1
+        self._recall()
         servers = tuple(place.member for place in self.places if place.member is not None)
         assert len(servers) == len(self.places)
         epoch = (self._term << 32) + self._views

@@ -134,6 +134,7 @@ class Decoder:
         self._held = held
         self._peers: dict[int, Identity] = {}
         self._recovering: frozenset[int] = frozenset()
+        self._recalled: frozenset[int] = frozenset()
         self._sweeps: dict[tuple[int, int, int], Sweep] = {}
         self._sent: dict[tuple[Identity, tuple[int, int, int]], Bools] = {}  # by replacement and shape: places
         self._batches: dict[int, Batch] = {}
@@ -146,10 +147,18 @@ class Decoder:
         self._ks = np.array([table.k for table in groups.job.tables], np.int64)
         self._rs = np.array([table.r for table in groups.job.tables], np.int64)
 
-    def know(self, *, peers: dict[int, Identity], recovering: frozenset[int], changed: set[int]) -> None:
-        """A view: what is decoded for somebody who was replaced starts anew."""
+    def know(
+        self,
+        *,
+        peers: dict[int, Identity],
+        recovering: frozenset[int],
+        changed: set[int],
+        recalled: frozenset[int] = frozenset(),
+    ) -> None:
+        """A view: what is decoded for somebody who was replaced starts anew. For `recalled` servers only copies are."""
         self._peers = peers
         self._recovering = recovering
+        self._recalled = recalled
         self._sent = {key: value for key, value in self._sent.items() if key[0] in peers.values()}
         self._unacked = {key: None for key in self._unacked if key[0] in peers.values()}
         self._plan_sweeps(changed)
@@ -220,6 +229,10 @@ class Decoder:
         living = [p for p in range(r) if self._parity_server(sweep, p) not in self._recovering]
         if not unknown or len(living) < len(unknown) or living[0] != q:
             return None  # nothing to decode, or too few equations, or another decodes
+        if self._groups.is_recallable[tables[0]] and any(
+            self._member_server(sweep, j) in self._recalled for j in unknown
+        ):
+            return None  # their parities are void
         return dataclasses.replace(sweep, unknown=unknown, partners=tuple(living[1 : len(unknown)]))
 
     def _goes_on(self, sweep: Sweep, changed: set[int]) -> bool:

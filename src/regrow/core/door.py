@@ -200,7 +200,8 @@ class ServerDoor:
         view = self.server.view
         servers = list(view.servers)
         me = servers[self.identity.id]
-        servers[self.identity.id] = msgspec.structs.replace(me, recovering=not self.recovered)
+        recalled = me.recalled and not self.recovered
+        servers[self.identity.id] = msgspec.structs.replace(me, recovering=not self.recovered, recalled=recalled)
         return KnownView(epoch=view.epoch, servers=tuple(servers), job=view.job)
 
     def _is_over(self, peer: Identity) -> bool:

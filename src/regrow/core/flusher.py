@@ -17,8 +17,14 @@ other holders alive they have acknowledged everything before the end is sent (fl
 end would never come); without, the source flushes first. While all holders of a group are new, what is applied counts.
 
 Rows without parities are a group too, the bare one: no holders, nothing pending, and what is applied is as durable as
-it gets. How many updates they have had (`updates`) goes along with every flush: after a loss the holders know it, and
-with that what a replacement lacks that comes back with older rows (`recall.py`).
+it gets.
+
+Where rows may come back from older saves (`recall.py`), `updates` counts what pushes did to them, up to the marks of
+the group that is copied and never recalled. It goes along with every flush: after a loss the holders of that group know
+it, and with that what a replacement lacks. `updates_lost` goes along too, for successors that are not recalled.
+
+A holder whose parity is void, because it has parts of a server that was recalled, asks for a stream from the beginning
+(`on_stream_ask`): to a source it is then as new as one that was replaced.
 
 What breaks without the rules:
 - Marks only with rows: pushes that change nothing in a group never become durable, windows fill, training stops.
@@ -53,8 +59,11 @@ from regrow.core.messages import (
     Flush,
     FlushAck,
     FlushCommit,
+    Have,
     Int32Array,
     Stream,
+    StreamAsk,
+    StreamBegin,
     StreamEnd,
     UInt32Array,
 )
@@ -115,7 +124,7 @@ class FlushGroup:
     def __init__(self, marks: int) -> None:
         self.number = 0  # of the last flush
         self.flushed: tuple[int, ...] = (0,) * marks  # the marks of that flush
-        self.updates = 0  # and how many updates the bare rows had had then
+        self.updates = 0  # and how many updates there had been then, if this is the group that is copied
         self.history: dict[int, tuple[int, ...]] = {0: self.flushed}  # number -> marks, from the least acknowledged
         self.acked: dict[int, int] = {}  # holder -> last flush it has
         self.prepared: dict[int, int] = {}  # holder -> last flush it has staged (two-phase commit)
@@ -138,7 +147,9 @@ class Flusher:
         self.coded = self.groups[: len(groups)]  # those that have holders: all but the bare one
         # The last push (step) applied to the rows of each group.
         self.applied: list[list[int]] = [[0] * marks for _ in self.groups]
-        self.updates = 0  # of bare rows so far, a row once for each push that has it; also by servers before this one
+        # Of rows that may be recalled, a row once for each push that has it, up to the marks of the copied group, also
+        # by servers before this one; and how many of them are lost by now.
+        self.updates = self.updates_lost = 0
         self.flush_count = 0
         self.flush_bytes = 0
         self.flush_rows = 0
@@ -273,6 +284,7 @@ class Flusher:
                 marks=marks,
                 staged=staged,
                 updates=self.updates,
+                updates_lost=self.updates_lost,
                 counts=part[0],
                 slots=part[1],
                 deltas=part[2],
@@ -410,23 +422,24 @@ class Flusher:
         """A view: who is who now, and who has lost what it held. What waits for a flush belongs to the group
         and stays."""
         self._peers = peers
-        for g, group in enumerate(self.coded):
+        for g in range(len(self.coded)):
             for holder in self.geometry.holders(self.server, g):
                 if holder in replaced:
-                    group.acked[holder] = group.prepared[holder] = 0
-                    group.streams[holder] = StreamOut()
-                    group.history.setdefault(0, (0,) * len(self._durable))
+                    self._begin_stream(g, holder)
         self._settle()
 
-    def activate(self, g: int, *, number: int, marks: tuple[int, ...], updates: int, undo: Part | None) -> None:
+    def activate(self, have: Have, *, undo: Part | None) -> None:
         """A replacement learns where its group stands: its holders have all of flush `number`."""
+        g, number, marks = have.group, have.number, have.marks
         group = self.groups[g]
         assert not group.active
         group.active = True
         group.number = number
         group.flushed = marks
-        group.updates = updates
-        self.updates = max(updates, self.updates)
+        group.updates = have.updates
+        if g == self.geometry.copied:
+            self.updates = have.updates
+        self.updates_lost = max(have.updates_lost, self.updates_lost)
         group.history = {0: (0,) * len(marks), number: marks}
         group.last = undo
         self.applied[g] = list(marks)
@@ -437,15 +450,43 @@ class Flusher:
         if all(each.active for each in self.groups):
             self._settle()
 
-    def join_bare(self) -> tuple[int, ...]:
-        """The bare rows count as being where the coded ones are: what they lack of that is lost. Returns the marks."""
-        bare = self.geometry.bare
-        assert bare is not None and all(group.active for group in self.coded)
-        marks = tuple(map(min, zip(*self.applied[: len(self.coded)], strict=True)))
-        self.applied[bare] = list(marks)
-        self.groups[bare].active = True
+    def await_recall(self, groups: Iterable[int]) -> None:
+        """The rows of these groups come from saves: no holder has anything that they could be told apart from."""
+        for g in groups:
+            self.groups[g].active = False
+            for holder in self.groups[g].acked:
+                self._begin_stream(g, holder)
+
+    def join(self, groups: Iterable[int], *, updates_saved: int) -> tuple[int, ...]:
+        """Rows that came from saves count as being where the copied ones are: what they lack of that is lost. Their
+        holders will be told as if that were their first flush. Returns the marks."""
+        copied = self.geometry.copied
+        assert copied is not None and self.groups[copied].active
+        marks = tuple(self.applied[copied])
+        self.updates_lost = self.updates - updates_saved
+        for g in groups:
+            group = self.groups[g]
+            self.applied[g] = list(marks)
+            group.active = True
+            if group.acked:
+                group.number, group.flushed = 1, marks
+                group.history = {0: (0,) * len(marks), 1: marks}
         self._settle()
         return marks
+
+    def on_stream_ask(self, holder: Identity, ask: StreamAsk) -> list[Send]:
+        """What this holder had is void. It was told so much before it asked, and will know from here on what counts."""
+        if ask.group >= len(self.coded) or holder.id not in self.groups[ask.group].acked:
+            raise ValueError(f"S{holder.id} holds nothing of group {ask.group}")
+        self._begin_stream(ask.group, holder.id)
+        self._settle()
+        return [Send(target=holder, message=StreamBegin(group=ask.group, number=ask.number))]
+
+    def _begin_stream(self, g: int, holder: int) -> None:
+        group = self.groups[g]
+        group.acked[holder] = group.prepared[holder] = 0
+        group.streams[holder] = StreamOut()
+        group.history.setdefault(0, (0,) * len(self._durable))
 
     @property
     def is_streaming(self) -> bool:
@@ -532,6 +573,7 @@ class Flusher:
             number=group.number,
             marks=group.flushed,
             updates=group.updates,
+            updates_lost=self.updates_lost,
             counts=counts,
             slots=slots,
             deltas=deltas,

@@ -34,7 +34,12 @@ class Groups:
             np.array([index[(t.k - j, t.r)] if t.r else self.bare for j in range(t.k)], np.int64) for t in job.tables
         ]
 
-        self.is_bare = np.array([not table.r for table in job.tables])  # by table
+        # Tables whose rows may come back from saves, and their groups. All others are copied then, and are one group,
+        # which says how far the server was.
+        self.is_recallable = np.array([job.protection.recalls(table) for table in job.tables])
+        found = {g for t, of in enumerate(self.of_member) if self.is_recallable[t] for g in of.tolist()}
+        self.recallable: tuple[int, ...] = tuple(sorted(found))
+        self.copied = next((g for g in range(self.total) if g not in found), None) if found else None
 
         # The same, table after table in one array, for lookups of many rows at once.
         self._k = np.array([t.k for t in job.tables], np.int64)

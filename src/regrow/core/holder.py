@@ -4,6 +4,14 @@ A flush is applied whole, in order, and acknowledged. A new holder is streamed t
 all. When a source is replaced, every living holder tells the successor where its group stands (`Have`); with several
 holders they first bring each other to the same flush (tails), so that what they hold fits together. Decoding
 itself is `decode.py`. The rule to keep: same flush number, same parity contribution, at every holder.
+
+Where more is lost than can be decoded, lost servers are **recalled**: they come back with older rows (`recall.py`).
+What is left of a parity with rows of theirs then stands for nothing, also as far as it is of servers that live: nobody
+can take the old rows out of it. Its holder makes it void, and asks every living source for a stream from the beginning
+(`StreamAsk`); the recalled ones stream by themselves. Links keep their order, so what a source sent before it heard
+that comes before its `StreamBegin`: it is about the parity that is void, and is dropped without a word. When all
+sources of a parity have ended their streams it is whole; when all that have rows of a recalled server are, that server
+is told (`Mended`), and not before it may count as back.
 """
 
 from __future__ import annotations
@@ -24,9 +32,12 @@ from regrow.core.messages import (
     FlushAck,
     FlushCommit,
     Have,
+    Mended,
     Message,
     Stream,
     StreamAck,
+    StreamAsk,
+    StreamBegin,
     StreamEnd,
     SyndromeAsk,
     Tail,
@@ -45,8 +56,10 @@ class Held:
     def __init__(self, marks: int) -> None:
         self.number = 0
         self.marks: tuple[int, ...] = (0,) * marks
-        self.updates = 0  # that the bare rows of the source had had at these marks
-        self.ended = True  # False: a new holder that is still being streamed to
+        self.updates = 0  # that rows of the source had had at these marks, if this is the group that is copied,
+        self.updates_lost = 0  # and how many of them are lost
+        self.ended = True  # False: a new holder, or one whose parity was made void, that is still being streamed to
+        self.asked = 0  # the StreamAsk that is not answered: what comes before its StreamBegin is void; 0: none
         self.tail: deque[Flush] = deque()  # flushes that some other holder may lack (r >= 2)
         self.last: Part | None = None  # what the last flush changed (sync)
         self.staged: deque[Flush] = deque()  # not committed yet (two-phase commit)
@@ -72,6 +85,10 @@ class Holder:
         self._peers: dict[int, Identity] = {}
         self._recovering: frozenset[int] = frozenset()
         self._early: list[tuple[Identity, Message]] = []  # of holders that know a newer view
+        self._parities = _find_parities(groups, server)
+        self._asks = 0  # StreamAsks so far
+        self._unmended: dict[int, Identity] = {}  # recalled servers with rows in parities that are not whole
+        self._has_streamed = False  # something came for them since they were last told
         for g in range(len(groups)):
             for source in groups.sources(server, g):
                 state = Held(marks)
@@ -94,6 +111,8 @@ class Holder:
 
     def on_flush(self, source: Identity, flush: Flush) -> list[Send]:
         state = self._state(source.id, flush.group)
+        if state.asked:
+            return []
         if not state.ended:
             raise ValueError(f"flush {flush.number} of group {flush.group} before the end of its stream")
         expected = state.number + len(state.staged) + 1
@@ -129,6 +148,7 @@ class Holder:
         state.number = flush.number
         state.marks = flush.marks
         state.updates = flush.updates
+        state.updates_lost = flush.updates_lost
         if self._groups.list[flush.group][1] > 1:
             state.tail.append(flush)
             while state.tail and state.tail[0].number <= flush.stable:
@@ -140,13 +160,27 @@ class Holder:
 
     def on_stream(self, source: Identity, stream: Stream) -> list[Send]:
         state = self._state(source.id, stream.group)
+        if state.asked:
+            return []
         if state.ended:
             raise ValueError(f"group {stream.group} is streamed, but its parity is here")
         self._store.parity_apply(source.id, stream.counts, stream.slots, stream.deltas)
+        self._has_streamed = True
         return [Send(target=source, message=StreamAck(group=stream.group))]
+
+    def on_stream_begin(self, source: Identity, begin: StreamBegin) -> list[Send]:
+        """The source has heard that its parity is void here. If that was asked again since, it will hear that too."""
+        state = self._state(source.id, begin.group)
+        if begin.number > self._asks:
+            raise ValueError(f"stream {begin.number} of group {begin.group} begins, and nobody asked for it")
+        if begin.number == state.asked:
+            state.asked = 0
+        return []
 
     def on_stream_end(self, source: Identity, end: StreamEnd) -> list[Send]:
         state = self._state(source.id, end.group)
+        if state.asked:
+            return []
         if state.ended:
             raise ValueError(f"the stream of group {end.group} ended before")
         check_marks(end.marks, self._marks)
@@ -155,29 +189,78 @@ class Holder:
         state.number = end.number
         state.marks = end.marks
         state.updates = end.updates
+        state.updates_lost = end.updates_lost
         state.last = (end.counts, end.slots, end.deltas) if self._keeps_last else None
+        self._has_streamed = True
         if not end.number:
-            return []  # nothing was ever flushed, and nothing is to be acknowledged
-        return [Send(target=source, message=FlushAck(group=end.group, number=end.number, staged=False))]
+            return self.tell_mended()  # nothing was ever flushed, and nothing is to be acknowledged
+        ack = FlushAck(group=end.group, number=end.number, staged=False)
+        return [Send(target=source, message=ack), *self.tell_mended()]
+
+    # --- Parities that are void ---
+
+    def _make_void(self, recalled: set[int]) -> list[Send]:
+        """All parities with rows of these servers stand for nothing from here on."""
+        sends: list[Send] = []
+        for q, members in enumerate(self._parities):
+            if recalled.isdisjoint([source for source, _ in members]):
+                continue
+            for table in np.flatnonzero(self._groups.is_recallable).tolist():
+                self._store.parity_void(table, q)
+            for source, g in members:
+                state = self.held[source, g] = Held(self._marks)
+                state.ended = False
+                if source in recalled:
+                    self._unmended[source] = self._peers[source]
+                else:
+                    self._asks += 1
+                    state.asked = self._asks
+                    ask = StreamAsk(group=g, number=self._asks)
+                    sends.append(Send(target=self._peers[source], message=ask))
+        return sends
+
+    def tell_mended(self) -> list[Send]:
+        """Recalled servers hear how many streams their parities still need, if that got any further."""
+        if not self._unmended or not self._has_streamed:
+            return []
+        self._has_streamed = False
+        sends: list[Send] = []
+        for source, identity in list(self._unmended.items()):
+            parities = [members for members in self._parities if source in [other for other, _ in members]]
+            left = sum(not self.held[place].ended for members in parities for place in members)
+            sends.append(Send(target=identity, message=Mended(left=left)))
+            if not left:
+                del self._unmended[source]
+        return sends
 
     # --- A source was replaced ---
 
     def know(
-        self, *, peers: dict[int, Identity], recovering: Iterable[int], replaced: Iterable[int]
+        self,
+        *,
+        peers: dict[int, Identity],
+        recovering: Iterable[int],
+        replaced: Iterable[int],
+        recalled: Iterable[int] = (),
+        is_new: bool = False,
     ) -> list[Send | Refuse]:
-        """A view. Decoding starts anew where the set of the lost changed."""
+        """A view. Decoding starts anew where the set of the lost changed. `is_new`: it is the first one, and all that
+        is here is empty."""
         self._peers = peers
         self._recovering = frozenset(recovering)
         sends: list[Send | Refuse] = []
         changed = set(replaced) & self._recovering
+        void = changed.intersection(recalled)
+        if void and not is_new:
+            sends += self._make_void(void)
         for (source, g), state in self.held.items():
-            if source in changed:
+            if source in changed and not (source in void and g in self._groups.recallable):
                 state.staged.clear()
                 if state.ended:
                     sends += self._agree(source, g, state)
                 else:
                     state.agreed = False
-        self.decoder.know(peers=peers, recovering=self._recovering, changed=changed)
+        self.decoder.know(peers=peers, recovering=self._recovering, recalled=frozenset(recalled), changed=changed)
         return [*sends, *self._hear_early()]
 
     def _agree(self, source: int, g: int, state: Held) -> list[Send]:
@@ -196,6 +279,7 @@ class Holder:
                     number=flush.number,
                     marks=flush.marks,
                     updates=flush.updates,
+                    updates_lost=flush.updates_lost,
                     counts=flush.counts,
                     slots=flush.slots,
                     deltas=flush.deltas,
@@ -222,7 +306,12 @@ class Holder:
             undo = Undo(group=g, counts=counts, slots=slots, deltas=deltas)
             sends.append(Send(target=target, message=undo))
         have = Have(
-            group=g, number=state.number, marks=state.marks, updates=state.updates, touched=np.concatenate(words)
+            group=g,
+            number=state.number,
+            marks=state.marks,
+            updates=state.updates,
+            updates_lost=state.updates_lost,
+            touched=np.concatenate(words),
         )
         return [*sends, Send(target=target, message=have)]
 
@@ -275,6 +364,7 @@ class Holder:
                     marks=message.marks,
                     staged=False,
                     updates=message.updates,
+                    updates_lost=message.updates_lost,
                     counts=message.counts,
                     slots=message.slots,
                     deltas=message.deltas,
@@ -300,3 +390,13 @@ class Holder:
         if state is None:
             raise ValueError(f"S{self.server} holds no parity of group {group} of S{source}")
         return state
+
+
+def _find_parities(groups: Groups, server: int) -> list[list[tuple[int, int]]]:
+    """Of each parity that this server holds of rows that may be recalled: whose rows are in it, as (source, group).
+    Tables of such rows all have the same code, so a parity has one group of each of its sources."""
+    coded = [g for g in groups.recallable if g != groups.bare]
+    if not coded:
+        return []
+    _, r = groups.list[coded[0]]
+    return [[(groups.step(server, -(groups.list[g][0] + q)), g) for g in coded] for q in range(r)]

@@ -145,6 +145,7 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     incarnation: int
     address: str
     recovering: bool = False  # its rows and parities are coming back: it does not count towards tolerance
+    recalled: bool = False  # ... and more are lost than parities bring back: its rows come from its own saves
 
     @property
     def identity(self) -> Identity:
@@ -366,7 +367,8 @@ class Flush(Message, frozen=True, kw_only=True):
     stable: U62  # flushes up to here are acknowledged by all holders
     marks: tuple[int, ...]
     staged: bool = False
-    updates: U62 = 0  # of rows without parities, that pushes up to these marks made at the source
+    updates: U62 = 0  # of rows that may be recalled, that pushes up to these marks made at the source
+    updates_lost: U62 = 0  # of those, by partial recovery, so far
     counts: Int32Array
     slots: UInt32Array
     deltas: Float32Array
@@ -415,9 +417,33 @@ class StreamEnd(Message, frozen=True, kw_only=True):
     number: U62
     marks: tuple[int, ...]
     updates: U62 = 0
+    updates_lost: U62 = 0
     counts: Int32Array
     slots: UInt32Array
     deltas: Float32Array
+
+
+@message(63)
+class StreamAsk(Message, frozen=True, kw_only=True):
+    """Holder -> source: my parity of this group is void; stream it to me from the beginning. Asks of a holder rise."""
+
+    group: U32
+    number: U62
+
+
+@message(64)
+class StreamBegin(Message, frozen=True, kw_only=True):
+    """Source -> holder: from here on all is as you asked; what came of this group before is not."""
+
+    group: U32
+    number: U62
+
+
+@message(65)
+class Mended(Message, frozen=True, kw_only=True):
+    """Holder -> recalled source: my parities with rows of yours still need so many streams; 0: they are whole."""
+
+    left: U32
 
 
 @message(46)
@@ -439,6 +465,7 @@ class Have(Message, frozen=True, kw_only=True):
     number: U62
     marks: tuple[int, ...]
     updates: U62 = 0
+    updates_lost: U62 = 0
     touched: UInt64Array
 
 
@@ -494,6 +521,7 @@ class Tail(Message, frozen=True, kw_only=True):
     number: U62
     marks: tuple[int, ...]
     updates: U62 = 0
+    updates_lost: U62 = 0
     counts: Int32Array
     slots: UInt32Array
     deltas: Float32Array

@@ -87,7 +87,8 @@ class OwnSaves:
         self._number = 0
         self._next: SaveOwn | None = None  # captured, and not told to the driver yet
         self._flushes: list[int] = []  # that the holders must have before
-        # A replacement goes on where its predecessor's saves end; the first server of a place begins with all it has.
+        # Who came back from its predecessor's saves goes on where these end. All others begin with all they have: the
+        # first server of a place, and one whose rows came from parities, as nobody knows which updates these contain.
         self._full_wanted = not any(isinstance(way, Recall) for way in ways.all)
         self._due_at: float | None = None
         self._due_step = 0 if plan is None or plan.every_steps is None else plan.every_steps
@@ -140,7 +141,7 @@ class OwnSaves:
         self._now, self._step = now, step
         if self.life.state is not OwnSaveState.IDLE:
             return [*self._check_cost(now)] or [*self.check_copies()]
-        if not self.is_due(now, step) or not self._ways.is_back:
+        if not self.is_due(now, step) or not self._ways.is_back or not self._are_level():
             return []
         if self._due_at is None and self.plan is not None and self.plan.every_seconds is not None:
             self._counted_from = now  # from the first look
@@ -157,16 +158,19 @@ class OwnSaves:
             return self.give_up(f"it was not stored within {SAVE_SECONDS_MAX:.0f} s")
         return []
 
+    def _are_level(self) -> bool:
+        """Whether all groups are at the same pushes. At a successor that got its rows from parities they are not at
+        once; what is saved then would be ahead of the copies, or not what its count says."""
+        first = self._flusher.applied[0]
+        return all(marks == first for marks in self._flusher.applied)
+
     def _begin(self) -> list[Send | SaveOwn | UnsaveOwn]:
-        bare = self._flusher.geometry.bare
-        assert bare is not None
         self._number += 1
         self._store.begin_capture(SAVES_TENANT, self._full_wanted)
         self.life.move("captured")
-        lost = sum(way.updates_lost for way in self._ways.all if isinstance(way, Recall))
         skipped = self._store.updates_uncaptured(SAVES_TENANT)
-        contained = self._flusher.updates - lost - skipped
-        marks = tuple(self._flusher.applied[bare])
+        contained = self._flusher.updates - self._flusher.updates_lost - skipped
+        marks = tuple(self._flusher.applied[0])
         self._next = SaveOwn(
             number=self._number, full=self._full_wanted, marks=marks, updates=contained, skipped=skipped
         )

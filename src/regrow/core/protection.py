@@ -8,7 +8,9 @@ at a table's parities to find out (a test counts the places that do). All of the
     replaces_servers    is a server that dies followed by a successor while the others go on?
     lost_together_max   how many servers may die together, at the most: so many spares are worth having
     begins_together     must recoveries that are under way begin again, together, when another server dies?
-    recalls_bare        do rows without parities come back from what their own server saved last?
+    saves_own           does each server save its own rows, for its successor to go back to?
+    recalls(table)      may rows of this table come back from there, without what was learned since?
+    find_recalled(down) which of these servers must go back to their saves, for too many are lost to decode their rows?
     verdict(down)       can this set of servers be lost together? With the reason, which names what is lost.
 
 To add one: a struct here with these answers and a new tag, its name in `Protection`, and whatever brings its rows back
@@ -74,7 +76,13 @@ class Unprotected(msgspec.Struct, frozen=True, kw_only=True, tag="unprotected"):
     replaces_servers: ClassVar[bool] = False
     lost_together_max: ClassVar[int] = 0
     begins_together: ClassVar[bool] = False
-    recalls_bare: ClassVar[bool] = False
+    saves_own: ClassVar[bool] = False
+
+    def recalls(self, table: TableSpec) -> bool:
+        return False
+
+    def find_recalled(self, down: Collection[int], *, begun: Collection[int], servers: int) -> frozenset[int]:
+        return frozenset()
 
     def verdict(self, down: Collection[int], *, tables: Sequence[TableSpec], servers: int) -> Verdict:
         if not down:
@@ -102,11 +110,17 @@ class Coded(msgspec.Struct, frozen=True, kw_only=True, tag="coded"):
 
     has_parities: ClassVar[bool] = True
     replaces_servers: ClassVar[bool] = True
-    recalls_bare: ClassVar[bool] = False
+    saves_own: ClassVar[bool] = False
 
     @property
     def lost_together_max(self) -> int:
         return self.r
+
+    def recalls(self, table: TableSpec) -> bool:
+        return False
+
+    def find_recalled(self, down: Collection[int], *, begun: Collection[int], servers: int) -> frozenset[int]:
+        return frozenset()
 
     @property
     def begins_together(self) -> bool:
@@ -146,11 +160,18 @@ class Partial(msgspec.Struct, frozen=True, kw_only=True, tag="partial"):
     rings: ClassVar[int] = 1
     has_parities: ClassVar[bool] = True
     replaces_servers: ClassVar[bool] = True
-    recalls_bare: ClassVar[bool] = True
+    saves_own: ClassVar[bool] = True
 
     @property
     def lost_together_max(self) -> int:
         return self.r
+
+    def recalls(self, table: TableSpec) -> bool:
+        return not table.r
+
+    def find_recalled(self, down: Collection[int], *, begun: Collection[int], servers: int) -> frozenset[int]:
+        """No decision is needed: rows without parities have no other way back."""
+        return frozenset()
 
     @property
     def begins_together(self) -> bool:
@@ -177,7 +198,69 @@ class Partial(msgspec.Struct, frozen=True, kw_only=True, tag="partial"):
         return None
 
 
-Protection = Unprotected | Coded | Partial
+class CodedPartial(msgspec.Struct, frozen=True, kw_only=True, tag="coded-partial"):
+    """Parities first, saves beyond: where a stripe has lost more than r, the lost servers of its ring go back to saves.
+
+    Embedding tables have this k and r. Dense parameters are copied r + 1 times: they are never older than they must be,
+    and what their holders know of them says how far a server was that is recalled, so that its loss is counted.
+    """
+
+    k: int
+    r: int
+    rings: int = 1
+    flush: FlushSpec = FlushSpec()
+
+    has_parities: ClassVar[bool] = True
+    replaces_servers: ClassVar[bool] = True
+    saves_own: ClassVar[bool] = True
+    begins_together: ClassVar[bool] = True  # copies are at least two
+
+    @property
+    def lost_together_max(self) -> int:
+        return self.r + 1
+
+    def recalls(self, table: TableSpec) -> bool:
+        return table.r == self.r
+
+    def find_recalled(self, down: Collection[int], *, begun: Collection[int], servers: int) -> frozenset[int]:
+        """Of each ring all or none. None if every stripe can be decoded: it has lost no more than r, and nobody of the
+        ring was recalled before and is not back (`begun`). Else parities of its stripes stand for nothing yet."""
+        layout = Layout(servers=servers, k=self.k, r=self.r, rings=self.rings)
+        ring = servers // self.rings
+        recalled: set[int] = set()
+        for first in range(0, servers, ring):
+            mine = [server for server in down if first <= server < first + ring]
+            is_hopeless = any(_is_hopeless(server, j, layout, down) for server in mine for j in range(self.k))
+            if is_hopeless or any(server in begun for server in mine):
+                recalled.update(mine)
+        return frozenset(recalled)
+
+    def verdict(self, down: Collection[int], *, tables: Sequence[TableSpec], servers: int) -> Verdict:
+        """Only copies can be lost: of all other rows their servers have saves."""
+        lost = _count_lost_rows(frozenset(down), tuple(tables), servers, self.rings)
+        copied = {table.name for table in tables if not self.recalls(table)}
+        verdict = judge_loss(down, [(name, count) for name, count in lost if name in copied])
+        if not verdict.survivable or not (recalled := self.find_recalled(down, begun=(), servers=servers)):
+            return verdict
+        return Verdict(True, f"too many of a stripe are lost: {name_servers(recalled)} go back to their saves")
+
+    def invalid_reason(self, *, tables: Sequence[TableSpec], servers: int, mode: str) -> str | None:
+        for table in tables:
+            if (table.k, table.r) not in ((self.k, self.r), (1, self.r + 1)):
+                codes = f"k={self.k} and r={self.r}, or k=1 and r={self.r + 1}"
+                return f"table {table.name!r} has k={table.k}, r={table.r}; here it is {codes}"
+        coded = [table for table in tables if self.recalls(table)]
+        if len(coded) == len(tables):
+            return "no table has copies, so nobody would know how far a lost server was"
+        if not coded:
+            return "every table is copied, and none would be recalled"
+        if self.flush.commit != "exactly-once":
+            return f"commit = {self.flush.commit!r} does not go with partial recovery"
+        code = Coded(k=self.k, r=self.r, rings=self.rings, flush=self.flush)
+        return code.invalid_reason(tables=coded, servers=servers, mode=mode)
+
+
+Protection = Unprotected | Coded | Partial | CodedPartial
 
 
 def judge_loss(down: Collection[int], lost: Sequence[tuple[str, int]]) -> Verdict:

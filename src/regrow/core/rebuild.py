@@ -28,10 +28,17 @@ FILL_ROWS = 16384  # blank rows filled in per tick; too many: whoever pulls wait
 
 
 class Rebuild:
-    """The coded groups of one replacement until all of them are back. Its life is `states.WAY`."""
+    """Some coded groups of one replacement until all of them are back. Its life is `states.WAY`."""
 
     def __init__(
-        self, *, server: int, groups: Groups, store: ReturningRows, flusher: Flusher, recovering: Collection[int]
+        self,
+        *,
+        server: int,
+        groups: Groups,
+        mine: tuple[int, ...],
+        store: ReturningRows,
+        flusher: Flusher,
+        recovering: Collection[int],
     ) -> None:
         """`recovering` are the servers that nobody can ask now: this one, and others that are not back."""
         self.life = Life(WAY)
@@ -40,18 +47,20 @@ class Rebuild:
         self.bytes_back = 0
         self.faults = 0
         self._groups = groups
+        self._mine = mine
+        self._is_mine = np.array([set(of.tolist()) <= set(mine) for of in groups.of_member])  # by table
         self._store = store
         self._checks = RowChecks(groups.job, store)
         self._flusher = flusher
         self._undo: dict[int, Part] = {}
         self._early: list[Restored] = []  # rows of a holder that was ready before all others
-        self._haves: dict[int, dict[int, Have]] = {g: {} for g in range(len(groups))}
-        self._living = {g: [h for h in groups.holders(server, g) if h not in recovering] for g in range(len(groups))}
+        self._haves: dict[int, dict[int, Have]] = {g: {} for g in mine}
+        self._living = {g: [h for h in groups.holders(server, g) if h not in recovering] for g in mine}
         sizes = [store.slots(table) for table in range(len(groups.job.tables))]
         self._first_slot = np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.int64)
         self._asked = np.zeros(sum(sizes), bool)  # faults sent: the slots of all tables, one after the other
-        for group in flusher.coded:
-            group.active = False
+        for g in mine:
+            flusher.groups[g].active = False
 
     def begin(self) -> list[Effect]:
         """Holders tell by themselves: they see the same view."""
@@ -88,8 +97,8 @@ class Rebuild:
         first = haves[self._living[have.group][0]]
         self._know_touched(first)
         undo = self._undo.pop(have.group, None)
-        self._flusher.activate(have.group, number=first.number, marks=first.marks, updates=first.updates, undo=undo)
-        if not all(group.active for group in self._flusher.coded):
+        self._flusher.activate(first, undo=undo)
+        if not all(self._flusher.groups[g].active for g in self._mine):
             return []
         self.life.move("holders have told")
         self.rows_total = self._count_missing()
@@ -140,9 +149,8 @@ class Rebuild:
             return None
         counts, slots = self._store.prepare(counts, slots)
         tables = np.repeat(np.arange(counts.size), counts)
-        if self._groups.bare is not None:
-            mine = ~self._groups.is_bare[tables]
-            tables, slots = tables[mine], slots[mine]  # the others come another way
+        mine = self._is_mine[tables]
+        tables, slots = tables[mine], slots[mine]  # the others come another way
         if not slots.size:
             return None
         places = self._first_slot[tables] + slots
@@ -181,7 +189,7 @@ class Rebuild:
             self.life.move("last row is back")
 
     def _count_missing(self) -> int:
-        return sum(self._store.missing_rows(group) for group in range(len(self._groups)))
+        return sum(self._store.missing_rows(group) for group in self._mine)
 
     def on_acknowledged(self) -> list[Effect]:
         return []

@@ -21,7 +21,8 @@ What concerns several parts, and why it is here:
 - A row that is back (ways) lets requests go on that waited for it (serving). Those that somebody waited for are looked
   at once; for rows of the background that is done with the next tick, or every batch would cost a look at everybody.
 - A server has recovered when its rows are back (ways) *and* its parities are whole (holder): only then it counts
-  towards tolerance, answers snapshots, and the coordinator is told.
+  towards tolerance, answers snapshots, and the coordinator is told. One that was recalled waits for its living holders
+  too: what they held of its stripes was void.
 - A source streams its rows to a new holder only when it has them all: it cannot send what it lacks.
 - Decoding and streaming are background work: after every message a bit of it goes on, within a budget.
 - A store captures for one at a time: a cut, for which all servers wait, ends a save of this server's own.
@@ -50,6 +51,7 @@ from regrow.core.messages import (
     FlushAck,
     FlushCommit,
     Have,
+    Mended,
     Message,
     Ready,
     Recovered,
@@ -59,6 +61,8 @@ from regrow.core.messages import (
     SnapAsk,
     Stream,
     StreamAck,
+    StreamAsk,
+    StreamBegin,
     StreamEnd,
     Syndrome,
     SyndromeAsk,
@@ -89,7 +93,7 @@ AWAKE = -math.inf  # no time to rest until
 # What is sent because another server asked, or sent something.
 ANSWERS = (FlushAck, StreamAck, RestoredAck, Snap, Syndrome, Have, TailEnd)
 # What brings rows and parities back to a server; while none comes, it does not get further.
-BRINGS = (Stream, StreamEnd, Undo, Have, Restored, Snap, Syndrome, Tail, TailEnd)
+BRINGS = (Stream, StreamEnd, StreamAck, Mended, Undo, Have, Restored, Snap, Syndrome, Tail, TailEnd)
 
 
 class Server:
@@ -135,6 +139,7 @@ class Server:
             keeps_last=sync,
         )
         self.ways = self._plan_ways(groups, cut)
+        self._unmended = self._find_unmended(groups)  # holders that live, and have not told that they are whole again
         self.cut = CutSide(store=self.store, holds_pushes=not sync)
         self.saves = OwnSaves(store=self.store, flusher=self.flusher, plan=save_plan, ways=self.ways)
         parts = Parts(
@@ -161,13 +166,15 @@ class Server:
 
     def _plan_ways(self, groups: Groups, cut: str | None) -> Ways:
         recovering = [member.id for member in self.view.servers if member.recovering]
-        plan = plan_ways(groups, recovering=not self.recovered, cut=cut)
+        recalled = self.view.servers[self.identity.id].recalled
+        plan = plan_ways(groups, recovering=not self.recovered, recalled=recalled, cut=cut)
         ways: list[WayBack] = []
         if plan.rebuilt:
             ways.append(
                 Rebuild(
                     server=self.identity.id,
                     groups=groups,
+                    mine=plan.rebuilt,
                     store=self.store,
                     flusher=self.flusher,
                     recovering=recovering,
@@ -177,8 +184,23 @@ class Server:
             assert cut is not None
             ways.append(Reload(groups=groups, mine=plan.reloaded, store=self.store, flusher=self.flusher, cut=cut))
         if plan.recalled:
-            ways.append(Recall(server=self.identity.id, groups=groups, store=self.store, flusher=self.flusher))
+            ways.append(
+                Recall(
+                    server=self.identity.id,
+                    groups=groups,
+                    mine=plan.recalled,
+                    store=self.store,
+                    flusher=self.flusher,
+                )
+            )
         return Ways(ways)
+
+    def _find_unmended(self, groups: Groups) -> set[int]:
+        servers = self.view.servers
+        if not servers[self.identity.id].recalled:
+            return set()
+        holders = {holder for g in groups.recallable for holder in groups.holders(self.identity.id, g)}
+        return {holder for holder in holders if not servers[holder].recovering}
 
     def report(self) -> dict[str, Any]:
         """Counters for whoever watches."""
@@ -211,7 +233,7 @@ class Server:
         ready = Ready(rows=rows, memory_bytes=self.store.memory_bytes)
         replaced = [member.id for member in self.view.servers if member.recovering and member.id != self.identity.id]
         effects: list[Effect] = [*self.ways.begin(), Send(target=self.coordinator, message=ready)]
-        return effects + self._meet(known={}, replaced=replaced)
+        return effects + self._meet(known={}, replaced=replaced, is_new=True)
 
     def know(self, view: View) -> list[Effect]:
         """Another view: who is new is dialled, who is over forgotten, who lost something is helped."""
@@ -221,7 +243,7 @@ class Server:
         forgotten: list[Effect] = [Forget(peer=known[server]) for server in replaced]
         return forgotten + self._meet(known=known, replaced=replaced)
 
-    def _meet(self, *, known: dict[int, Identity], replaced: list[int]) -> list[Effect]:
+    def _meet(self, *, known: dict[int, Identity], replaced: list[int], is_new: bool = False) -> list[Effect]:
         """`replaced` have lost what they held. Of two servers, the one with the higher number dials."""
         if not self.view.job.protection.has_parities:
             return []
@@ -231,8 +253,11 @@ class Server:
             if self.peers[member.id] != known.get(member.id)
         ]
         recovering = [member.id for member in self.view.servers if member.recovering]
+        recalled = [member.id for member in self.view.servers if member.recalled]
         self.flusher.know(self.peers, replaced=replaced)
-        effects += self.holder.know(peers=self.peers, recovering=recovering, replaced=replaced)
+        effects += self.holder.know(
+            peers=self.peers, recovering=recovering, replaced=replaced, recalled=recalled, is_new=is_new
+        )
         return [*effects, *self.serving.answer_durable()]  # what waited for a holder that is gone waits no more
 
     # --- Checkpoints ---
@@ -277,6 +302,12 @@ class Server:
         if isinstance(message, StreamAck):
             self.flusher.on_stream_ack(source.id, message.group)
             return []
+        if isinstance(message, StreamAsk):
+            return [*self.flusher.on_stream_ask(source, message), *self.serving.answer_durable()]
+        if isinstance(message, StreamBegin):
+            return [*holder.on_stream_begin(source, message)]
+        if isinstance(message, Mended):
+            return self._on_mended(source, message)
         if isinstance(message, StreamEnd):
             return [*holder.on_stream_end(source, message), *self._check_recovered()]
         if isinstance(message, SnapAsk):
@@ -349,8 +380,13 @@ class Server:
         self._retry_due = False
         return [*self.serving.retry()]
 
+    def _on_mended(self, source: Identity, mended: Mended) -> list[Effect]:
+        if not mended.left:
+            self._unmended.discard(source.id)
+        return self._check_recovered()
+
     def _check_recovered(self) -> list[Effect]:
-        if self.recovered or not self.ways.is_back or not self.holder.whole:
+        if self.recovered or not self.ways.is_back or not self.holder.whole or self._unmended:
             return []
         self.recovered = True
         progress = self.ways.progress()
@@ -384,13 +420,14 @@ class Server:
             effects += self.flusher.tick(now)
             effects += self.serving.answer_durable()
             effects += self.serving.tell_durable()
+            effects += self.holder.tell_mended()
             effects += self.work_in_background()
         has_more = False
         if not self.recovered or not self.ways.is_whole:
             brought, has_more = self._tick_ways(now)
             effects += brought
-        if self.serving.wrote_bare and self.saves.life.state is OwnSaveState.IDLE:
-            self.serving.wrote_bare = False
+        if self.serving.wrote_recallable and self.saves.life.state is OwnSaveState.IDLE:
+            self.serving.wrote_recallable = False
             self.saves.hasten()
         if self.cut.life.state is CutState.IDLE:
             effects += self.saves.tick(now, self.serving.committed)

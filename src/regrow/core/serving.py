@@ -83,9 +83,8 @@ class Serving(ABC):
         self._writes: list[tuple[list[int], Send]] = []  # answers that wait for their flushes
         self._reported: dict[int, int] = {}  # worker -> durable as it was last told
         # Which tables have rows that may be lost, and whose updates are counted for it.
-        self._recalled = parts.flusher.geometry.is_bare & parts.job.protection.recalls_bare
-        self._counts_updates = bool(self._recalled.any())
-        self.wrote_bare = False  # whole records of such rows, since somebody last asked
+        self._recallable = parts.flusher.geometry.is_recallable
+        self.wrote_recallable = False  # whole records of such rows, since somebody last asked
 
     # --- What the two modes differ in ---
 
@@ -249,13 +248,15 @@ class Serving(ABC):
         wanted = lacking[self.flusher.geometry.of_slots(counts, slots)]
         return self.requests.select(wanted, np.repeat(np.arange(counts.size), counts), slots, grads)
 
-    def count_updates(self, counts: Int32Array, slots: UInt32Array) -> None:
-        """A worker's push is applied: a row of it that could be lost with this server counts once."""
-        if not self._counts_updates:
+    def count_updates(self, counts: Int32Array, slots: UInt32Array, mark: int, seq: int) -> None:
+        """A worker's push is about to be applied: a row of it that could be lost with this server counts once. What the
+        copied rows have already was counted when they got it, by a server before this one."""
+        copied = self.flusher.geometry.copied
+        if copied is None or self.flusher.applied[copied][mark] >= seq:
             return
-        mine = np.where(self._recalled, counts, 0).astype(np.int32)
+        mine = np.where(self._recallable, counts, 0).astype(np.int32)
         self.flusher.updates += int(mine.sum())
-        self.store.note_updates(mine, slots[np.repeat(self._recalled, counts)])
+        self.store.note_updates(mine, slots[np.repeat(self._recallable, counts)])
 
     def acknowledge(self, source: Identity, seq: int) -> Send:
         durable = self.report_durable(source.id)
@@ -323,7 +324,7 @@ class Serving(ABC):
         for start, stop in itertools.pairwise([*starts, slots.size]):
             source_records = write.records[start * floats : stop * floats]
             self.store.write_records(write.table, int(slots[start]), stop - start, source_records)
-        self.wrote_bare |= bool(self._recalled[write.table])
+        self.wrote_recallable |= bool(self._recallable[write.table])
         answer = Send(target=source, message=RecordsWritten(request=write.request))
         flushed = self.flusher.flush_all()
         if self.flusher.has_acked(self.flusher.numbers()):

@@ -80,7 +80,7 @@ class AsyncServing(Serving):
         if push.seq > self.span(source.id)[0]:
             part = self.take_unapplied((push.counts, push.slots, push.grads), source.id, push.seq)
             self.store.update(*part, push.seq)
-            self.count_updates(push.counts, push.slots)
+            self.count_updates(push.counts, push.slots, source.id, push.seq)
             for marks in self.flusher.applied:
                 marks[source.id] = max(push.seq, marks[source.id])
             self.clock += 1

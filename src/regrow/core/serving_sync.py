@@ -143,9 +143,9 @@ class SyncServing(Serving):
         faults = self.find_missing(summed[0], summed[1])
         if faults is not None:
             return faults
-        self._apply(summed, step)
         for counts, slots, _ in parts:
-            self.count_updates(counts, slots)
+            self.count_updates(counts, slots, 0, step)
+        self._apply(summed, step)
         del self._staged[step]
         self.clock += len(parts)
         cut = self.cut.check_marks(self.flusher.applied) or self.cut.check_aside()

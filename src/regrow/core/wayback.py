@@ -192,16 +192,16 @@ class Plan:
 
 def find_ways_flaw(groups: Groups, *, recovering: bool, cut: str | None) -> str | None:
     """Why a server cannot begin like this, or None."""
-    is_lost = recovering and groups.bare is not None and not groups.job.protection.recalls_bare
+    is_lost = recovering and groups.bare is not None and groups.bare not in groups.recallable
     if is_lost and cut is None:
         return "rows without parities were lost, and no cut is named to load them from"
     return None
 
 
-def plan_ways(groups: Groups, *, recovering: bool, cut: str | None) -> Plan:
+def plan_ways(groups: Groups, *, recovering: bool, recalled: bool = False, cut: str | None) -> Plan:
     """A replacement gets from parities what has parities, and the rest from its saves, if the protection makes any, or
-    from the cut. A server of a run that begins with a cut gets everything from there; of any other run it computes its
-    rows, which takes no way at all."""
+    from the cut; one that is recalled gets all from its saves that may come from there. A server of a run that begins
+    with a cut gets everything from that; of any other run it computes its rows, which takes no way at all."""
     everything = tuple(range(groups.total))
     if not recovering:
         reason = "its rows are computed" if cut is None else f"all rows are loaded from {cut}"
@@ -210,7 +210,9 @@ def plan_ways(groups: Groups, *, recovering: bool, cut: str | None) -> Plan:
     bare = everything[len(groups) :]
     if flaw := find_ways_flaw(groups, recovering=recovering, cut=cut):
         raise ValueError(flaw)
-    if bare and groups.job.protection.recalls_bare:
-        return Plan(rebuilt=coded, recalled=bare, reason="copies come back as they were, other rows as they were saved")
+    if groups.recallable and (recalled or bare):
+        rebuilt = tuple(g for g in coded if g not in groups.recallable)
+        reason = "copies come back as they were, other rows as they were saved"
+        return Plan(rebuilt=rebuilt, recalled=groups.recallable, reason=reason)
     reason = "rows come back from parities" + (f", those without from {cut}" if bare else "")
     return Plan(rebuilt=coded, reloaded=bare, reason=reason)

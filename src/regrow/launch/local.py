@@ -289,7 +289,7 @@ class _Run:
         self._enter("loading")
         self._until(lambda: status.phase == "training")
         if config.code is not None:
-            self._supervise(KeepSpares(count=config.code.r, now=time.monotonic()))
+            self._supervise(KeepSpares(count=config.code.copies, now=time.monotonic()))
         self._until(lambda: all(worker.state == "trained" for worker in status.workers))
         if config.saves:
             self._save_the_end()

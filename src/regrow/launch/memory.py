@@ -55,7 +55,7 @@ def check(config: TrainConfig) -> Need:
 
 def estimate_need(config: TrainConfig, model: ModelConfig) -> Need:
     code = config.code
-    r = 0 if code is None else code.r
+    copies = 0 if code is None else code.copies
     k, coded, rings = (code.k, code.r, code.rings) if isinstance(code, ErasureCode) else (1, 0, 1)
     per_server = sum(
         _kernels.shard_bytes(rows, model.dim, k, coded, rings, config.servers, config.optimizer)
@@ -66,7 +66,7 @@ def estimate_need(config: TrainConfig, model: ModelConfig) -> Need:
         row_bytes = 1 + (model.dim * FLOAT_BYTES if config.priority == "scar" else 0)
         per_server += -(-sum(table_rows(model)) * row_bytes // config.servers)
     state = OptimizerSpec(kind=config.dense_optimizer, learning_rate=0.0).state_parts(1)  # type: ignore[arg-type]
-    dense = dense_parameters(model) * (1 + sum(floats for _, floats in state)) * FLOAT_BYTES * (1 + r)
+    dense = dense_parameters(model) * (1 + sum(floats for _, floats in state)) * FLOAT_BYTES * (1 + copies)
     # A worker holds batches pulled ahead, as rows and gradients, and the pushes nobody has confirmed yet.
     batch_bytes = config.batch * model.tables * model.dim * FLOAT_BYTES
     worker = BASE_BYTES["worker"] + (2 + config.prefetch) * 2 * batch_bytes + config.redo_bytes_max
@@ -77,7 +77,7 @@ def estimate_need(config: TrainConfig, model: ModelConfig) -> Need:
     return Need(
         tables=config.servers * per_server + dense,
         # As many spares as servers may be lost together.
-        processes=BASE_BYTES["coordinator"] + (config.servers + r) * server + config.workers * worker,
+        processes=BASE_BYTES["coordinator"] + (config.servers + copies) * server + config.workers * worker,
     )
 
 

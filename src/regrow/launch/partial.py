@@ -53,6 +53,11 @@ class Planner:
         self._basis: Basis | None = None
         self._share = 1.0 if config.priority == "none" else config.priority_share
 
+    @property
+    def killed_together_min(self) -> int:
+        """A failure costs something only if it takes so many servers: with parities, more than they bring back."""
+        return self.config.r + 1 if self.config.protection == "ec+partial" else 1
+
     def plan(
         self,
         *,
@@ -69,7 +74,7 @@ class Planner:
         request = Request(
             target_pls=config.target_pls,
             servers=config.servers,
-            lost_together=min(config.mtbf_kill, config.servers),
+            lost_together=min(max(config.mtbf_kill, self.killed_together_min), config.servers),
             work_seconds=work_seconds or WORK_SECONDS_UNKNOWN,
             fail_seconds=fail.seconds,
             fail_reason=fail.reason,
@@ -163,7 +168,8 @@ def make_full(config: TrainConfig, seconds: float) -> TrainConfig:
     """The same run with full recovery, which has no use for what is about partial recovery."""
     names = ("target_pls", "priority", "priority_share", "priority_tables", "ssu_period", "expect_mtbf")
     changes = {name: getattr(TrainConfig, name) for name in names}
-    return config.replace(protection="delta", every=f"{max(1.0, seconds):g}s", **changes)
+    protection = "ec+delta" if config.protection == "ec+partial" else "delta"
+    return config.replace(protection=protection, every=f"{max(1.0, seconds):g}s", **changes)
 
 
 def guess_costs(config: TrainConfig) -> Costs:

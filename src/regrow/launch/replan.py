@@ -49,8 +49,13 @@ class Replanner:
                     load_seconds=max(0.0, recovered - replaced), reschedule_seconds=max(0.0, replaced)
                 )
         self._failures_seen = len(deaths)
+        # Where parities come first, only what they did not bring back counts, and several servers are one such failure.
+        together = self._planner.killed_together_min
+        costly = deaths if together == 1 else [failure for failure in deaths if failure.loss is not None]
         found = self._planner.look(
-            failures=len(deaths), elapsed_seconds=now - status.phase_at, work_seconds=status.estimate_seconds(now)
+            failures=-(-len(costly) // together),
+            elapsed_seconds=now - status.phase_at,
+            work_seconds=status.estimate_seconds(now),
         )
         if found is None:
             return None

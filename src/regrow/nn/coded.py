@@ -6,18 +6,19 @@ from __future__ import annotations
 import msgspec
 
 from regrow.core.job import TableSpec
-from regrow.core.protection import Coded, FlushSpec, Partial, Protection, Unprotected
-from regrow.protection import ErasureCode, PartialRecovery
+from regrow.core.protection import Coded, CodedPartial, FlushSpec, Partial, Protection, Unprotected
+from regrow.protection import CodedRecovery, ErasureCode, PartialRecovery
 
-Wish = ErasureCode | PartialRecovery | None
+Wish = ErasureCode | PartialRecovery | CodedRecovery | None
 
 
 def protect(table: TableSpec, wish: Wish, *, dense: bool = False) -> TableSpec:
     """The same table with its parities."""
     if wish is None or (isinstance(wish, PartialRecovery) and not dense):
         return table
-    k = 1 if dense or isinstance(wish, PartialRecovery) else wish.k
-    return msgspec.structs.replace(table, k=k, r=wish.r)
+    if dense or isinstance(wish, PartialRecovery):
+        return msgspec.structs.replace(table, k=1, r=wish.copies)
+    return msgspec.structs.replace(table, k=wish.k, r=wish.r)
 
 
 def make_protection(wish: Wish) -> Protection:
@@ -32,4 +33,6 @@ def make_protection(wish: Wish) -> Protection:
     )
     if isinstance(wish, PartialRecovery):
         return Partial(r=wish.r, flush=flush)
+    if isinstance(wish, CodedRecovery):
+        return CodedPartial(k=wish.k, r=wish.r, rings=wish.rings, flush=flush)
     return Coded(k=wish.k, r=wish.r, rings=wish.rings, flush=flush)

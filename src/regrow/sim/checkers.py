@@ -40,6 +40,7 @@ from regrow.core.messages import (
     Snap,
     StateAsk,
     Stream,
+    StreamAsk,
     StreamEnd,
     Tail,
     View,
@@ -84,6 +85,7 @@ class Checker:
         self._stripes: dict[tuple[int, int, int], tuple[int, list[Stripes]]] = {}
         self._before: Any = None
         self._pushed: dict[tuple[Identity, int], int] = {}  # (worker, server) -> last push sent
+        self._voided: set[tuple[Identity, Identity, int]] = set()
         self._streamed: set[tuple[Identity, Identity, int, int]] = set()
         self._crossings = name_crossings(world.job) if world.job.protection.has_parities else []
         self.sends: dict[type[Message], Callable[[Node, Identity, Any], None]] = {
@@ -102,6 +104,7 @@ class Checker:
             StreamEnd: self._on_stream_end,
             Recovered: self._on_recovered,
             StateAsk: self._on_state_ask,
+            StreamAsk: self._on_stream_ask,
         }
         self._two_phases = self.coded and world.job.protection.flush.commit == "2pc"
         self._tolerant = world.job.protection.has_parities and not self.coded
@@ -129,6 +132,8 @@ class Checker:
     def _on_restored(self, node: Node, target: Identity, restored: Restored) -> None:
         """I5 and I3b, at the moment of the decode."""
         self.world.probes.hit("row restored")
+        if self.world.groups.bare is None and self.world.own_storage.reported.get(target.id):
+            self.world.probes.hit("decoded after a recall")
         if not self.coded:
             return
         start = offset = 0
@@ -142,7 +147,7 @@ class Checker:
                 offset += floats
                 group = int(self.world.groups.of_member[table][slot % k])
                 marks = node.server.holder.held[target.id, group].marks
-                piece = self._pieces.find(target.id, group, table, marks)
+                piece = self._pieces.find(target.id, group, table, marks, self._find_era(node, target.id))
                 expected = piece.record(slot // k)
                 if record.tobytes() == expected:
                     continue
@@ -163,6 +168,15 @@ class Checker:
         record = (relative.view(np.uint32)[: initial.size] ^ initial.view(np.uint32)).view(np.float32)
         return self.world.reference.describe(key, record)
 
+    def _find_era(self, node: Node, source: int) -> tuple[int, dict[tuple[int, int], int]]:
+        """What was lost of the rows of a source, as far as this holder may know."""
+        return self.world.own_storage.find_era(source, node.server.peers[source].incarnation)
+
+    def on_recalled(self, source: int) -> None:
+        """Its rows went back, and flushes of them count from the beginning."""
+        recallable = self.world.groups.recallable
+        self.acked = {key: n for key, n in self.acked.items() if key[0] != source or key[1] not in recallable}
+
     def _on_have(self, node: Node, target: Identity, have: Have) -> None:
         known = self.haves.setdefault((target, have.group), (have.number, have.marks))
         if known != (have.number, have.marks):
@@ -176,6 +190,8 @@ class Checker:
         if ack.staged:
             self.world.probes.hit("staged flush")
             return
+        if ack.group in self.world.groups.recallable and not self.world.is_current(target):
+            return  # it may have gone back since
         key = target.id, ack.group, node.identity
         self.acked[key] = max(ack.number, self.acked.get(key, 0))
 
@@ -211,6 +227,11 @@ class Checker:
     def _on_state_ask(self, node: Node, target: Identity, message: StateAsk) -> None:
         self.world.probes.hit("replacement asked")
 
+    def _on_stream_ask(self, node: Node, target: Identity, ask: StreamAsk) -> None:
+        again = (node.identity, target, ask.group) in self._voided
+        self._voided.add((node.identity, target, ask.group))
+        self.world.probes.hit("parity void again" if again else "parity void")
+
     def _on_recovered(self, node: Node, target: Identity, message: Recovered) -> None:
         for name in ("recovered", *self._crossings):
             self.world.probes.hit(name)
@@ -235,6 +256,10 @@ class Checker:
             for holder in self.world.groups.holders(server, group):
                 other = self.world.node("server", holder)
                 held = machines.find_held(other.machine, server, group) if other is not None else None
+                if group in self.world.groups.recallable and held is not None and other is not None:
+                    held = (
+                        held if other.server.peers[server] == node.identity else None
+                    )  # it knows who was there before
                 if held is not None and held.ended and held.marks[mark] < reply.durable:
                     self.fail(
                         "I2",
@@ -267,6 +292,8 @@ class Checker:
                 source = message.source if isinstance(message, Tail) else event.source.id
                 held = machines.find_held(machine, source, message.group)
                 self._before = (held.number, held.ended) if held is not None else None
+                if held is not None and held.asked:
+                    self.world.probes.hit("void frames dropped")
                 if isinstance(message, Flush) and machines.is_decoding(node.server):
                     self.world.probes.hit("flush during decode")
 
@@ -304,7 +331,7 @@ class Checker:
                 held = held_by[other, g]
                 if not held.ended or self._is_loading(held.marks):
                     break
-                piece = self._pieces.find(other, g, table, held.marks)
+                piece = self._pieces.find(other, g, table, held.marks, self._find_era(node, other))
                 sure |= piece.open
                 if piece.touched & ~machines.read_touched(server, table, q, member):
                     self.fail("I5", f"{short(node.identity)} takes touched rows of S{other} for untouched")

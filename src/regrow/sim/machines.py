@@ -72,8 +72,8 @@ def make_server(
             for _ in range(1 if saves is None else 2):
                 store.add_tenant()
             if saves is not None:
-                bare = [index for index, table in enumerate(job.tables) if not table.r]
-                store.set_priority(SAVES_TENANT, saves.priority, bare, saves.share, job.seed, saves.period)
+                mine = [index for index, table in enumerate(job.tables) if job.protection.recalls(table)]
+                store.set_priority(SAVES_TENANT, saves.priority, mine, saves.share, job.seed, saves.period)
             begin = store.begin_capture
 
             def begin_capture(tenant: int, full: bool) -> None:
@@ -257,7 +257,9 @@ def unsettled_reason(door: ServerDoor) -> str:
     if not server.recovered:
         ended = sum(state.ended for state in server.holder.held.values())
         missing = server.store.missing_rows()
-        return f"is recovering: {server.ways}, {missing} rows missing, {ended} of {len(server.holder.held)} streams"
+        mended = f", not mended by {sorted(server._unmended)}" if server._unmended else ""
+        streams = f"{ended} of {len(server.holder.held)} streams{mended}"
+        return f"is recovering: {server.ways}, {missing} rows missing, {streams}"
     if not server.ways.is_whole:
         return f"is not whole: {server.ways}"
     if any(member.recovering for member in server.view.servers):

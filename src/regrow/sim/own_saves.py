@@ -7,7 +7,8 @@ With partial recovery rows may be lost, so "every push exactly once" cannot hold
     from then on a row has exactly those, and all pushes behind the marks that were joined at
     the number of updates that are reported as lost is the true one
 
-`lost` keeps, for each row, which of its pushes are gone; the reference leaves them out.
+`lost` keeps, for each row, which of its pushes are gone; the reference leaves them out. Where these rows have parities,
+holders may not know yet that rows went back: what they hold is judged by what was lost to the incarnation they know.
 """
 
 from __future__ import annotations
@@ -63,6 +64,7 @@ class OwnStorage:
     def __init__(self, world: World) -> None:
         self.world = world
         self.lost: dict[Key, int] = {}  # of each row: the pushes that are gone, a bit for each of `reference.units`
+        self._eras: dict[int, list[tuple[int, dict[Key, int]]]] = {}  # by server: the same, from incarnations on
         self.reported: dict[int, int] = {}  # by server: updates lost so far, as it said
         self._heads: dict[int, Durable] = {}  # by server: the newest, which a successor finds
         self._accepted: dict[int, Durable] = {}  # ... that the server counts on: what it saves next builds on that one
@@ -79,12 +81,22 @@ class OwnStorage:
     def _begin_with(self, pieces: tuple[Rows, ...], marks: tuple[int, ...]) -> None:
         reference = self.world.reference
         for piece in pieces:
-            self._begun |= {key: record for key, record in piece.items() if not self.world.job.tables[key[0]].r}
+            self._begun |= {key: record for key, record in piece.items() if self._is_mine(key)}
         for key, units in reference.units.items():
-            if not self.world.job.tables[key[0]].r:
+            if self._is_mine(key):
                 have, due = self._read_pushes(key, self._begun.get(key)), reference.find_pushes(key, marks)
                 lost = sum(1 << index for index, unit in enumerate(units) if due >> index & 1 and unit not in have)
                 self.lost[key] = self._lost_before[key] = lost
+
+    def _is_mine(self, key: Key) -> bool:
+        """Whether such rows are saved, and may go back."""
+        return bool(self.world.groups.is_recallable[key[0]])
+
+    def find_era(self, server: int, incarnation: int) -> tuple[int, dict[Key, int]]:
+        """What was lost of the rows of a server when this was its incarnation, and a number for that."""
+        eras = self._eras.get(server, [])
+        era = sum(first <= incarnation for first, _ in eras)
+        return (era, eras[era - 1][1]) if era else (0, self._lost_before)
 
     def _read_pushes(self, key: Key, record: bytes | None) -> dict[tuple[int, int], int]:
         """The pushes in a row; None: as it was made."""
@@ -102,7 +114,7 @@ class OwnStorage:
     def note_capture(self, identity: Identity) -> None:
         """This is the instant: notes what the rows are, before anybody captures them."""
         node = self.world.nodes[identity]
-        marks = tuple(machines.read_applied(node.server)[self._bare])
+        marks = tuple(machines.read_applied(node.server)[self.world.groups.recallable[0]])
         self._instants[identity] = marks, self._read_rows(node)
 
     def save(self, node: Node, save: SaveOwn) -> None:
@@ -119,15 +131,9 @@ class OwnStorage:
         self._owners.setdefault(node.identity.id, node.identity)
         world.later(lambda: self._bite(node, saving), of=node)
 
-    @property
-    def _bare(self) -> int:
-        bare = self.world.groups.bare
-        assert bare is not None
-        return bare
-
     def _read_rows(self, node: Node) -> Rows:
         rows = machines.read_touched_rows(node.server, self.world.reference)
-        return {key: record for key, record in rows.items() if not self.world.job.tables[key[0]].r}
+        return {key: record for key, record in rows.items() if self._is_mine(key)}
 
     def unsave(self, node: Node, number: int) -> None:
         self._saving.pop(node.identity, None)
@@ -151,7 +157,7 @@ class OwnStorage:
             world.later(lambda: self._put(node, saving), at=world.now + slow, of=node)
             return
         for key, record in machines.take_captured(store, 64, world.reference).items():
-            if not world.job.tables[key[0]].r:
+            if self._is_mine(key):
                 saving.rows[key] = record
                 if saving.instant.get(key) != record:
                     raise Violation("I14", f"{short(node.identity)} saves row {key} of another time")
@@ -166,7 +172,10 @@ class OwnStorage:
             raise Violation("I14", f"a full save of {short(identity)} lacks the rows {sorted(missing)}")
         del self._saving[identity]
         durable: Durable | None = None
-        if self._owners[identity.id] == identity:
+        if (
+            self._owners[identity.id].incarnation <= identity.incarnation
+        ):  # its full, if it did not claim what was there
+            self._owners[identity.id] = identity
             parent = None if saving.save.full else self._accepted.get(identity.id)
             durable = self._heads[identity.id] = Durable(saving.save, saving.rows, parent)
             self._check_updates(identity.id)
@@ -265,10 +274,12 @@ class OwnStorage:
         world, server = self.world, node.identity.id
         reference = world.reference
         assert isinstance(reference, AsyncReference)
+        if not world.is_current(node.identity):
+            return
         saved, lost_total = self._merge(server), 0
         marks = notice.values["joined"]
         for key, (place, _) in reference.places.of_row.items():
-            if place != server or world.job.tables[key[0]].r:
+            if place != server or not self._is_mine(key):
                 continue
             have = self._read_pushes(key, saved.get(key))
             due = reference.find_pushes(key, marks)
@@ -280,6 +291,10 @@ class OwnStorage:
                     lost |= 1 << index
             self.lost[key] = lost
             lost_total += (lost & ~self._lost_before.get(key, 0)).bit_count()
+        self._eras.setdefault(server, []).append((node.identity.incarnation, self.find_lost(server)))
+        world.checker.on_recalled(server)
+        if world.groups.bare is None:
+            world.probes.hit("recalled")
         said = notice.values["updates_lost"]
         if said != lost_total:
             raise Violation("I14", f"{short(node.identity)} says that {said} updates are lost, these are {lost_total}")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import msgspec
+
 from regrow.core.recall_events import SavesFound
 
 
@@ -24,9 +26,9 @@ def counted_from_the_save(original: Any) -> Any:
     def join(self: Any) -> Any:
         updates = self._flusher.updates
         effects = original(self)
-        lost = sum(self._flusher.applied[self._bare]) - sum(self._found.marks)
-        self.updates_lost = min(updates, max(0, lost))
-        values = {**effects[1].values, "updates_lost": self.updates_lost}
+        lost = sum(self._flusher.applied[self._mine[0]]) - sum(self._found.marks)
+        self._flusher.updates_lost = min(updates, max(0, lost))
+        values = {**effects[1].values, "updates_lost": self._flusher.updates_lost}
         return [effects[0], type(effects[1])(name=effects[1].name, values=values)]
 
     return join
@@ -55,7 +57,8 @@ def older_save_first(original: Any) -> Any:
 def joins_at_the_save(original: Any) -> Any:
     def join(self: Any) -> Any:
         effects = original(self)
-        self._flusher.applied[self._bare] = list(self._found.marks)
+        for group in self._mine:
+            self._flusher.applied[group] = list(self._found.marks)
         return effects
 
     return join
@@ -77,3 +80,104 @@ def save_ends_twice(original: Any) -> Any:
         self.life.move("over")
 
     return on_saved
+
+
+# --- Parities first, saves beyond ---
+
+
+def parities_not_void(original: Any) -> Any:
+    def make_void(self: Any, recalled: Any) -> Any:
+        store, self._store = self._store, _Nothing()
+        try:
+            return original(self, recalled)
+        finally:
+            self._store = store
+
+    return make_void
+
+
+class _Nothing:
+    """A store in which nothing is made void."""
+
+    def parity_void(self, table: int, q: int) -> None:
+        return
+
+
+def old_flushes_count(original: Any) -> Any:
+    """What a source sent before it heard that the parity is void is taken for a part of the new one."""
+
+    def make_void(self: Any, recalled: Any) -> Any:
+        sends = original(self, recalled)
+        for state in self.held.values():
+            state.asked = 0
+        return sends
+
+    return make_void
+
+
+def begins_at_once(original: Any) -> Any:
+    """A source that is asked for a stream goes on with the one that it had."""
+
+    def on_stream_ask(self: Any, holder: Any, ask: Any) -> Any:
+        stream = self.groups[ask.group].streams.get(holder.id) if ask.group < len(self.coded) else None
+        sends = original(self, holder, ask)
+        if stream is not None:
+            stream.underway = 0
+            self.groups[ask.group].streams[holder.id] = stream
+        return sends
+
+    return on_stream_ask
+
+
+def back_before_mended(original: Any) -> Any:
+    def find_unmended(self: Any, groups: Any) -> Any:
+        return set()
+
+    return find_unmended
+
+
+def decodes_for_recalled(original: Any) -> Any:
+    def know(self: Any, **said: Any) -> Any:
+        return original(self, **{**said, "recalled": frozenset()})
+
+    return know
+
+
+def recall_forgotten(original: Any) -> Any:
+    """The successor of one that was recalled, and not back, is taken for one that parities bring back."""
+
+    def take_place(self: Any, place: Any, member: Any, cause: str) -> Any:
+        return original(self, place, msgspec.structs.replace(member, recalled=False), cause)
+
+    return take_place
+
+
+def counted_again(original: Any) -> Any:
+    """A push that comes again for some groups counts for all."""
+
+    def count_updates(self: Any, counts: Any, slots: Any, mark: int, seq: int) -> Any:
+        return original(self, counts, slots, mark, 1 << 62)
+
+    return count_updates
+
+
+def saved_unlevel(original: Any) -> Any:
+    def are_level(self: Any) -> bool:
+        return True
+
+    return are_level
+
+
+def delta_after_parities(original: Any) -> Any:
+    def init(self: Any, **parts: Any) -> Any:
+        original(self, **parts)
+        self._full_wanted &= not parts["ways"].all
+
+    return init
+
+
+def losses_forgotten(original: Any) -> Any:
+    def activate(self: Any, have: Any, **said: Any) -> Any:
+        return original(self, msgspec.structs.replace(have, updates_lost=0), **said)
+
+    return activate

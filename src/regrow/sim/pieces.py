@@ -58,18 +58,22 @@ class Pieces:
         self._groups = groups
         self._reference = reference
         self._sync = job.mode == "sync"
-        self._known: dict[tuple[int, int, int, tuple[int, ...]], Piece] = {}
+        self._known: dict[tuple[int, int, int, int, tuple[int, ...]], Piece] = {}
         self._rows: dict[tuple[int, int, int], list[Key | None]] = {}
         self._relatives: dict[tuple[Key, int], bytes] = {}
 
-    def find(self, source: int, group: int, table: int, marks: tuple[int, ...]) -> Piece:
-        """The rows of a group of `source` at these marks."""
-        piece = self._known.get((source, group, table, marks))
+    def find(
+        self, source: int, group: int, table: int, marks: tuple[int, ...], era: tuple[int, dict[Key, int]]
+    ) -> Piece:
+        """The rows of a group of `source` at these marks, but for what was lost of them (`OwnStorage.find_era`)."""
+        number, lost = era
+        piece = self._known.get((source, group, table, number, marks))
         if piece is None:
-            piece = self._known[source, group, table, marks] = self._make(source, group, table, marks)
+            piece = self._make(source, group, table, marks, lost)
+            self._known[source, group, table, number, marks] = piece
         return piece
 
-    def _make(self, source: int, group: int, table: int, marks: tuple[int, ...]) -> Piece:
+    def _make(self, source: int, group: int, table: int, marks: tuple[int, ...], lost: dict[Key, int]) -> Piece:
         reference = self._reference
         nothing = bytes(4 * reference.initial[table, 0].size)
         records: list[bytes] = []
@@ -78,8 +82,9 @@ class Pieces:
             if key is None:
                 records.append(nothing)
                 continue
-            pushes = reference.find_pushes(key, marks)
-            records.append(self._find_relative(key, pushes, marks))
+            gone = lost.get(key, 0)
+            pushes = reference.find_pushes(key, marks) & ~gone
+            records.append(self._find_relative(key, pushes, marks, gone))
             if pushes:
                 touched |= 1 << block
             elif reference.is_open(key, marks):
@@ -97,9 +102,11 @@ class Pieces:
             rows = self._rows[source, group, table] = [None if row is None else (table, row) for row in found]
         return rows
 
-    def _find_relative(self, key: Key, pushes: int, marks: tuple[int, ...]) -> bytes:
+    def _find_relative(self, key: Key, pushes: int, marks: tuple[int, ...], lost: int) -> bytes:
         known = self._relatives.get((key, pushes))
         if known is None:
-            record, initial = self._reference.record(key, marks), self._reference.initial[key]
+            reference = self._reference
+            record = reference.record_without(key, marks, lost) if lost else reference.record(key, marks)
+            initial = reference.initial[key]
             known = self._relatives[key, pushes] = (record.view("u4") ^ initial.view("u4")).tobytes()
         return known

@@ -99,6 +99,11 @@ PROBES |= {
     "no save found": "... which had saved nothing",
     "saved row waited for": "a row of a save is needed before it is back",
     "updates lost": "updates are lost with a server",
+    "recalled": "a server goes back to its saves although its rows have parities",
+    "parity void": "a holder that lives makes a parity void, and asks for it",
+    "parity void again": "... before it was whole again",
+    "void frames dropped": "what was sent for the old parity arrives there",
+    "decoded after a recall": "parities bring back rows that went back to a save before",
 }
 
 # Faults of which nobody dies (hangs.py): each happened, and lasted long enough to matter.

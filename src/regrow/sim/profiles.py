@@ -14,7 +14,7 @@ import msgspec
 from regrow.core.cuts import CutPlan
 from regrow.core.job import JobSpec, Mode, OptimizerKind, OptimizerSpec, TableSpec
 from regrow.core.own_saves import SavePlan
-from regrow.core.protection import Coded, Commit, FlushSpec, Partial, Protection, Unprotected
+from regrow.core.protection import Coded, CodedPartial, Commit, FlushSpec, Partial, Protection, Unprotected
 from regrow.sim.bounds import Bounds, draw_bounds
 from regrow.sim.choices import Choices
 
@@ -37,6 +37,7 @@ class Profile:
     mixed_r: bool = False  # the second table may have fewer parities than the first
     bare: bool = False  # the second table has none at all
     partial: bool = False  # the first table has none, and its rows come back from saves
+    parities: bool = False  # ... it has r, the second r + 1, and they come back from saves where more than r are lost
     cuts: bool = False  # checkpoints are made
     bounds: bool = False  # the bounds of the core are drawn too, small enough to be met (bounds.py)
     optimizers: tuple[OptimizerKind, ...] = ()  # () is plain sums in asynchronous worlds, else the usual four
@@ -179,6 +180,22 @@ PROFILES |= {
     )
 }
 
+# Parities first, and saves where too many are lost at once.
+BURSTS = (
+    *(("pair", 6), ("server", 4), ("comeback", 6), ("replacement", 5), ("worker", 2), ("coordinator", 2)),
+    *(("pause", 4), ("reset", 2), ("worker zombie", 1)),
+)
+CODES = ((2, 1), (3, 1), (1, 1), (2, 1))
+PROFILES |= {
+    profile.name: dataclasses.replace(profile, partial=True, parities=True, weights=BURSTS, faults=14)
+    for profile in (
+        Profile(name="ec-partial", ks=CODES),
+        Profile(name="ec-partial-sync", mode="sync", ks=CODES),
+        Profile(name="ec-partial-r2", r=(2,), ks=CODES),
+        Profile(name="ec-partial-cuts", ks=CODES, cuts=True),
+    )
+}
+
 # Nobody lets these go on again: the supervisor must end them (forever.py).
 FOREVER = (
     *(("coordinator for good", 3), ("worker for good", 3), ("server for good", 4), ("spare for good", 4)),
@@ -256,11 +273,17 @@ CUT_LANES = (
 )
 
 
+RECALL_LANES = (
+    *("StreamAsk", "StreamBegin", "StreamBegin", "Stream", "Stream", "StreamEnd", "StreamEnd", "StreamEnd"),
+    *("View", "Mended", "Flush", "Push"),
+)
+
+
 def make_scenario(profile: Profile, choices: Choices) -> Scenario:
     """Reads the world off the beginning of the tape."""
     r = profile.r[choices.pick(len(profile.r))]
     ks = profile.ks[choices.pick(len(profile.ks))]
-    ring = max(ks) + r + choices.pick(3)
+    ring = max(*ks, 2 if profile.parities else 1) + r + choices.pick(3)
     rings = 2 if ring == 3 and choices.flag(0.2) else 1
     ring = max(3, min(ring, 7))
     sync = profile.mode == "sync"
@@ -280,6 +303,8 @@ def make_scenario(profile: Profile, choices: Choices) -> Scenario:
         if t and profile.bare:
             r = 0
         parities = 0 if profile.partial and not t else r
+        if profile.parities:
+            parities = r + t
         table = TableSpec(
             name=f"t{t}", rows=rows, dim=DIMS[t], init_bound=init_bound, optimizer=optimizer, k=ks[t], r=parities
         )
@@ -292,22 +317,10 @@ def make_scenario(profile: Profile, choices: Choices) -> Scenario:
         commit=profile.commit,
         sweep_bytes_per_s=(0, 2000, 1)[choices.pick(3, dull=0.3)],  # 1: not before the workers are done
     )
-    most = max(table.r for table in tables)
-    protection: Protection = Coded(k=max(ks), r=most, rings=rings, flush=flush) if most else Unprotected()
-    if profile.partial:
-        protection = Partial(r=most, flush=flush)
+    protection = _make_protection(profile, tables, rings=rings, flush=flush)
     job = JobSpec(tables=tuple(tables), servers=ring * rings, workers=workers, mode=profile.mode, protection=protection)
     assert job.invalid_reason() is None, job.invalid_reason()
-    lane_count = choices.pick(4, dull=0.1)
-    lanes = tuple(
-        (LANES[choices.pick(len(LANES))], choices.pick(job.servers + 1) - 1, (30, 100, 300)[choices.pick(3)])
-        for _ in range(lane_count)
-    )
-    if profile.parts:
-        lanes = ()  # what is slow there may seem to be cut off
-    if profile.cuts and choices.flag(0.6):
-        slow, server = CUT_LANES[choices.pick(len(CUT_LANES))], choices.pick(job.servers + 1) - 1
-        lanes = (*lanes, (slow, server, (100, 300, 600)[choices.pick(3)]))
+    lanes = _make_lanes(profile, job, choices)
     scenario = Scenario(
         profile=profile,
         job=job,
@@ -327,6 +340,32 @@ def make_scenario(profile: Profile, choices: Choices) -> Scenario:
         return scenario
     bounds = draw_bounds(choices, job, window_pushes=scenario.window_pushes)
     return dataclasses.replace(scenario, bounds=bounds)
+
+
+def _make_protection(profile: Profile, tables: list[TableSpec], *, rings: int, flush: FlushSpec) -> Protection:
+    k, most = max(table.k for table in tables), max(table.r for table in tables)
+    if profile.parities:
+        return CodedPartial(k=tables[0].k, r=tables[0].r, rings=rings, flush=flush)
+    if profile.partial:
+        return Partial(r=most, flush=flush)
+    return Coded(k=k, r=most, rings=rings, flush=flush) if most else Unprotected()
+
+
+def _make_lanes(profile: Profile, job: JobSpec, choices: Choices) -> tuple[tuple[str, int, int], ...]:
+    """What is slow, and for whom."""
+    count = choices.pick(4, dull=0.1)
+    lanes = tuple(
+        (LANES[choices.pick(len(LANES))], choices.pick(job.servers + 1) - 1, (30, 100, 300)[choices.pick(3)])
+        for _ in range(count)
+    )
+    if profile.parts:
+        lanes = ()  # what is slow there may seem to be cut off
+    more = ((profile.cuts, CUT_LANES, (100, 300, 600)), (profile.parities, RECALL_LANES, (200, 800, 1600)))
+    for applies, kinds, delays in more:
+        if applies and choices.flag(0.6):
+            slow, server = kinds[choices.pick(len(kinds))], choices.pick(job.servers + 1) - 1
+            lanes = (*lanes, (slow, server, delays[choices.pick(3)]))
+    return lanes
 
 
 def _make_cuts(choices: Choices) -> CutScenario:

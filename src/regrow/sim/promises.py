@@ -30,14 +30,17 @@ if TYPE_CHECKING:
 
 def _find_counting(world: World, node: Node, group: int) -> list[Node]:
     """The holders of a group of this server that count for it, as far as they still are who it takes them for. One that
-    the end of its stream has not reached did not count a moment ago."""
+    the end of its stream has not reached did not count a moment ago; and one may not know yet that this server is here
+    with other rows than the one before."""
     server = node.server
     found = []
     for holder in world.groups.holders(node.identity.id, group):
         other = world.node("server", holder)
         if holder in server.flusher.groups[group].streams or other is None or other.server is None:
             continue
-        if other.identity == server.peers[holder] and other.server.holder.held[node.identity.id, group].ended:
+        if other.identity != server.peers[holder] or other.server.peers[node.identity.id] != node.identity:
+            continue
+        if other.server.holder.held[node.identity.id, group].ended:
             found.append(other)
     return found
 

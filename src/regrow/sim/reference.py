@@ -365,7 +365,7 @@ def make_reference(job: JobSpec, *, steps: int, rows_seed: int, assigned: bool) 
     kind: type[Reference] = SyncReference
     if job.mode == "async":
         kind = AsyncReference if sums else OrderedReference
-    if job.protection.recalls_bare:
+    if job.protection.saves_own:
         kind = AsyncReference  # with lost updates in them, rows are told by what they contain
     return kind(job, steps=steps, rows_seed=rows_seed, assigned=assigned)
 

@@ -191,6 +191,13 @@ class Saboteur:
             self._kill(nodes[self.world.choices.pick(len(nodes))])
         return bool(nodes)
 
+    def _comeback(self) -> bool:
+        """A server dies that has just come back, or did before."""
+        nodes = [node for node in self.find_servers(recovered=True) if node.identity.incarnation]
+        if nodes:
+            self._kill(max(nodes, key=lambda node: node.number))
+        return bool(nodes)
+
     def _pair(self) -> bool:
         first = self._server()
         return self._server() or first

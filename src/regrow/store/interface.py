@@ -145,11 +145,11 @@ class WholeRecords(Sizes, Protocol):
         is a change like any other, and `clean_to` means nothing. ValueError if the parts are not those of the table;
         IndexError if the table has no such row, on whatever server, or there is no tenant `clean_to`.
 
-        Where rows of the table come back (`ReturningRows`): ValueError if they do from parities, or if `know_touched`
-        was not said of the table. Then only rows that are missing and known to have been touched are set and counted.
-        All others are passed over, so whoever reads the newest values first is right. That stays so for good once any
-        row was said to come: what is late is old. Rows set are touched, and dirty to all tenants but `clean_to`, who
-        has them already.
+        Where rows of the table come back (`ReturningRows`): ValueError if `know_touched` was not said of all of them.
+        Then only rows that are missing and known to have been touched are set and counted. All others are passed over,
+        so whoever reads the newest values first is right. That stays so for good once any row was said to come (with
+        parities: once any was loaded): what is late is old. Rows set are touched, and dirty to all tenants but
+        `clean_to`, who has them already; they are not pending, so whoever holds a parity of one must be told of it.
         """
 
     def touched(self, table: int) -> UInt64Array:
@@ -239,6 +239,13 @@ class HeldParities(Sizes, Protocol):
         ValueError if the source is in another ring, the table has no rows in the group, or no parity of them is here.
         """
 
+    def parity_void(self, table: int, q: int) -> None:
+        """Makes parities q of all blocks of a table zeros again, of members that were never touched.
+
+        So they stand for nothing, and whatever is added from now on is all there is. ValueError if the table has no
+        parities, IndexError if it has no parity q.
+        """
+
 
 class ReturningRows(Sizes, Protocol):
     """This server as the replacement of one that died: rows that are not there, until they are. Server loop only.
@@ -246,7 +253,7 @@ class ReturningRows(Sizes, Protocol):
     A store built to come back has no row, and takes no time for it: all are *absent*. What is known of an absent row
     decides how it comes back. Known not to have been touched, it is *blank*: its value is its initial value, and the
     store fills it in by itself, at the latest when `prepare` asks. Else it is *missing*: of those known to have been
-    touched somebody `put`s the value, or loads it if it has no parities (`WholeRecords.load_rows`); of the others
+    touched somebody `put`s the value, or loads it if nobody can decode it (`WholeRecords.load_rows`); of the others
     `know_touched` may still come. Once none is absent, the store is like any other, but for what `load_rows` says of
     values that are late; at a store that was not built to come back, all of this may be called and finds nothing to do.
     """

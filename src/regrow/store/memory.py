@@ -52,6 +52,7 @@ class MemoryStore:
         self.parity_read = self._shard.parity_read
         self.parity_members = self._shard.parity_members
         self.parity_touched = self._shard.parity_touched
+        self.parity_void = self._shard.parity_void
         # ReturningRows
         self.know_touched = self._shard.know_touched
         self.prepare = self._shard.prepare

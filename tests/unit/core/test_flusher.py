@@ -19,7 +19,7 @@ from regrow.core import flusher
 from regrow.core.effects import Send
 from regrow.core.flusher import FLUSHES_UNACKED_MAX, IDLE_SECONDS, STREAMS_UNDERWAY_MAX, Budget
 from regrow.core.groups import Groups
-from regrow.core.messages import Flush, FlushAck, Message, Stream, StreamEnd
+from regrow.core.messages import Flush, FlushAck, Have, Message, Stream, StreamEnd
 from regrow.core.protection import FlushSpec
 
 # --- When changes leave ---
@@ -428,9 +428,9 @@ def test_a_replacement_knows_nothing_until_its_holders_have_told_it() -> None:
     for group in source.flusher.groups:
         group.active = False
     assert source.flusher.flush_all() == source.flusher.tick(100.0) == []
-    source.flusher.activate(0, number=7, marks=(4,), updates=0, undo=None)
+    source.flusher.activate(Have(group=0, number=7, marks=(4,), touched=np.zeros(1, np.uint64)), undo=None)
     assert source.durable == 0
-    source.flusher.activate(1, number=9, marks=(3,), updates=0, undo=None)
+    source.flusher.activate(Have(group=1, number=9, marks=(3,), touched=np.zeros(1, np.uint64)), undo=None)
     assert source.durable == 3
     assert [marks[0] for marks in source.flusher.applied] == [4, 3]
     flushes = of_type(source.push(5, [0]), Flush)

@@ -5,7 +5,6 @@ Method: the machine alone, with a store that notes what it is asked, and a flush
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -47,12 +46,11 @@ class NotingStore:
 
 
 class OneHolder:
-    """A flusher with one coded group and the bare one; `acked` is what its holder has."""
+    """A flusher with a group that is copied and one that is not; `acked` is what the holder has."""
 
     def __init__(self) -> None:
-        self.geometry = SimpleNamespace(bare=1)
         self.applied = [[0, 0], [0, 0]]
-        self.updates = 0
+        self.updates = self.updates_lost = 0
         self.number = 0
         self.acked = 0
 
@@ -75,11 +73,12 @@ def saves(plan: SavePlan | None) -> tuple[OwnSaves, NotingStore, OneHolder]:
 
 def test_nothing_is_stored_before_the_copies_have_it() -> None:
     machine, store, flusher = saves(SavePlan(every_steps=5))
-    flusher.applied[1], flusher.updates, store.uncaptured = [5, 6], 30, 4
+    flusher.applied, flusher.updates, store.uncaptured = [[5, 6], [5, 6]], 33, 4
+    flusher.updates_lost = 3  # by servers before this one
     assert machine.tick(1.0, step=4) == []
     assert machine.tick(1.0, step=5) == []
     assert store.asked == [("begin", 1, True)]
-    flusher.applied[1] = [9, 9]  # training goes on
+    flusher.applied = [[9, 9], [9, 9]]  # training goes on
     assert machine.tick(1.1, step=9) == []
     flusher.acked = 1
     assert machine.check_copies() == [SaveOwn(number=1, full=True, marks=(5, 6), updates=26, skipped=4)]
@@ -88,6 +87,16 @@ def test_nothing_is_stored_before_the_copies_have_it() -> None:
     assert store.asked[-1] == ("end", True)
     assert not machine.is_due(2.0, 9)
     assert machine.is_due(2.0, 10)
+
+
+def test_nothing_is_saved_while_groups_are_at_different_pushes() -> None:
+    """At a successor whose rows came from parities: copies that lack a push would say too little of what it saves."""
+    machine, store, flusher = saves(SavePlan(every_steps=5))
+    flusher.applied, flusher.acked = [[5, 4], [5, 5]], 99
+    assert machine.tick(1.0, step=5) == []
+    assert store.asked == []
+    flusher.applied[0] = [5, 5]
+    assert machine.tick(1.0, step=5) == [SaveOwn(number=1, full=True, marks=(5, 5), updates=0)]
 
 
 def test_what_failed_counts_as_changed_and_is_tried_again() -> None:

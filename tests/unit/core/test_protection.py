@@ -20,12 +20,12 @@ from rings import JOBS, MIXED, SHAPES, stripe_homes, uniform
 import regrow
 from regrow.core import protection
 from regrow.core.job import JobSpec, TableSpec
-from regrow.core.protection import Coded, FlushSpec, Partial, Unprotected, Verdict, count_lost_rows
+from regrow.core.protection import Coded, CodedPartial, FlushSpec, Partial, Unprotected, Verdict, count_lost_rows
 
 SOURCE = Path(regrow.__file__).parent
-KINDS = {"Unprotected", "Coded", "Partial"}
+KINDS = {"Unprotected", "Coded", "Partial", "CodedPartial"}
 # Who may name a kind, and how often: the job has a default, a user's wish becomes one, the simulator makes jobs.
-MAKERS = {"core/job.py": 2, "nn/coded.py": 6, "sim/profiles.py": 6}
+MAKERS = {"core/job.py": 2, "nn/coded.py": 8, "sim/profiles.py": 8}
 
 
 def count_lost(of: JobSpec, down: Collection[int]) -> list[tuple[str, int]]:
@@ -153,6 +153,67 @@ def test_what_does_not_fit(changes: dict[str, object], reason: str) -> None:
 def test_a_protection_survives_the_wire() -> None:
     for of in (job(table(), servers=3), job(table(k=2, r=1), servers=3)):
         assert msgspec.msgpack.decode(msgspec.msgpack.encode(of), type=JobSpec) == of
+
+
+# --- Parities first, saves beyond ---
+
+
+def make_both(servers: int, *, k: int, r: int, rings: int = 1, **changes: object) -> JobSpec:
+    tables = (table("rows", rows=4 * servers * k, k=k, r=r), table("dense", rows=servers, k=1, r=r + 1))
+    of = job(*tables, servers=servers, rings=rings)
+    protection = CodedPartial(k=k, r=r, rings=rings, **changes)  # type: ignore[arg-type]
+    return msgspec.structs.replace(of, protection=protection)
+
+
+def test_who_is_recalled_is_who_a_stripe_cannot_bring_back_and_all_others_of_its_ring() -> None:
+    for servers, rings, k, r in ((5, 1, 3, 1), (6, 1, 2, 1), (6, 2, 2, 1), (6, 1, 2, 2), (4, 1, 1, 1)):
+        of = make_both(servers, k=k, r=r, rings=rings)
+        assert of.invalid_reason() is None
+        ring = servers // rings
+        for down in subsets(servers):
+            expected = set()
+            for first in range(0, servers, ring):
+                mine = {server for server in down if first <= server < first + ring}
+                homes = [stripe_homes(of, 0, stripe) for stripe in range(servers)]
+                expected |= mine if any(len(mine.intersection(home)) > r for home in homes) else set()
+            assert of.protection.find_recalled(down, begun=(), servers=servers) == expected
+            copies_lost = any(down.issuperset(stripe_homes(of, 1, stripe)) for stripe in range(servers))
+            assert of.verdict(down).survivable == (not copies_lost)
+
+
+def test_who_was_recalled_and_is_not_back_is_recalled_again_and_its_ring_with_it() -> None:
+    """What is left of its parities is being made anew: nobody of the ring can be decoded from them."""
+    of = make_both(8, k=2, r=1, rings=1)
+    assert of.protection.find_recalled([2, 6], begun=[], servers=8) == frozenset()
+    assert of.protection.find_recalled([2, 6], begun=[2], servers=8) == {2, 6}
+    apart = make_both(6, k=2, r=1, rings=2)
+    assert apart.protection.find_recalled([1, 4], begun=[1], servers=6) == {1}
+
+
+def test_answers_of_parities_with_saves() -> None:
+    of = make_both(5, k=3, r=1)
+    told = of.protection
+    assert (told.has_parities, told.replaces_servers, told.saves_own, told.begins_together) == (True,) * 4
+    assert told.lost_together_max == 2
+    assert [told.recalls(spec) for spec in of.tables] == [True, False]
+    assert of.verdict([1]) == Verdict(True, "no stripe has lost more members than it has parities, without S1")
+    assert of.verdict([1, 3]) == Verdict(True, "too many of a stripe are lost: S1, S3 go back to their saves")
+    assert not of.verdict([1, 2, 3]).survivable
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(of), type=JobSpec) == of
+    for changes, reason in (
+        ({"tables": of.tables[:1]}, "no table has copies, so nobody would know how far a lost server was"),
+        ({"tables": of.tables[1:]}, "every table is copied, and none would be recalled"),
+        (
+            {"tables": (*of.tables, table("t", k=2, r=1))},
+            "table 't' has k=2, r=1; here it is k=3 and r=1, or k=1 and r=2",
+        ),
+        ({"protection": CodedPartial(k=3, r=1, rings=2)}, "rings must divide servers: 5 servers, 2 rings"),
+        (
+            {"protection": CodedPartial(k=3, r=1, flush=FlushSpec(commit="2pc"))},
+            "commit = '2pc' does not go with partial recovery",
+        ),
+    ):
+        assert msgspec.structs.replace(of, **changes).invalid_reason() == reason
 
 
 # --- Who knows the kinds ---

@@ -109,7 +109,7 @@ def test_parities_bring_only_what_has_them() -> None:
     groups, store = Groups(JOB), MemoryStore(JOB, 0, True)
     spec = JOB.protection.flush
     flusher = Flusher(server=0, groups=groups, store=store, marks=JOB.marks, spec=spec, keeps_undo=False)
-    way = Rebuild(server=0, groups=groups, store=store, flusher=flusher, recovering=[0])
+    way = Rebuild(server=0, groups=groups, mine=(0,), store=store, flusher=flusher, recovering=[0])
     have, restored = (event.message for event in events()[:2])
     way.receive(server(1), have)
     assert (way.life.state, way.rows_total, store.missing_rows()) == (WayState.RETURNING, 1, 3)

@@ -128,7 +128,7 @@ def test_wrong_rows_are_refused() -> None:
     ]:
         with pytest.raises(error, match=words):
             store.load_rows(*arguments)
-    with pytest.raises(ValueError, match="comes back from parities is not loaded"):
+    with pytest.raises(ValueError, match="are to come is not known yet"):
         MemoryStore(made(servers=3, k=2, r=1), 0, True).load_rows(1, ids, [weight, state])
 
 

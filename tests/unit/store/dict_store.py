@@ -49,7 +49,7 @@ class DictStore:
         every = ((t, slot) for t in range(len(job.tables)) for slot in range(self.slots(t)))
         self._absent: set[Cell] = set(every) if recovering else set()
         self._known: set[Cell] = set()  # of those absent: whether they were touched
-        self._returning: set[int] = set()  # tables without parities of which rows were said to come
+        self._returning: set[int] = set()  # tables of which rows were said to come; with parities: were loaded
         self._dirty: list[set[Cell]] = []
         self._capture: Capture | None = None
         self._priorities: list[Priority] = []
@@ -125,7 +125,6 @@ class DictStore:
     ) -> int:
         spec, widths = self._table(table), self._widths(table)
         absent = {cell for cell in self._absent if cell[0] == table}
-        check(not (absent and spec.r), "a table that comes back from parities is not loaded")
         check(absent <= self._known, "it is not known which rows are to come")
         first_wins = bool(absent) or table in self._returning
         if clean_to is not None:
@@ -138,6 +137,8 @@ class DictStore:
         if (ids >= spec.rows).any():
             raise IndexError(f"table {table} has no row {ids.max()}")
         servers, slots = self._layouts[table].place(ids, table=table)
+        if absent and spec.r:
+            self._returning.add(table)
         loaded = 0
         for row in np.flatnonzero(servers == self._server):
             cell = table, int(slots[row])
@@ -148,6 +149,8 @@ class DictStore:
             record[: sum(widths)] = np.concatenate(values)
             self._change(cell, record)
             self._absent.discard(cell)
+            if first_wins:
+                self._published.pop(cell, None)
             if first_wins and clean_to is not None:
                 self._dirty[clean_to].remove(cell)
                 self._priorities[clean_to].keep_copies({cell: record[: spec.dim]})
@@ -230,6 +233,11 @@ class DictStore:
         member = self._member(table, group)
         _, q, _, _ = self._held(source, (table, member))
         return self.parity_members(table, q, member).copy()
+
+    def parity_void(self, table: int, q: int) -> None:
+        self._check_parity(table, q)
+        self._parities = {place: parity for place, parity in self._parities.items() if place[:2] != (table, q)}
+        self._members = {place for place in self._members if place[:2] != (table, q)}
 
     # ---- coming back
 

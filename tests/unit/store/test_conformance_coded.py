@@ -238,6 +238,61 @@ def test_rows_without_parities_are_loaded_one_by_one(build: StoreBuilder) -> Non
     assert store.pending_bytes() == 0
 
 
+def test_rows_with_parities_are_loaded_where_nobody_can_decode_them(build: StoreBuilder) -> None:
+    """Once something is known of all groups of the table; what was loaded is published, and waits for no flush."""
+    job = job_of(("sgd", 61, 2, 2, 1), ("sgd", 20, 3, 1, 2))
+    store = build(job, 1, True)
+    blocks, slots = store.blocks(0), store.slots(0)
+    near, far = groups_of(job).index((1, 1)), groups_of(job).index((2, 1))  # of members 1 and 0
+    ids = np.arange(61, dtype=np.uint32)
+    store.know_touched(near, 0, words_of(np.arange(blocks) < 2))
+    with pytest.raises(ValueError):
+        store.load_rows(0, ids, [np.full((61, 2), 7, np.float32)])
+    store.know_touched(far, 0, words_of(np.arange(blocks) == 1))
+    assert (store.missing_rows(near), store.missing_rows(far)) == (2, 1)
+    assert store.load_rows(0, ids, [np.full((61, 2), 7, np.float32)]) == 3
+    assert (store.missing_rows(near), store.missing_rows(far), store.pending_bytes()) == (0, 0, 0)
+    loaded = [slot for slot in range(slots) if (slot % 2 and slot // 2 < 2) or slot == 2]
+    values = np.empty((len(loaded), store.record_floats(0)), np.float32)
+    store.read_records(0, 1, 3, values)
+    assert values[:, :2].tolist() == [[7, 7]] * 3
+    assert store.load_rows(0, ids, [np.full((61, 2), 9, np.float32)]) == 0, "what is late is old"
+    store.know_touched(groups_of(job).index((1, 2)), 1, np.zeros(1, np.uint64))
+    store.fill(1 << 20)
+    assert store.load_rows(0, ids, [np.full((61, 2), 9, np.float32)]) == 0, "also when all is back"
+    touched, end = store.next_touched(0, near, 0, 100)
+    assert (touched.tolist(), end) == ([1, 3], blocks)
+    published = np.empty(2 * store.record_floats(0), np.float32)
+    store.published(*call_of(2, (0, 1), (0, 3)), published)
+    assert published.any(), "a holder is told of them when they are streamed"
+
+
+def test_a_void_parity_stands_for_nothing(build: StoreBuilder) -> None:
+    """It is zeros of untouched members, like that of a new server; other parities stay as they are."""
+    job = job_of(("sgd", 61, 2, 2, 2), ("sgd", 20, 3, 1, 1))
+    store = build(job, 2, False)
+    rng = np.random.default_rng(3)
+    for source, slots in ((1, [1, 3]), (0, [0, 2, 3])):  # member 1 of S1 has q 0 here, of S0 q 1, as member 0 has q 0
+        counts, names = call_of(2, *((0, slot) for slot in slots))
+        store.parity_apply(source, counts, names, records_for(store, counts, rng))
+    before = [store.parity_members(0, q, member).tolist() for q in range(2) for member in range(2)]
+    all_blocks = np.arange(store.blocks(0), dtype=np.uint32)
+    counts = np.array([all_blocks.size, 0], np.int32)
+    parities = [np.empty(all_blocks.size * store.record_floats(0), np.float32) for _ in range(4)]
+    for q in range(2):
+        store.parity_read(q, counts, all_blocks, parities[q])
+    assert parities[0].any() and parities[1].any()
+    store.parity_void(0, 0)
+    for q in range(2):
+        store.parity_read(q, counts, all_blocks, parities[2 + q])
+    assert not parities[2].any()
+    assert parities[3].tobytes() == parities[1].tobytes()
+    after = [store.parity_members(0, q, member).tolist() for q in range(2) for member in range(2)]
+    assert after == [[0], [0], *before[2:]]
+    with pytest.raises(IndexError):
+        store.parity_void(0, 2)
+
+
 def test_what_is_late_is_old(build: StoreBuilder) -> None:
     """Also when the whole table, or the whole store, has come back: a value that comes then was read too late."""
     bare = job_of(("adam", 33, 5, 1, 0), ("sgd", 40, 2, 1, 0))
@@ -267,6 +322,7 @@ def test_a_table_is_not_loaded_before_it_is_known_what_is_to_come(build: StoreBu
     for wrong in (
         lambda: store.load_rows(1, ids, values_of(ids, 1)),
         lambda: store.load_rows(0, np.zeros(1, np.uint32), [np.ones((1, n), np.float32) for n in (16, 1)]),
+        lambda: store.parity_void(1, 0),
         lambda: store.know_touched(BARE, 0, np.zeros(2, np.uint64)),  # it has parities
         lambda: store.know_touched(0, 1, np.zeros(1, np.uint64)),
         lambda: store.know_touched(BARE, 1, np.zeros(2, np.uint64)),

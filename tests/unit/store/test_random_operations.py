@@ -34,7 +34,7 @@ from regrow.core.job import JobSpec
 from regrow.store.memory import MemoryStore
 
 SERVER = 1
-CALLS = 120
+CALLS = 140
 
 
 class Both:
@@ -45,7 +45,8 @@ class Both:
         self.fast = MemoryStore(job, SERVER, recovering)
         self.slow = DictStore(job, SERVER, recovering)
         self.tenants = 0
-        self.known: set[int] = set() if recovering else set(range(len(job.tables)))  # tables without parities
+        # Tables without parities, and (group, table) of the others, of which something is known.
+        self.known: set[Any] = set() if recovering else set(range(len(job.tables)))
         self.step = 0
         self.capturing = False
         self.captures = 0
@@ -122,7 +123,7 @@ class Both:
     def load(self) -> None:
         table = int(self.rng.integers(len(self.job.tables)))
         spec = self.job.tables[table]
-        if self.fast.missing_rows() + self.fast.blank_rows() and (spec.r or table not in self.known):
+        if self.fast.missing_rows() + self.fast.blank_rows() and not self.is_known(table):
             return
         ids = self.rng.permutation(spec.rows)[: self.rng.integers(60)].astype(np.uint32)
         widths = [spec.dim, *(floats for _, floats in spec.optimizer.state_parts(spec.dim))]
@@ -156,9 +157,18 @@ class Both:
         deltas = records_for(self.fast, counts, self.rng)
         self.ask("parity_apply", source, counts, np.array(slots, np.uint32), deltas)
 
+    def is_known(self, table: int) -> bool:
+        groups = {group for group, other, _ in groups_and_tables(self.job) if other == table}
+        return table in self.known or (bool(groups) and all((group, table) in self.known for group in groups))
+
+    def void(self) -> None:
+        _, table = self.choose_group()
+        self.ask("parity_void", table, int(self.rng.integers(self.job.tables[table].r)))
+
     def know(self) -> None:
         group, table = self.choose_group()
         self.ask("know_touched", group, table, words_of(self.rng.random(self.fast.blocks(table)) < 0.5))
+        self.known.add((group, table))
         self.know_bare()
 
     def know_bare(self) -> None:
@@ -237,6 +247,7 @@ CHANGES: list[Callable[[Both], None]] = [
     Both.flush,
     Both.walk,
     Both.apply,
+    Both.void,
     Both.add_tenant,
     Both.begin,
     Both.take,
