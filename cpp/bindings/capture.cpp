@@ -39,8 +39,10 @@ void bind_capture(nb::class_<Shard>& shard) {
   shard.def("add_tenant", &Shard::add_tenant, Released())
       .def("dirty_rows", &Shard::dirty_rows, "tenant"_a, Released())
       .def("begin_capture", &Shard::begin_capture, "tenant"_a, "full"_a, Released())
+      .def("choose_captured", &Shard::choose_captured, "rows"_a, Released())
       .def("capture_chunk", &capture_chunk, "bytes_max"_a, "aside_first"_a = false)
-      .def("capture_left", &Shard::capture_left)
+      .def("prepare_chunk", &Shard::prepare_chunk, "bytes_max"_a, "aside_first"_a, "slice_bytes"_a, Released())
+      .def("capture_left", &Shard::capture_left, Released())
       .def("capture_side_bytes", &Shard::capture_side_bytes)
       .def("end_capture", &Shard::end_capture, "durable"_a, Released())
       .def("load_rows", &load_rows, "table"_a, "ids"_a, "parts"_a, "clean_to"_a = nb::none());

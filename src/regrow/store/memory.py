@@ -63,6 +63,8 @@ class MemoryStore:
         self.add_tenant = self._shard.add_tenant
         self.dirty_rows = self._shard.dirty_rows
         self.begin_capture = self._shard.begin_capture
+        self.choose_captured = self._shard.choose_captured
+        self.prepare_chunk = self._shard.prepare_chunk
         self.capture_left = self._shard.capture_left
         self.capture_side_bytes = self._shard.capture_side_bytes
         self.end_capture = self._shard.end_capture
@@ -73,7 +75,9 @@ class MemoryStore:
         self.set_updates_noted = self._shard.set_updates_noted
         self.updates_uncaptured = self._shard.updates_uncaptured
         self.capture_skipped = self._shard.capture_skipped
+        self.updates_skipped = self._shard.updates_skipped
         self.priority_bytes = self._shard.priority_bytes
+        self.count_bytes = self._shard.count_bytes
 
     def sum_pushes(self, parts: list[Part]) -> Part:
         """See `WorkerRows.sum_pushes`."""

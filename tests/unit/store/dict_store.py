@@ -31,6 +31,7 @@ class Capture:
     captured: frozenset[Cell]
     left: set[Cell]
     aside: dict[Cell, Float32Array] = field(default_factory=dict)
+    prepared: list[Cell] | None = None  # of the chunk that is given next
 
 
 class DictStore:
@@ -53,7 +54,7 @@ class DictStore:
         self._dirty: list[set[Cell]] = []
         self._capture: Capture | None = None
         self._priorities: list[Priority] = []
-        self._noted = self._skipped = 0
+        self._noted = self._skipped = self._updates_skipped = 0
 
     # ---- sizes
 
@@ -305,17 +306,25 @@ class DictStore:
         self._skipped = len(dirty - captured)
         self._dirty[tenant] = dirty - captured
         priority.begin(captured)
+        self._updates_skipped = priority.uncaptured
         self._capture = Capture(tenant, captured, set(captured))
 
-    def capture_chunk(self, bytes_max: int, aside_first: bool = False) -> list[TableRows]:
-        check(bytes_max >= 1, "bytes_max must be at least 1")
+    def choose_captured(self, rows: int) -> bool:
+        self._under_way()
+        check(rows >= 1, "rows must be at least 1")
+        return False
+
+    def prepare_chunk(self, bytes_max: int, aside_first: bool, slice_bytes: int) -> bool:
+        check(slice_bytes >= 1, "slice_bytes must be at least 1")
         capture = self._under_way()
-        taken: list[Cell] = []
-        for cell in sorted(capture.left, key=lambda cell: (aside_first and cell not in capture.aside, cell)):
-            bytes_max -= self.chunk_row_bytes(cell[0])
-            if taken and bytes_max < 0:
-                break
-            taken.append(cell)
+        if capture.prepared is None:
+            capture.prepared = self._find_chunk(bytes_max, aside_first)
+        return False
+
+    def capture_chunk(self, bytes_max: int, aside_first: bool = False) -> list[TableRows]:
+        capture = self._under_way()
+        taken = self._find_chunk(bytes_max, aside_first) if capture.prepared is None else capture.prepared
+        capture.prepared = None
         capture.left -= set(taken)
         values = {cell: capture.aside.pop(cell, self._record(cell)) for cell in taken}
         weights = {cell: record[: self._dims()[cell[0]]].copy() for cell, record in values.items()}
@@ -325,6 +334,17 @@ class DictStore:
             if rows := self._numbered(table, values):
                 found.append(self._table_rows(table, rows))
         return found
+
+    def _find_chunk(self, bytes_max: int, aside_first: bool) -> list[Cell]:
+        check(bytes_max >= 1, "bytes_max must be at least 1")
+        capture = self._under_way()
+        taken: list[Cell] = []
+        for cell in sorted(capture.left, key=lambda cell: (aside_first and cell not in capture.aside, cell)):
+            bytes_max -= self.chunk_row_bytes(cell[0])
+            if taken and bytes_max < 0:
+                break
+            taken.append(cell)
+        return taken
 
     def capture_left(self) -> int:
         return 0 if self._capture is None else len(self._capture.left)
@@ -376,6 +396,12 @@ class DictStore:
 
     def capture_skipped(self) -> int:
         return self._skipped
+
+    def updates_skipped(self) -> int:
+        return self._updates_skipped
+
+    def count_bytes(self) -> int:
+        return 8 * sum(len(priority.counts) for priority in self._priorities)
 
     def priority_bytes(self) -> int:
         return 8 * sum(len(priority.counts) + len(priority.copies) for priority in self._priorities)

@@ -49,6 +49,7 @@ class Both:
         self.step = 0
         self.capturing = False
         self.captures = 0
+        self.prepared = False
         self.prioritized = 0
         self.skipped = 0
 
@@ -197,12 +198,25 @@ class Both:
             self.ask("begin_capture", int(self.rng.integers(self.tenants)), bool(self.rng.integers(3) == 0))
             self.capturing = True
             self.captures += 1
-            self.skipped += self.ask("capture_skipped")
+
+    def choose(self) -> None:
+        """In slices, or not before somebody asks: which rows a capture has is decided by its instant alone."""
+        if self.capturing:
+            for store in (self.fast, self.slow):
+                store.choose_captured(int(self.rng.integers(1, 200)))
+
+    def prepare(self) -> None:
+        if self.capturing:
+            bytes_max, slice_bytes = int(self.rng.integers(1, 3000)), int(self.rng.integers(1, 800))
+            for store in (self.fast, self.slow):
+                store.prepare_chunk(bytes_max, False, slice_bytes)
+            self.prepared = True
 
     def take(self) -> None:
         if not self.capturing:
             return self.begin()
-        if self.rng.integers(2):
+        if self.rng.integers(2) or self.prepared:
+            self.prepared = False
             self.ask("capture_chunk", int(self.rng.integers(1, 3000)))
         else:  # all that are aside: which of them go first is not promised
             self.ask("capture_chunk", max(1, self.slow.aside_chunk_bytes()), True)
@@ -212,8 +226,10 @@ class Both:
 
     def end(self) -> None:
         if self.capturing:
+            self.ask("updates_skipped")
+            self.skipped += self.ask("capture_skipped")
             self.ask("end_capture", bool(self.rng.integers(2)) and not self.fast.capture_left())
-            self.capturing = False
+            self.capturing = self.prepared = False
 
 
 def plain(value: Any) -> Any:
@@ -239,6 +255,9 @@ CHANGES: list[Callable[[Both], None]] = [
     Both.apply,
     Both.add_tenant,
     Both.begin,
+    Both.choose,
+    Both.choose,
+    Both.prepare,
     Both.take,
     Both.take,
     Both.end,
