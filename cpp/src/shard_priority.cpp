@@ -164,11 +164,10 @@ bool Shard::choose_captured(int64_t rows) {
     choosing_->rows.reset();
   }
   if (choosing_->table < tables_.size()) return true;
-  for (std::vector<Noted>& noted = choosing_->noted; choosing_->noted_next < noted.size();) {
-    if (!words) return true;
-    const Noted next = std::move(noted[choosing_->noted_next++]);
+  // All at once: in slices, pushes could come faster than they are counted.
+  for (; choosing_->noted_next < choosing_->noted.size(); ++choosing_->noted_next) {
+    const Noted& next = choosing_->noted[choosing_->noted_next];
     count_updates(priority, next.counts, next.slots);
-    words -= std::min(words, next.slots.size() / 64 + 1);
   }
   choosing_.reset();
   return false;

@@ -201,9 +201,11 @@ class Both:
 
     def choose(self) -> None:
         """In slices, or not before somebody asks: which rows a capture has is decided by its instant alone."""
-        if self.capturing:
-            for store in (self.fast, self.slow):
-                store.choose_captured(int(self.rng.integers(1, 200)))
+        if not self.capturing:
+            return self.begin()
+        rows = int(self.rng.integers(1, 200))
+        for store in (self.fast, self.slow):
+            store.choose_captured(rows)
 
     def prepare(self) -> None:
         if self.capturing:
@@ -277,6 +279,8 @@ def test_stores_cannot_be_told_apart(job: JobSpec, recovering: bool, seed: int) 
     for number in range(CALLS):
         if number == CALLS // 2:
             both.come_back()
+            both.add_tenant()
+            both.begin()
         calls[both.rng.integers(len(calls))](both)
         if number % 10 == 9:
             states = [observe(store, job, tenants=both.tenants) for store in (both.fast, both.slow)]
