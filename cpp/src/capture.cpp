@@ -340,6 +340,19 @@ size_t Shard::load_rows(size_t table, std::span<const uint32_t> ids, const std::
   return loaded;
 }
 
+std::vector<uint64_t> Shard::find_slots(size_t table, std::span<const uint32_t> ids) const {
+  const Table& found = at(table);
+  const uint32_t most = ids.empty() ? 0 : kernels().max_u32(ids.data(), ids.size());
+  if (!ids.empty() && most >= found.settings.rows)
+    throw std::out_of_range("there is no row " + std::to_string(most) + " in table " + std::to_string(table));
+  std::vector<uint64_t> words(found.words(), 0);
+  for (const uint32_t id : ids) {
+    const Place place = found.layout.place(id);
+    words[place.slot / 64] |= uint64_t{place.server == settings_.server} << (place.slot % 64);
+  }
+  return words;
+}
+
 // The rows in these slots, rising, and the slots in the same order; holes, which no row has, come last and do not
 // count.
 size_t Shard::number(const Table& table, std::span<uint32_t> slots, uint32_t* ids) const {

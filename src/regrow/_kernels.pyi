@@ -40,6 +40,9 @@ def tune_malloc(one_heap: bool = False) -> None:
 def crc32c(data: Buffer | npt.NDArray[Any], seed: int = 0) -> int:
     """CRC-32C of a buffer; the seed is the checksum of what came before it."""
 
+def crc32c_blocks(data: Buffer | npt.NDArray[Any], block_bytes: int) -> npt.NDArray[np.uint32]:
+    """CRC-32C of each block of a buffer; the last may be shorter."""
+
 def shard_bytes(rows: int, dim: int, k: int, r: int, rings: int, servers: int, optimizer: str) -> int:
     """Memory one table takes on each server, with its parities if r > 0."""
 
@@ -167,6 +170,9 @@ class Shard:
         Words are, table after table: the ids of its rows, rising; the bits of their weights, [rows, dim]; those of
         each part of the optimizer's state. Slots that no row has are taken and left out: then words are longer.
         """
+
+    def find_slots(self, table: int, ids: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint64]:
+        """The slots of those of these rows that live here, as a bitmap."""
 
     def choose_captured(self, rows: int) -> bool:
         """Goes on finding out which rows the capture has, for about so many rows. False: it is known."""

@@ -177,6 +177,9 @@ class Shard {
   size_t load_rows(size_t table, std::span<const uint32_t> ids, const std::vector<std::span<const float>>& values,
                    std::optional<size_t> clean_to = {});
 
+  // The slots of those of these rows of a table that live here, a bit each.
+  std::vector<uint64_t> find_slots(size_t table, std::span<const uint32_t> ids) const;
+
   // ---- as the replacement of a server that died (src/recovery.cpp)
 
   // Of rows that are not there yet: which were touched (missing, until put or loaded) and which were not (blank). The

@@ -28,7 +28,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from regrow.core.bitmaps import to_words
 from regrow.core.effects import Log, Notice
 from regrow.core.flusher import Flusher
 from regrow.core.groups import Groups
@@ -75,7 +74,7 @@ class Recall:
             self._found = brought
             for table in self._tables:
                 ids = brought.ids.get(table, np.zeros(0, np.uint32))
-                self._store.know_touched(self._bare, table, self._find_words(table, ids))
+                self._store.know_touched(self._bare, table, self._store.find_slots(table, ids))
         elif isinstance(brought, SavedRowsLoaded):
             for table, ids, parts in brought.rows:
                 if table in self._asked:
@@ -84,11 +83,6 @@ class Recall:
         else:
             assert not self._store.missing_rows(self._bare), "the saves ended before all their rows were here"
         return []
-
-    def _find_words(self, table: int, ids: UInt32Array) -> np.ndarray[tuple[int], np.dtype[np.uint64]]:
-        """The slots of rows that live here, as a bitmap."""
-        servers, slots = self._job.layout(table).place(ids, table=table)
-        return to_words(slots[servers == self._server], self._store.slots(table))
 
     def check(self) -> list[Effect]:
         """Once it is known what was saved, and where the copies stand, the bare rows join them there."""

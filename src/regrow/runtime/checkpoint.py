@@ -194,7 +194,6 @@ class CaptureSaver:
             await asyncio.to_thread(stager.abort, piece)
             raise
 
-
     async def _take_chunk(self, number: int, store: CapturedRows) -> list[TableRows] | None:
         """The next chunk, copied in slices. None: it was given up meanwhile."""
         aside_first = store.capture_side_bytes() > ASIDE_FIRST_BYTES

@@ -152,6 +152,12 @@ class WholeRecords(Sizes, Protocol):
         has them already.
         """
 
+    def find_slots(self, table: int, ids: UInt32Array) -> UInt64Array:
+        """The slots of those of these rows that live on this server, as a bitmap like `touched`.
+
+        Any thread. IndexError if the table has no such row, on whatever server.
+        """
+
     def touched(self, table: int) -> UInt64Array:
         """Gives a copy of the bitmap of touched slots: bit s % 64 of word s // 64; bits beyond the last slot are zero.
 

@@ -40,6 +40,7 @@ class MemoryStore:
         self.read_records = self._shard.read_records
         self.write_records = self._shard.write_records
         self.load_rows = self._shard.load_rows
+        self.find_slots = self._shard.find_slots
         self.touched = self._shard.touched
         # FlushedRows
         self.pending_rows = self._shard.pending_rows

@@ -15,6 +15,7 @@ import numpy as np
 from dict_priority import Priority
 
 from regrow.core import twins
+from regrow.core.bitmaps import to_words
 from regrow.core.coding import coefficient
 from regrow.core.job import JobSpec, TableSpec
 from regrow.store.interface import TENANTS_MAX, Float32Array, Int32Array, Part, TableRows, UInt32Array, UInt64Array
@@ -283,6 +284,12 @@ class DictStore:
 
     def blank_rows(self) -> int:
         return sum(map(self._is_blank, self._absent))
+
+    def find_slots(self, table: int, ids: UInt32Array) -> UInt64Array:
+        if ids.size and int(ids.max()) >= self._table(table).rows:
+            raise IndexError("there is no such row")
+        servers, slots = self._layouts[table].place(ids, table=table)
+        return to_words(slots[servers == self._server], self.slots(table))
 
     # ---- captures
 

@@ -107,6 +107,11 @@ class Both:
         counts, slots = self.choose_rows()
         self.ask("assign_untouched", counts, slots, weights_for(self.job, counts, self.rng))
 
+    def find(self) -> None:
+        table = int(self.rng.integers(len(self.job.tables)))
+        rows = self.job.tables[table].rows
+        self.ask("find_slots", table, self.rng.permutation(rows)[: self.rng.integers(rows)].astype(np.uint32))
+
     def gather(self) -> None:
         counts, slots = self.choose_rows()
         self.ask_out("gather", int(counts @ [table.dim for table in self.job.tables]), counts, slots)
@@ -250,6 +255,7 @@ CHANGES: list[Callable[[Both], None]] = [
     Both.prioritize,
     Both.assign,
     Both.gather,
+    Both.find,
     Both.write,
     Both.load,
     Both.flush,
