@@ -13,7 +13,7 @@ import asyncio
 import logging
 import mmap
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -156,8 +156,10 @@ class CaptureSaver:
         store: CapturedRows,
         *,
         look_at: Callable[[Chunk], None] | None = None,
+        tables: Collection[str] | None = None,
     ) -> list[ChunkInfo]:
-        """Stores all captured rows in that directory. `look_at` sees every chunk, in order, in a thread."""
+        """Stores all captured rows in that directory, or those of some tables. `look_at` sees every chunk that is
+        stored, in order, in a thread."""
         if self._stager is None:
             self._stager = await asyncio.to_thread(
                 lambda: Stager(Storage.open(self._url), bytes_per_second=self._bytes_per_second)
@@ -181,6 +183,7 @@ class CaptureSaver:
                 if captured is None:
                     break
                 chunk = chunk_of(job, captured)
+                chunk = {name: rows for name, rows in chunk.items() if tables is None or name in tables}
                 del captured
                 if chunk and look_at is not None:
                     await asyncio.to_thread(look_at, chunk)

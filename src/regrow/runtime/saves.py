@@ -122,12 +122,20 @@ class OwnSaver(CaptureSaver):
         is_plain = (self._encoding, self._bits) == ("raw", 32)  # so that rows can be read without their chunk
         keeper = IdsKeeper(sum_blocks if is_plain else None)
         try:
-            infos = await self._store(number, directory, job, store, look_at=keeper.add)
+            tables = find_saved(job)
+            infos = await self._store(number, directory, job, store, look_at=keeper.add, tables=tables)
         except BaseException:
             # Only while there can be no manifest: one that comes late would be of a save without its chunks.
             await asyncio.to_thread(writer.discard, directory)
             raise
         return await asyncio.to_thread(lambda: writer.write(infos, keeper.encode(), **fields))
+
+
+def find_saved(job: JobSpec) -> frozenset[str]:
+    """The tables whose rows are in saves. Those with copies elsewhere (dense parameters) come back from these and not
+    from saves, where others have none."""
+    bare = frozenset(table.name for table in job.tables if not table.r)
+    return bare or frozenset(table.name for table in job.tables)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

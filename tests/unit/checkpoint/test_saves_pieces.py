@@ -50,7 +50,9 @@ def read_wanted(rows: SavedRows, keys: list[tuple[str, int]]) -> Model:
     found: Model = {}
     before = rows.bytes_done
     for part in rows.rows_newest_first(10**6, threads=1, ahead_bytes_max=1):
-        found |= {(table, int(row)): record(each, at) for table, each in part.items() for at, row in enumerate(each.ids)}
+        found |= {
+            (table, int(row)): record(each, at) for table, each in part.items() for at, row in enumerate(each.ids)
+        }
         if keys and set(keys) <= set(found):
             assert rows.bytes_done == before, "no chunk was read as a whole before them"
             break
