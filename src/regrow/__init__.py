@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from regrow.nn.embedding import KeyedTensor as KeyedTensor
     from regrow.nn.embedding import PoolingType as PoolingType
     from regrow.protection import ErasureCode as ErasureCode
+    from regrow.protection import Partial as Partial
     from regrow.runtime.inprocess import InProcessCluster as InProcessCluster
 
 _HOMES = {
@@ -28,6 +29,7 @@ _HOMES = {
     "KeyedTensor": "regrow.nn.embedding",
     "LocalCluster": "regrow.launch.cluster",
     "OptimizerSpec": "regrow.core.job",
+    "Partial": "regrow.protection",
     "PoolingType": "regrow.nn.embedding",
 }
 

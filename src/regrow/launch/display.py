@@ -387,7 +387,8 @@ def summary_text(summary: dict[str, Any], path: Path) -> str:
         rows.append(
             (
                 "lost",
-                f"PLS {pls} of {lost['pls_target']:g}; {lost['updates_lost']:,} row updates{share}; {lost['saves']} saves",
+                f"PLS {pls} of {lost['pls_target']:g}; {lost['updates_lost']:,} row updates{share}; "
+                f"{lost['saves']} saves",
             )
         )
     if summary.get("sabotage_unreached"):

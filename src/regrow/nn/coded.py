@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import msgspec
 
-from regrow.core.job import TableSpec
+from regrow.core.job import OptimizerSpec, TableSpec
 from regrow.core.protection import Coded, FlushSpec, Partial, Protection, Unprotected
 from regrow.protection import ErasureCode, PartialRecovery
+
+MARKS = "regrow_marks"
 
 Wish = ErasureCode | PartialRecovery | None
 
@@ -18,6 +20,13 @@ def protect(table: TableSpec, wish: Wish, *, dense: bool = False) -> TableSpec:
         return table
     k = 1 if dense or isinstance(wish, PartialRecovery) else wish.k
     return msgspec.structs.replace(table, k=k, r=wish.r)
+
+
+def make_marks_table(servers: int) -> TableSpec:
+    """A row for each server, with copies, that nobody ever pulls: where a lost server was, the holders of copies know.
+    For a job without dense parameters on servers."""
+    sgd = OptimizerSpec(kind="sgd", learning_rate=0.0)
+    return TableSpec(name=MARKS, rows=servers, dim=1, init_bound=0.0, optimizer=sgd)
 
 
 def make_protection(wish: Wish) -> Protection:

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from regrow.core.job import JobSpec, Mode, OptimizerSpec, TableSpec
 from regrow.errors import RegrowError
-from regrow.nn.coded import make_protection, protect
+from regrow.nn.coded import make_marks_table, make_protection, protect
 from regrow.nn.routing import make_router
-from regrow.protection import ErasureCode
+from regrow.protection import ErasureCode, Partial
 from regrow.runtime.client import Client, Ticket
 
 READ_CHUNK_BYTES = 16 << 20
@@ -132,7 +132,7 @@ class EmbeddingCollection(nn.Module):
         tables: Sequence[EmbeddingBagConfig],
         cluster: Cluster,
         optimizer: OptimizerSpec | None = None,
-        protection: ErasureCode | None = None,
+        protection: ErasureCode | Partial | None = None,
         seed: int = 0,
         mode: Mode = "async",
         worker: int = 0,
@@ -145,6 +145,8 @@ class EmbeddingCollection(nn.Module):
         if code is not None:
             code.check(servers=cluster.server_count, mode=mode)
         coded = tuple(protect(_table_spec(config, optimizer), code) for config in self._configs)
+        if isinstance(code, Partial):
+            coded += (protect(make_marks_table(cluster.server_count), code, dense=True),)
         self.job = JobSpec(
             tables=coded,
             servers=cluster.server_count,
@@ -164,7 +166,8 @@ class EmbeddingCollection(nn.Module):
             self.job,
             feature_tables=self._owner,
             static_tables=[],
-            mean_pooling=[config.pooling.value == "MEAN" for config in self._configs],
+            mean_pooling=[config.pooling.value == "MEAN" for config in self._configs]
+            + [False] * (len(coded) - len(self._configs)),
         )
         self._client = cluster.client(self.job, worker=worker)
         self._step = 0
