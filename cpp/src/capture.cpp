@@ -253,7 +253,8 @@ size_t Shard::copy_some(size_t rows_max) {
 }
 
 bool Shard::prepare_chunk(int64_t bytes_max, bool aside_first, int64_t slice_bytes) {
-  if (slice_bytes < 1) throw std::invalid_argument("slice_bytes must be at least 1, not " + std::to_string(slice_bytes));
+  if (slice_bytes < 1)
+    throw std::invalid_argument("slice_bytes must be at least 1, not " + std::to_string(slice_bytes));
   if (!started_) begin_chunk(bytes_max, aside_first);
   for (auto left = static_cast<size_t>(slice_bytes); left;) {
     if (started_->table == tables_.size()) return false;

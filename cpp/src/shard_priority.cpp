@@ -126,7 +126,8 @@ size_t Shard::count_bytes() const {
   return bytes;
 }
 
-// All dirty rows are captured. Of tables that are captured whole, so is what was counted; of the others it is found out.
+// All dirty rows are captured. Of tables that are captured whole, so is what was counted; of the others it is found
+// out.
 void Shard::begin_priority(size_t tenant, bool full) {
   Priority& priority = priorities_[tenant];
   capture_skipped_ = 0;

@@ -108,9 +108,9 @@ class RowPriority {
   struct Choosing {
     enum class Phase { ranks, exact, marks, turns, counts, done };
     Phase phase = Phase::done;
-    size_t word = 0;  // the next of the phase
-    Bits rows;        // that are chosen, in the end; empty: all
-    Bits equal;       // those of the last rank, for some of which there is room
+    size_t word = 0;                                   // the next of the phase
+    Bits rows;                                         // that are chosen, in the end; empty: all
+    Bits equal;                                        // those of the last rank, for some of which there is room
     std::vector<std::array<RowCounts::Lows, 4>> lows;  // mfu, per thread
     std::vector<std::vector<uint32_t>> buckets;        // scar, per thread
     Buffer<uint32_t> ranks;                            // scar, by slot

@@ -289,10 +289,10 @@ class Shard {
     Buffer<uint32_t> slots;
     Share share;
     size_t table = 0;
-    bool selected = false;       // of that table: which rows
-    size_t rows = 0;             // of that table, and how many of them are copied
+    bool selected = false;  // of that table: which rows
+    size_t rows = 0;        // of that table, and how many of them are copied
     size_t rows_copied = 0;
-    size_t slots_copied = 0;     // of all tables, with holes
+    size_t slots_copied = 0;         // of all tables, with holes
     uint32_t* slots_next = nullptr;  // of that table
     uint32_t* words_next = nullptr;
   };
@@ -364,7 +364,7 @@ class Shard {
   std::optional<size_t> capturing_;  // the tenant of the capture under way
   std::optional<Choosing> choosing_;
   std::optional<Started> started_;
-  mutable std::mutex index_mutex_;   // published() brings the index of pending rows up to date
+  mutable std::mutex index_mutex_;  // published() brings the index of pending rows up to date
 };
 
 }  // namespace regrow

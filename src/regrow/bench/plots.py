@@ -259,7 +259,10 @@ def draw_cpr(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
     ours = [row for row in rows if row["kind"] == "projected" and row["constants"] == "ours"]
     panels = [
         (_projected_bars, [row for row in ours if row["shown"]]),
-        (_pls_bars, [row for row in rows if row["kind"] == "projected" and row["name"] in PLS_NAMES]),
+        (
+            _pls_bars,
+            [each for name in PLS_NAMES for each in rows if (each["kind"], each.get("name")) == ("projected", name)],
+        ),
         (_grid_cells, [row for row in rows if row["kind"] == "grid" and row["constants"] == "published"]),
         (_pls_points, [row for row in rows if row["kind"] == "pls"]),
     ]

@@ -4,7 +4,7 @@ Whoever loads a save must know at once which rows it has, before any of them: a 
 value and may be served, and of a row in several only the newest value may be. To read the ids of each chunk alone would
 do, but their checksum is that of the whole chunk: a flipped bit would make a row look untouched. So ids are stored once
 more, with a checksum of their own, in whichever form is smaller: as they are, or as bits from the first to the last.
-Beside them are checksums of blocks of rows, where somebody gave them (saves_pieces.py).
+Beside them are checksums of bundles of rows, where somebody gave them (saves_pieces.py).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _COUNTS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).sum(
 )  # of bits in a byte
 
 Bits = npt.NDArray[np.uint8]
-BlockSums = dict[str, npt.NDArray[np.uint32]]
+BundleSums = dict[str, npt.NDArray[np.uint32]]
 
 
 class RowSet:
@@ -97,17 +97,17 @@ class RowSet:
 class IdsKeeper:
     """Ids of the chunks of a save, in short form, while it is being stored."""
 
-    def __init__(self, sum_blocks: Callable[[Rows], BlockSums] | None = None) -> None:
-        """`sum_blocks` gives checksums of blocks of rows, by the name of a part, if they are to be kept."""
+    def __init__(self, sum_bundles: Callable[[Rows], BundleSums] | None = None) -> None:
+        """`sum_bundles` gives checksums of bundles of rows, by the name of a part, if they are to be kept."""
         self._chunks: list[dict[str, RowSet]] = []
-        self._sums: list[dict[str, BlockSums]] = []
-        self._sum_blocks = sum_blocks
+        self._sums: list[dict[str, BundleSums]] = []
+        self._sum_bundles = sum_bundles
 
     def add(self, chunk: Chunk) -> None:
         """The next chunk, in the order in which the manifest will have them."""
         self._chunks.append({table: _keep(RowSet.of(rows.ids)) for table, rows in chunk.items() if len(rows)})
-        if (sum_blocks := self._sum_blocks) is not None:
-            self._sums.append({table: sum_blocks(rows) for table, rows in chunk.items() if len(rows)})
+        if (sum_bundles := self._sum_bundles) is not None:
+            self._sums.append({table: sum_bundles(rows) for table, rows in chunk.items() if len(rows)})
 
     def encode(self) -> list[memoryview]:
         tensors: dict[str, list[npt.NDArray[np.generic]]] = {}
@@ -159,8 +159,8 @@ class IdsFile:
         """Of a chunk, by table. Tables without rows are left out."""
         return {table: self._find(number, table, count) for table, count in info.rows.items() if count}
 
-    def sums_of(self, number: int, table: str) -> BlockSums:
-        """Checksums of the blocks of a table's rows in a chunk, by part; none if the save was made without."""
+    def sums_of(self, number: int, table: str) -> BundleSums:
+        """Checksums of the bundles of a table's rows in a chunk, by part; none if the save was made without."""
         prefix = f"{number}/{table}/sums/"
         return {name.removeprefix(prefix): each for name, each in self._tensors.items() if name.startswith(prefix)}
 

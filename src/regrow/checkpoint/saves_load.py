@@ -3,7 +3,7 @@
 First all ids, then rows. Which rows a chunk has is known before it is read (saves_ids.py), so of every row it is known
 which chunk has its newest value: that one alone counts, and chunks may be read in any order. Usually that is newest
 save first, for what changes often is in the newest. Rows that somebody waits for come before all: of a chunk that has
-some of them, only the blocks that they are in are read (saves_pieces.py). Where that cannot be, or nearly all blocks
+some of them, only the bundles that they are in are read (saves_pieces.py). Where that cannot be, or nearly all bundles
 would have to be, the chunk goes to the front and is read whole: its checksum is that of the whole file. A chunk whose
 rows are all newer elsewhere is not read at all.
 
@@ -30,17 +30,24 @@ from regrow.checkpoint.load import AHEAD_BYTES_MAX, ALL_SHARDS, BROKEN_PIECES_MA
 from regrow.checkpoint.manifest import ChunkInfo, Manifest, Stored
 from regrow.checkpoint.saves import IDS, Chain, SaveManifest
 from regrow.checkpoint.saves_ids import IdsFile, RowSet, SeenRows
-from regrow.checkpoint.saves_pieces import BLOCKS_SHARE_MAX, Blocks, Sums, count_block_rows, find_blocks, read_blocks
+from regrow.checkpoint.saves_pieces import (
+    BUNDLES_SHARE_MAX,
+    Bundles,
+    Sums,
+    count_bundle_rows,
+    find_bundles,
+    read_bundles,
+)
 from regrow.checkpoint.storage import Storage
 from regrow.errors import CheckpointError
 
-MIN_ROWS = 256  # of a table in a chunk: if it has fewer, all of them may come in blocks
+MIN_ROWS = 256  # of a table in a chunk: if it has fewer, all of them may come in bundles
 
 Mine = Callable[[str, Ids], npt.NDArray[np.bool_]]  # which of these rows of a table live here
 _Read = tuple[Chunk, Bytes]  # and the memory it was read into
-_Sums = Callable[[str], Sums]  # by table: of blocks of its rows in a chunk
+_Sums = Callable[[str], Sums]  # by table: of bundles of its rows in a chunk
 _Link = tuple[Storage, Stored, ChunkInfo, dict[str, RowSet], _Sums | None]
-_Piece = tuple["_Job", str, Blocks]
+_Piece = tuple["_Job", str, Bundles]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -65,7 +72,7 @@ class _Job:
     rows: dict[str, RowSet]  # all that it has
     sums: _Sums | None = None  # None: it is read as a whole or not at all
     is_wanted: bool = False
-    fetched: dict[str, set[int]] = dataclasses.field(default_factory=dict)  # blocks, by table
+    fetched: dict[str, set[int]] = dataclasses.field(default_factory=dict)  # bundles, by table
 
     @property
     def bytes(self) -> int:
@@ -75,22 +82,22 @@ class _Job:
         """Those of the rows of which it has the newest value."""
         return ids[self.newest[table].find(ids)] if table in self.newest else ids[:0]
 
-    def find_blocks(self, table: str, ids: Ids) -> Blocks | None:
-        """The blocks to be read for these rows, which it has, less those that were read before. None: all of it."""
+    def find_bundles(self, table: str, ids: Ids) -> Bundles | None:
+        """The bundles to be read for these rows, which it has, less those that were read before. None: all of it."""
         info = next(info for info in self.stored.tables if info.name == table)
-        blocks = find_blocks(self.rows[table], ids, dim=info.dim)
+        bundles = find_bundles(self.rows[table], ids, dim=info.dim)
         fetched = self.fetched.setdefault(table, set())
-        fresh = np.array([block for block in blocks.tolist() if block not in fetched], np.int64)
+        fresh = np.array([bundle for bundle in bundles.tolist() if bundle not in fetched], np.int64)
         fetched.update(fresh.tolist())
-        wanted = len(fetched) * count_block_rows(info.dim)
-        return None if wanted > BLOCKS_SHARE_MAX * max(len(self.rows[table]), MIN_ROWS) else fresh
+        wanted = len(fetched) * count_bundle_rows(info.dim)
+        return None if wanted > BUNDLES_SHARE_MAX * max(len(self.rows[table]), MIN_ROWS) else fresh
 
-    def read_blocks(self, table: str, blocks: Blocks) -> Rows:
+    def read_bundles(self, table: str, bundles: Bundles) -> Rows:
         """Those rows of them that count."""
         assert self.sums is not None
         info = next(info for info in self.stored.tables if info.name == table)
-        rows = read_blocks(
-            self.storage, self.stored, self.info, info, rows=self.rows[table], sums=self.sums(table), blocks=blocks
+        rows = read_bundles(
+            self.storage, self.stored, self.info, info, rows=self.rows[table], sums=self.sums(table), bundles=bundles
         )
         return rows.choose(self.newest[table].find(rows.ids))
 
@@ -114,7 +121,7 @@ class SavedRows:
         self._lock = threading.Lock()
         self._seen: dict[str, SeenRows] = {}
         self._jobs: list[_Job] = []  # those to be read, newest first
-        self._pieces: list[_Piece] = []  # blocks that somebody waits for
+        self._pieces: list[_Piece] = []  # bundles that somebody waits for
         self.bytes_done = 0
         with storage.open_threads(THREADS_DEFAULT, "ids") as pool:
             for link in self._links(pool, chain, base):
@@ -127,19 +134,19 @@ class SavedRows:
         return {table: seen.list_all() for table, seen in self._seen.items()}
 
     def want(self, table: str, ids: Ids) -> int:
-        """Somebody waits for these rows: what has them goes first, blocks of chunks or chunks. Any thread. Returns how
+        """Somebody waits for these rows: what has them goes first, bundles of chunks or chunks. Any thread. Returns how
         many of either go."""
         gone = 0
         with self._lock:
             for job in [job for job in self._jobs if not job.is_wanted]:
                 if not len(mine := job.select(table, ids)):
                     continue
-                blocks = None if job.sums is None else job.find_blocks(table, mine)
-                if blocks is None:
+                bundles = None if job.sums is None else job.find_bundles(table, mine)
+                if bundles is None:
                     job.is_wanted = True
-                elif len(blocks):
-                    self._pieces.append((job, table, blocks))
-                gone += blocks is None or bool(len(blocks))
+                elif len(bundles):
+                    self._pieces.append((job, table, bundles))
+                gone += bundles is None or bool(len(bundles))
             self._jobs.sort(key=lambda job: not job.is_wanted)  # and within each, as before
             return gone
 
@@ -149,7 +156,7 @@ class SavedRows:
         """All rows, each once, with its newest value, in parts. A part is the caller's until it asks for the next
         chunk's: its memory is used again. CheckpointError names what is damaged; nothing of that was given out."""
         ahead: list[tuple[_Job, Future[_Read]]] = []
-        # Blocks have threads of their own: they are not to wait for chunks.
+        # Bundles have threads of their own: they are not to wait for chunks.
         with self._storage.open_threads(threads, "saves") as pool, self._storage.open_threads(threads, "rows") as few:
             try:
                 while self._read_ahead(pool, ahead, ahead_bytes_max):
@@ -185,7 +192,7 @@ class SavedRows:
                 pieces, self._pieces = self._pieces, []
             if not pieces:
                 return
-            found = list(pool.map(lambda piece: piece[0].read_blocks(piece[1], piece[2]), pieces))
+            found = list(pool.map(lambda piece: piece[0].read_bundles(piece[1], piece[2]), pieces))
             for (_, table, _), rows in zip(pieces, found, strict=True):
                 yield from split([{table: rows}], part_bytes)
 

@@ -2,7 +2,7 @@
 
 A worker that waits for a few rows needs them from nearly every chunk, and to read all chunks first is to read all there
 is. A chunk's own checksum is that of the whole file, so beside the ids of a chunk (saves_ids.py) there is a checksum of
-each *block* of rows, of weights and of each state apart: some kilobytes that can be read, checked and used alone. Where
+each *bundle* of rows, of weights and of each state apart: some kilobytes that can be read, checked and used alone. Where
 in the file they are follows from what the manifest says: tensors are stored in the order of their names, rows in the
 order of their ids.
 
@@ -22,61 +22,61 @@ from regrow.checkpoint.saves_ids import RowSet
 from regrow.checkpoint.storage import Storage
 from regrow.errors import CheckpointError
 
-# Of weights in a block. Too small: checksums take room and time. Too large: so much is read for each row.
-BLOCK_BYTES = 4096
+# Of weights in a bundle. Too small: checksums take room and time. Too large: so much is read for each row.
+BUNDLE_BYTES = 4096
 # Parts of a file that are nearer to each other are read at once.
 GAP_BYTES = 16384
-# Of the blocks of a chunk: if more are wanted, all of it is read.
-BLOCKS_SHARE_MAX = 0.25
+# Of the bundles of a chunk: if more are wanted, all of it is read.
+BUNDLES_SHARE_MAX = 0.25
 
 Sums = dict[str, npt.NDArray[np.uint32]]  # by part: weight, and the states
-Blocks = npt.NDArray[np.int64]
+Bundles = npt.NDArray[np.int64]
 
 
-def count_block_rows(dim: int) -> int:
-    """Rows in a block; the same in each part."""
-    return max(1, BLOCK_BYTES // (4 * dim))
+def count_bundle_rows(dim: int) -> int:
+    """Rows in a bundle; the same in each part."""
+    return max(1, BUNDLE_BYTES // (4 * dim))
 
 
-def sum_blocks(rows: Rows) -> Sums:
-    """Checksums of the blocks of rows, as they will be stored."""
-    block_rows = count_block_rows(rows.weight.shape[1])
+def sum_bundles(rows: Rows) -> Sums:
+    """Checksums of the bundles of rows, as they will be stored."""
+    bundle_rows = count_bundle_rows(rows.weight.shape[1])
     return {
-        name: _kernels.crc32c_blocks(np.ascontiguousarray(values), 4 * values.shape[1] * block_rows)
+        name: _kernels.crc32c_blocks(np.ascontiguousarray(values), 4 * values.shape[1] * bundle_rows)
         for name, values in rows.parts()
         if values.shape[1]
     }
 
 
-def find_blocks(rows: RowSet, ids: Ids, *, dim: int) -> Blocks:
-    """The blocks of a chunk that have these rows, all of which it has."""
-    blocks: Blocks = np.unique(rows.rank(ids) // count_block_rows(dim))
-    return blocks
+def find_bundles(rows: RowSet, ids: Ids, *, dim: int) -> Bundles:
+    """The bundles of a chunk that have these rows, all of which it has."""
+    bundles: Bundles = np.unique(rows.rank(ids) // count_bundle_rows(dim))
+    return bundles
 
 
-def read_blocks(
-    storage: Storage, stored: Stored, info: ChunkInfo, table: TableInfo, *, rows: RowSet, sums: Sums, blocks: Blocks
+def read_bundles(
+    storage: Storage, stored: Stored, info: ChunkInfo, table: TableInfo, *, rows: RowSet, sums: Sums, bundles: Bundles
 ) -> Rows:
-    """All rows of these blocks of a table; `rows` are those of the chunk. CheckpointError if one is damaged."""
-    block_rows, count = count_block_rows(table.dim), len(rows)
-    index = (blocks[:, None] * block_rows + np.arange(block_rows)).ravel()
+    """All rows of these bundles of a table; `rows` are those of the chunk. CheckpointError if one is damaged."""
+    bundle_rows, count = count_bundle_rows(table.dim), len(rows)
+    index = (bundles[:, None] * bundle_rows + np.arange(bundle_rows)).ravel()
     index = index[index < count]
     found: dict[str, npt.NDArray[np.float32]] = {}
     for part, width in (("weight", table.dim), *table.states):
         start = _find_start(stored, info, f"{table.name}/{part}")
-        ends = np.minimum((blocks + 1) * block_rows, count) * (4 * width)
+        ends = np.minimum((bundles + 1) * bundle_rows, count) * (4 * width)
         data = read_parts(
-            storage, f"{stored.name}/{info.name}", start + blocks * (4 * width * block_rows), start + ends
+            storage, f"{stored.name}/{info.name}", start + bundles * (4 * width * bundle_rows), start + ends
         )
         _check_sums(
-            data, 4 * width * block_rows, blocks, sums.get(part), f"{stored.name}/{info.name}: {table.name}/{part}"
+            data, 4 * width * bundle_rows, bundles, sums.get(part), f"{stored.name}/{info.name}: {table.name}/{part}"
         )
         found[part] = data.view(np.float32).reshape(len(index), width)
     weight = found.pop("weight")
     return Rows(rows.list_ids()[index], weight, found)
 
 
-def read_parts(storage: Storage, path: str, starts: Blocks, ends: Blocks) -> npt.NDArray[np.uint8]:
+def read_parts(storage: Storage, path: str, starts: Bundles, ends: Bundles) -> npt.NDArray[np.uint8]:
     """Parts of a file, rising, one after the other; those that are near to each other are read at once."""
     first = np.flatnonzero(np.concatenate(([True], starts[1:] - ends[:-1] > GAP_BYTES)))
     last = np.append(first[1:], len(starts)) - 1
@@ -95,12 +95,12 @@ def read_parts(storage: Storage, path: str, starts: Blocks, ends: Blocks) -> npt
 
 
 def _check_sums(
-    data: npt.NDArray[np.uint8], block_bytes: int, blocks: Blocks, sums: npt.NDArray[np.uint32] | None, where: str
+    data: npt.NDArray[np.uint8], bundle_bytes: int, bundles: Bundles, sums: npt.NDArray[np.uint32] | None, where: str
 ) -> None:
-    if sums is None or not len(blocks) or int(blocks[-1]) >= len(sums):
-        raise CheckpointError(f"{where}: there are no checksums of its blocks", hint="this save cannot be used")
-    if not np.array_equal(_kernels.crc32c_blocks(data, block_bytes), sums[blocks]):
-        raise CheckpointError(f"{where}: damaged (checksum of a block)", hint="this save cannot be used")
+    if sums is None or not len(bundles) or int(bundles[-1]) >= len(sums):
+        raise CheckpointError(f"{where}: there are no checksums of its bundles", hint="this save cannot be used")
+    if not np.array_equal(_kernels.crc32c_blocks(data, bundle_bytes), sums[bundles]):
+        raise CheckpointError(f"{where}: damaged (checksum of a bundle)", hint="this save cannot be used")
 
 
 def _find_start(stored: Stored, info: ChunkInfo, wanted: str) -> int:

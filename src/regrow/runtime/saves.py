@@ -24,7 +24,7 @@ from regrow.checkpoint.manifests import table_infos
 from regrow.checkpoint.saves import Chain, Owner, SaveManifest
 from regrow.checkpoint.saves_ids import IdsKeeper
 from regrow.checkpoint.saves_load import Base, SavedRows
-from regrow.checkpoint.saves_pieces import sum_blocks
+from regrow.checkpoint.saves_pieces import sum_bundles
 from regrow.checkpoint.saves_write import SaveWriter
 from regrow.checkpoint.storage import Storage
 from regrow.core.job import JobSpec
@@ -120,7 +120,7 @@ class OwnSaver(CaptureSaver):
         writer = await asyncio.to_thread(self.open_writer, job)
         directory = self._piece = writer.begin()
         is_plain = (self._encoding, self._bits) == ("raw", 32)  # so that rows can be read without their chunk
-        keeper = IdsKeeper(sum_blocks if is_plain else None)
+        keeper = IdsKeeper(sum_bundles if is_plain else None)
         try:
             tables = find_saved(job)
             infos = await self._store(number, directory, job, store, look_at=keeper.add, tables=tables)

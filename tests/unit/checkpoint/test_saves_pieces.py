@@ -1,6 +1,6 @@
 """Goal: rows that somebody waits for are read without the rest of their chunks, are the right ones, and are checked.
 
-Method: the server of the other tests of saves, with checksums of small blocks. A block is damaged in every byte.
+Method: the server of the other tests of saves, with checksums of small bundles. A bundle is damaged in every byte.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from regrow.checkpoint import saves_load, saves_pieces
 from regrow.checkpoint.saves import SaveManifest
 from regrow.checkpoint.saves_ids import IdsKeeper, RowSet
 from regrow.checkpoint.saves_load import SavedRows
-from regrow.checkpoint.saves_pieces import sum_blocks
+from regrow.checkpoint.saves_pieces import sum_bundles
 from regrow.checkpoint.storage import Storage
 from regrow.errors import CheckpointError
 
 
 @pytest.fixture
 def storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Storage:
-    """In which saves have checksums of blocks of a few rows."""
-    monkeypatch.setattr(save_worlds, "IdsKeeper", functools.partial(IdsKeeper, sum_blocks))
-    monkeypatch.setattr(saves_pieces, "BLOCK_BYTES", 32)
+    """In which saves have checksums of bundles of a few rows."""
+    monkeypatch.setattr(save_worlds, "IdsKeeper", functools.partial(IdsKeeper, sum_bundles))
+    monkeypatch.setattr(saves_pieces, "BUNDLE_BYTES", 32)
     monkeypatch.setattr(saves_pieces, "GAP_BYTES", 8)
-    monkeypatch.setattr(saves_load, "BLOCKS_SHARE_MAX", 1.0)
+    monkeypatch.setattr(saves_load, "BUNDLES_SHARE_MAX", 1.0)
     return Storage.open(str(tmp_path / "x"))
 
 
@@ -60,7 +60,7 @@ def read_wanted(rows: SavedRows, keys: list[tuple[str, int]]) -> Model:
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_only_blocks_are_read_and_values_are_the_newest(storage: Storage, seed: int) -> None:
+def test_only_bundles_are_read_and_values_are_the_newest(storage: Storage, seed: int) -> None:
     server, _ = make_saved(storage)
     keys = sorted(server.model)
     random = np.random.default_rng(seed)
@@ -88,15 +88,15 @@ def test_what_was_read_is_not_read_again_and_all_comes_in_the_end(storage: Stora
 def test_of_a_chunk_of_which_much_is_wanted_all_is_read(storage: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
     make_saved(storage)
     monkeypatch.setattr(saves_load, "MIN_ROWS", 1)
-    monkeypatch.setattr(saves_load, "BLOCKS_SHARE_MAX", 0.01)
-    monkeypatch.setattr(storage, "read_ranges", lambda *_: pytest.fail("a block is read alone"))
+    monkeypatch.setattr(saves_load, "BUNDLES_SHARE_MAX", 0.01)
+    monkeypatch.setattr(storage, "read_ranges", lambda *_: pytest.fail("a bundle is read alone"))
     rows = SavedRows(storage, find(storage))
     for table, ids in rows.ids().items():
         rows.want(table, ids)
     assert sum(len(each) for part in rows.rows_newest_first(10**6) for each in part.values()) == rows.rows
 
 
-def test_a_damaged_block_is_named_and_not_given_out(storage: Storage, tmp_path: Path) -> None:
+def test_a_damaged_bundle_is_named_and_not_given_out(storage: Storage, tmp_path: Path) -> None:
     """Every byte of the rows of one chunk. Its ids are known from elsewhere; whoever reads it whole compares them."""
     server, saves = make_saved(storage)
     info = saves[0].chunks[0]
@@ -109,9 +109,9 @@ def test_a_damaged_block_is_named_and_not_given_out(storage: Storage, tmp_path: 
         rows = SavedRows(storage, find(storage))
         job = next((job for job in rows._jobs if job.info == info), None)
         assert job is not None
-        blocks = saves_pieces.find_blocks(job.rows[table], job.rows[table].list_ids(), dim=_dim(table))
+        bundles = saves_pieces.find_bundles(job.rows[table], job.rows[table].list_ids(), dim=_dim(table))
         try:
-            found = job.read_blocks(table, blocks)
+            found = job.read_bundles(table, bundles)
         except CheckpointError as error:
             assert info.name in error.message and "damaged" in error.message
             seen += 1
@@ -121,14 +121,14 @@ def test_a_damaged_block_is_named_and_not_given_out(storage: Storage, tmp_path: 
     assert seen > len(whole) // 12
     path.write_bytes(b"")
     with pytest.raises(CheckpointError, match="not whole"):
-        job.read_blocks(table, blocks)
+        job.read_bundles(table, bundles)
 
 
 def _dim(table: str) -> int:
     return next(info.dim for info in TABLES if info.name == table)
 
 
-def test_saves_without_checksums_of_blocks_load_as_ever(tmp_path: Path) -> None:
+def test_saves_without_checksums_of_bundles_load_as_ever(tmp_path: Path) -> None:
     storage = Storage.open(str(tmp_path / "y"))
     server, _ = make_saved(storage)
     rows = SavedRows(storage, find(storage))
