@@ -32,6 +32,16 @@ size_t load_rows(Shard& shard, size_t table, const Input& ids, const std::vector
   return shard.load_rows(table, ids_span, values, clean_to);
 }
 
+nb::object find_slots(const Shard& shard, size_t table, const Input& ids) {
+  const auto ids_span = read<uint32_t>(ids, "ids");
+  std::vector<uint64_t> words;
+  {
+    nb::gil_scoped_release release;
+    words = shard.find_slots(table, ids_span);
+  }
+  return nb::cast(owned(std::move(words)));
+}
+
 }  // namespace
 
 void bind_capture(nb::class_<Shard>& shard) {
@@ -39,10 +49,13 @@ void bind_capture(nb::class_<Shard>& shard) {
   shard.def("add_tenant", &Shard::add_tenant, Released())
       .def("dirty_rows", &Shard::dirty_rows, "tenant"_a, Released())
       .def("begin_capture", &Shard::begin_capture, "tenant"_a, "full"_a, Released())
+      .def("choose_captured", &Shard::choose_captured, "rows"_a, Released())
       .def("capture_chunk", &capture_chunk, "bytes_max"_a, "aside_first"_a = false)
-      .def("capture_left", &Shard::capture_left)
+      .def("prepare_chunk", &Shard::prepare_chunk, "bytes_max"_a, "aside_first"_a, "slice_bytes"_a, Released())
+      .def("capture_left", &Shard::capture_left, Released())
       .def("capture_side_bytes", &Shard::capture_side_bytes)
       .def("end_capture", &Shard::end_capture, "durable"_a, Released())
+      .def("find_slots", &find_slots, "table"_a, "ids"_a)
       .def("load_rows", &load_rows, "table"_a, "ids"_a, "parts"_a, "clean_to"_a = nb::none());
 }
 

@@ -29,13 +29,16 @@ void note_updates(Shard& shard, const Input& counts, const Input& slots) {
 }  // namespace
 
 void bind_priority(nb::class_<Shard>& shard) {
+  using Released = nb::call_guard<nb::gil_scoped_release>;
   shard.def("set_priority", &set_priority, "tenant"_a, "kind"_a, "tables"_a, "share"_a, "seed"_a, "period"_a)
       .def("note_updates", &note_updates, "counts"_a, "slots"_a)
       .def("updates_noted", &Shard::updates_noted)
       .def("set_updates_noted", &Shard::set_updates_noted, "total"_a)
-      .def("updates_uncaptured", &Shard::updates_uncaptured, "tenant"_a)
-      .def("capture_skipped", &Shard::capture_skipped)
-      .def("priority_bytes", &Shard::priority_bytes);
+      .def("updates_uncaptured", &Shard::updates_uncaptured, "tenant"_a, Released())
+      .def("capture_skipped", &Shard::capture_skipped, Released())
+      .def("updates_skipped", &Shard::updates_skipped, Released())
+      .def("priority_bytes", &Shard::priority_bytes)
+      .def("count_bytes", &Shard::count_bytes);
 }
 
 }  // namespace regrow::bindings

@@ -5,6 +5,11 @@
 #include <malloc.h>
 #endif
 
+#include <algorithm>
+#include <stdexcept>
+#include <utility>
+#include <vector>
+
 #include "arrays.hpp"
 #include "regrow/crc32c.hpp"
 #include "regrow/dispatch.hpp"
@@ -38,6 +43,21 @@ uint32_t crc32c_of(nb::handle data, uint32_t seed) {
   return crc32c(held.bytes(), seed);
 }
 
+nb::object crc32c_blocks(nb::handle data, size_t block_bytes) {
+  if (!block_bytes) throw std::invalid_argument("a block has at least one byte");
+  const HeldBuffer held(data);
+  const std::span<const uint8_t> bytes = held.bytes();
+  std::vector<uint32_t> sums((bytes.size() + block_bytes - 1) / block_bytes);
+  {
+    nb::gil_scoped_release release;
+    for (size_t i = 0; i < sums.size(); ++i) {
+      const size_t first = i * block_bytes;
+      sums[i] = crc32c(bytes.subspan(first, std::min(block_bytes, bytes.size() - first)), 0);
+    }
+  }
+  return nb::cast(owned(std::move(sums)));
+}
+
 // glibc takes large blocks from the system and gives them back at once, so every step pays anew for zeroed
 // pages. Kept in the heap they cost the memory of one step and no page faults. (M_MMAP_THRESHOLD would do the
 // same, but only for blocks up to 32 MB.) Of threads that come and go, glibc gives whole heaps back; with one heap for
@@ -63,6 +83,8 @@ void bind_system(nb::module_& m) {
       "set_threads", [](int n) { ThreadPool::shared().resize(n); }, "n"_a, nb::call_guard<nb::gil_scoped_release>(),
       "Sets how many threads (the caller included) share the loops over rows.");
   m.def("crc32c", &crc32c_of, "data"_a, "seed"_a = 0, "CRC-32C of a buffer; seed is the checksum of what came before.");
+  m.def("crc32c_blocks", &crc32c_blocks, "data"_a, "block_bytes"_a,
+        "CRC-32C of each block of a buffer; the last may be shorter.");
   m.def("tune_malloc", &tune_malloc, "one_heap"_a = false,
         "Lets the process keep its large buffers from step to step.");
 }

@@ -102,8 +102,9 @@ size_t Shard::add_tenant() {
   return tenants_++;
 }
 
-size_t Shard::dirty_rows(size_t tenant) const {
+size_t Shard::dirty_rows(size_t tenant) {
   check_tenant(tenant);
+  finish_choosing();
   size_t rows = 0;
   for (const Table& table : tables_)
     for (size_t word = 0; word < table.words(); ++word)
@@ -124,17 +125,15 @@ void Shard::begin_capture(size_t tenant, bool full) {
     asides.push_back(
         std::make_unique<PendingRows>(table.records, PendingRows::Ranges{table.slots}, table.tracking->kept.data()));
   for (Table& table : tables_) settle(table);
-  Choices choices = choose(tenant, full);
   for (size_t t = 0; t < tables_.size(); ++t) {
     Table& table = tables_[t];
     Tracking& tracking = *table.tracking;
-    const Tracking::Bits& chosen = choices.tables[t].rows;
     std::atomic<size_t> rows{0};
     for_words(table.words(), [&](size_t first, size_t end) {
       size_t found = 0;
       for (size_t word = first; word < end; ++word) {
         const uint64_t dirty = tracking.dirty[tenant][word];
-        const uint64_t set = full ? tracking.settled[word] : chosen.empty() ? dirty : chosen[word];
+        const uint64_t set = full ? tracking.settled[word] : dirty;
         tracking.captured[word] = tracking.left[word] = set;
         tracking.kept[word] = ~set;
         tracking.dirty[tenant][word] = dirty & ~set;
@@ -147,12 +146,13 @@ void Shard::begin_capture(size_t tenant, bool full) {
     tracking.taken = tracking.looked = {};
     if (tracking.rows_left) table.aside = std::move(asides[t]);
   }
-  begin_priority(tenant, std::move(choices));
+  begin_priority(tenant, full);
   capturing_ = tenant;
 }
 
-size_t Shard::capture_left() const {
-  size_t rows = 0;
+size_t Shard::capture_left() {
+  finish_choosing();
+  size_t rows = started_ ? started_->slots_copied : 0;
   for (const Table& table : tables_) rows += table.tracking ? table.tracking->rows_left : 0;
   return rows;
 }
@@ -193,35 +193,82 @@ Shard::Share Shard::share(int64_t bytes_max, bool aside_first, const std::vector
   return share;
 }
 
-CapturedChunk Shard::capture_chunk(int64_t bytes_max, bool aside_first) {
+// Nothing has changed before all memory for it is there.
+void Shard::begin_chunk(int64_t bytes_max, bool aside_first) {
+  finish_choosing();
   std::vector<size_t> row_bytes;
   for (const Table& table : tables_) {
     size_t words = 1;  // its number
     for (const Part part : parts(table)) words += part.width;
     row_bytes.push_back(words * sizeof(uint32_t));
   }
-  const Share share = this->share(bytes_max, aside_first, row_bytes);
+  Started made;
+  made.share = share(bytes_max, aside_first, row_bytes);
   size_t bytes = 0;
-  for (size_t t = 0; t < tables_.size(); ++t) bytes += share.count(t) * row_bytes[t];
-  CapturedChunk captured{std::vector<int32_t>(tables_.size()), Buffer<uint32_t>(bytes / sizeof(uint32_t))};
-  Buffer<uint32_t> slots(share.rows);
+  for (size_t t = 0; t < tables_.size(); ++t) bytes += made.share.count(t) * row_bytes[t];
+  made.captured = {std::vector<int32_t>(tables_.size()), Buffer<uint32_t>(bytes / sizeof(uint32_t))};
+  made.slots = Buffer<uint32_t>(made.share.rows);
+  made.slots_next = made.slots.data();
+  made.words_next = made.captured.words.data();
+  started_ = std::move(made);
+}
 
-  uint32_t* next = slots.data();
-  uint32_t* words = captured.words.data();
-  for (size_t t = 0; t < tables_.size(); next += share.count(t++)) {
-    if (!share.count(t)) continue;
-    const Table& table = tables_[t];
-    select(tables_[t], share.aside[t], share.rest[t], next);
-    keep_copies(t, {next, share.count(t)});
-    const size_t rows = number(table, {next, share.count(t)}, words);
-    captured.counts[t] = static_cast<int32_t>(rows);
-    words += rows;
-    for (const Part part : parts(table)) {
-      copy_rows(table, {next, rows}, part, reinterpret_cast<float*>(words));
-      words += rows * part.width;
-    }
-    forget(tables_[t], {next, share.count(t)});
+// Copies up to so many rows of one table; returns how many there were, none at the end. Rows that changed since the
+// chunk was begun are aside by now.
+size_t Shard::copy_some(size_t rows_max) {
+  Started& at = *started_;
+  while (at.table < tables_.size() && !at.share.count(at.table)) ++at.table;
+  if (at.table == tables_.size()) return 0;
+  Table& table = tables_[at.table];
+  const size_t count = at.share.count(at.table);
+  if (!at.selected) {
+    select(table, at.share.aside[at.table], at.share.rest[at.table], at.slots_next);
+    at.rows = number(table, {at.slots_next, count}, at.words_next);
+    at.captured.counts[at.table] = static_cast<int32_t>(at.rows);
+    at.words_next += at.rows;
+    at.selected = true;
+    at.rows_copied = 0;
   }
+  for (uint32_t list = 0; list < table.aside->lists(); ++list) table.aside->index(list);
+  const size_t first = at.rows_copied;
+  const size_t rows = std::min(rows_max, at.rows - first);
+  const bool ends = first + rows == at.rows;
+  const std::span<const uint32_t> taken(at.slots_next + first, ends ? count - first : rows);  // holes come last
+  keep_copies(at.table, taken);
+  uint32_t* words = at.words_next;
+  for (const Part part : parts(table)) {
+    const bool past_caches = at.rows * part.width * sizeof(float) >= cached_bytes_max;
+    copy_rows(table, taken.first(rows), part, reinterpret_cast<float*>(words) + first * part.width, past_caches);
+    words += at.rows * part.width;
+  }
+  forget(table, taken);
+  at.rows_copied += rows;
+  at.slots_copied += taken.size();
+  if (!ends) return rows;
+  at.words_next = words;
+  at.slots_next += count;
+  at.selected = false;
+  ++at.table;
+  return taken.size();
+}
+
+bool Shard::prepare_chunk(int64_t bytes_max, bool aside_first, int64_t slice_bytes) {
+  if (slice_bytes < 1)
+    throw std::invalid_argument("slice_bytes must be at least 1, not " + std::to_string(slice_bytes));
+  if (!started_) begin_chunk(bytes_max, aside_first);
+  for (auto left = static_cast<size_t>(slice_bytes); left;) {
+    if (started_->table == tables_.size()) return false;
+    const size_t row_bytes = tables_[started_->table].records.stride * sizeof(float);
+    left -= std::min(left, std::max<size_t>(1, copy_some(left / row_bytes + 1)) * row_bytes);
+  }
+  return true;
+}
+
+CapturedChunk Shard::capture_chunk(int64_t bytes_max, bool aside_first) {
+  if (!started_) begin_chunk(bytes_max, aside_first);
+  while (copy_some(SIZE_MAX)) continue;
+  CapturedChunk captured = std::move(started_->captured);
+  started_.reset();
   return captured;
 }
 
@@ -302,6 +349,19 @@ size_t Shard::load_rows(size_t table, std::span<const uint32_t> ids, const std::
   return loaded;
 }
 
+std::vector<uint64_t> Shard::find_slots(size_t table, std::span<const uint32_t> ids) const {
+  const Table& found = at(table);
+  const uint32_t most = ids.empty() ? 0 : kernels().max_u32(ids.data(), ids.size());
+  if (!ids.empty() && most >= found.settings.rows)
+    throw std::out_of_range("there is no row " + std::to_string(most) + " in table " + std::to_string(table));
+  std::vector<uint64_t> words(found.words(), 0);
+  for (const uint32_t id : ids) {
+    const Place place = found.layout.place(id);
+    words[place.slot / 64] |= uint64_t{place.server == settings_.server} << (place.slot % 64);
+  }
+  return words;
+}
+
 // The rows in these slots, rising, and the slots in the same order; holes, which no row has, come last and do not
 // count.
 size_t Shard::number(const Table& table, std::span<uint32_t> slots, uint32_t* ids) const {
@@ -322,8 +382,8 @@ size_t Shard::number(const Table& table, std::span<uint32_t> slots, uint32_t* id
   return static_cast<size_t>(std::lower_bound(ids, ids + slots.size(), rows) - ids);
 }
 
-void Shard::copy_rows(const Table& table, std::span<const uint32_t> slots, Part part, float* out) const {
-  const bool past_caches = slots.size() * part.width * sizeof(float) >= cached_bytes_max;
+void Shard::copy_rows(const Table& table, std::span<const uint32_t> slots, Part part, float* out,
+                      bool past_caches) const {
   ThreadPool::shared().parallel_for((slots.size() + rows_per_task - 1) / rows_per_task, [&](size_t task, size_t) {
     const size_t first = task * rows_per_task;
     const size_t count = std::min(rows_per_task, slots.size() - first);
@@ -376,12 +436,18 @@ void Shard::forget(Table& table, std::span<const uint32_t> slots) const {
     else
       tracking.kept[slot / 64] |= uint64_t{1} << (slot % 64);
   }
+  tracking.rows_left -= slots.size();
+  free_lists(table);
+}
+
+// Lists of which all rows were taken.
+void Shard::free_lists(Table& table) const {
+  Tracking& tracking = *table.tracking;
   for (uint32_t list = 0; list < table.aside->lists(); ++list) {
     if (!tracking.taken[list] || tracking.taken[list] < table.aside->rows(list)) continue;
     table.aside->clear(list);
     tracking.taken[list] = tracking.looked[list] = 0;
   }
-  tracking.rows_left -= slots.size();
   if (!tracking.rows_left) table.aside.reset();
 }
 
@@ -390,6 +456,7 @@ void Shard::end_capture(bool durable) {
   if (const size_t left = capture_left(); durable && left)
     throw std::invalid_argument(std::to_string(left) +
                                 " captured rows were not taken yet: the capture cannot be durable");
+  started_.reset();
   end_priority(*capturing_, durable);
   for (Table& table : tables_) {
     Tracking& tracking = *table.tracking;

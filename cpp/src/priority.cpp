@@ -131,29 +131,19 @@ std::vector<uint64_t> RowCounts::find_full() const {
   return found;
 }
 
-// Of rows of one bitmap that are not in the other. Most bits of a word are set or few are.
-std::array<size_t, 256> RowCounts::count_lows(const std::vector<uint64_t>& rows,
-                                              const std::vector<uint64_t>& except) const {
-  const auto parts = static_cast<size_t>(ThreadPool::shared().size());
-  // Four histograms, so that equal counts in a row do not wait for each other; the second half of each is for the rest.
-  using Lows = std::array<std::array<uint32_t, 512>, 4>;
-  std::vector<Lows> found(parts, Lows{});
-  ThreadPool::shared().parallel_for(parts, [&](size_t part, size_t) {
-    for (size_t word = rows.size() * part / parts; word < rows.size() * (part + 1) / parts; ++word) {
-      const uint64_t bits = rows[word] & ~except[word];
-      if (std::popcount(bits) < dense_rows) {
-        for_bits(bits, word, [&](uint32_t slot) { ++found[part][0][low_[slot]]; });
-        continue;
-      }
-      const size_t end = std::min<size_t>(64, slots_ - word * 64);
-      for (size_t i = 0; i < end; ++i) ++found[part][i % 4][low_[word * 64 + i] | (~bits >> i & 1) << 8];
+// Of rows of one bitmap that are not in the other. Most bits of a word are set or few are. Four histograms, so that
+// equal counts in a row do not wait for each other; the second half of each is for rows that do not count.
+void RowCounts::count_lows(const std::vector<uint64_t>& rows, const std::vector<uint64_t>& except, size_t first,
+                           size_t end, std::array<Lows, 4>& lows) const {
+  for (size_t word = first; word < end; ++word) {
+    const uint64_t bits = rows[word] & ~except[word];
+    if (std::popcount(bits) < dense_rows) {
+      for_bits(bits, word, [&](uint32_t slot) { ++lows[0][low_[slot]]; });
+      continue;
     }
-  });
-  std::array<size_t, 256> lows{};
-  for (const Lows& part : found)
-    for (const auto& histogram : part)
-      for (size_t low = 0; low < lows.size(); ++low) lows[low] += histogram[low];
-  return lows;
+    const size_t slots = std::min<size_t>(64, slots_ - word * 64);
+    for (size_t i = 0; i < slots; ++i) ++lows[i % 4][low_[word * 64 + i] | (~bits >> i & 1) << 8];
+  }
 }
 
 // A bit for each of the 64 rows of a word: whether its byte is above `least`. Eight bytes at a time: the seven low bits
@@ -173,41 +163,43 @@ uint64_t RowCounts::find_above(size_t word, uint32_t least) const {
 
 size_t RowCounts::bytes() const { return arena_.bytes() + full_.size() * sizeof(Full); }
 
-RowCounts::Held RowCounts::make_held() const {
+RowCounts::Held RowCounts::make_held(size_t rows) const {
   Held held;
-  held.low.resize(slots_);
+  held.low.reserve(rows);
   held.full.reserve(full_used_);
   return held;
 }
 
-void RowCounts::take(const std::vector<uint64_t>& rows, Held& held) {
-  std::atomic<uint64_t> sum{0};
-  for_words(rows.size(), [&](size_t first, size_t end) {
-    uint64_t found = 0;
-    for (size_t word = first; word < end; ++word)
-      for_bits(rows[word], word, [&](uint32_t slot) { found += held.low[slot] = std::exchange(low_[slot], 0); });
-    sum.fetch_add(found, std::memory_order_relaxed);
-  });
+void RowCounts::take(const std::vector<uint64_t>& rows, size_t first, size_t end, Held& held) {
+  for (size_t word = first; word < end; ++word)
+    for_bits(rows[word], word, [&](uint32_t slot) {
+      held.low.push_back(std::exchange(low_[slot], 0));
+      held.sum += held.low.back();
+    });
+}
+
+void RowCounts::take_full(const std::vector<uint64_t>& rows, Held& held) {
   for (Full& full : full_) {
     if (!full.times || !bit_at(rows, full.slot_after - 1)) continue;
-    sum += uint64_t{full.times} * 256;
+    held.sum += uint64_t{full.times} * 256;
     held.full.emplace_back(full.slot_after - 1, std::exchange(full.times, 0));
   }
-  held.sum = sum.load(std::memory_order_relaxed);
 }
 
 void RowCounts::reserve_back(const std::vector<uint64_t>& rows, const Held& held) {
   size_t wraps = 0;  // bytes that are full only together
+  const uint8_t* low = held.low.data();
   for (size_t word = 0; word < rows.size(); ++word)
-    for_bits(rows[word], word, [&](uint32_t slot) { wraps += low_[slot] + held.low[slot] > 255; });
+    for_bits(rows[word], word, [&](uint32_t slot) { wraps += low_[slot] + *low++ > 255; });
   reserve(wraps + held.full.size());
 }
 
 void RowCounts::give_back(const std::vector<uint64_t>& rows, const Held& held) {
+  const uint8_t* low = held.low.data();
   for (size_t word = 0; word < rows.size(); ++word)
     for_bits(rows[word], word, [&](uint32_t slot) {
-      if (low_[slot] + held.low[slot] > 255) add_full(slot, 1);
-      low_[slot] = static_cast<uint8_t>(low_[slot] + held.low[slot]);
+      if (low_[slot] + *low > 255) add_full(slot, 1);
+      low_[slot] = static_cast<uint8_t>(low_[slot] + *low++);
     });
   for (const auto& [slot, times] : held.full) add_full(slot, times);
 }
@@ -253,146 +245,212 @@ void RowPriority::insert(uint32_t slot) {
   clear_bit(listed_, std::exchange(*place(++evicted_), slot));
 }
 
-// Larger ranks first, then, of equals, in the order of slots from the turn on. Nothing is sorted: a histogram over
-// buckets, which rise with ranks, finds the bucket in which the last chosen rank is. Buckets below `bucket_exact_end`
-// have one rank each; of the others, that one's ranks are looked at.
-template <typename Rank, typename Bucket>
-RowPriority::Choice RowPriority::choose_by(const Bits& dirty, uint32_t bucket_exact_end, Rank&& rank,
-                                           Bucket&& bucket) const {
-  const size_t words = dirty.size();
+// Larger ranks first, then, of equals, in the order of slots from the turn on. Nothing is sorted: a histogram of ranks
+// finds the last that is chosen. Of `mfu` a rank is the count of a row: rows whose byte was full have more than any
+// other that was not, and are chosen before; of the others it is the byte. Of `scar` a rank is the change of a row, and
+// the histogram is of its upper half; of the bucket in which the last one is, all ranks are looked at. Of `ssu` it is
+// whether a row is on the list.
+RowPriority::Choosing RowPriority::begin(size_t dirty_rows, bool all) const {
+  using Phase = Choosing::Phase;
+  Choosing made;
+  const bool chooses = !all && dirty_rows > settings_.rows_max;
+  made.count = chooses ? settings_.rows_max : dirty_rows;
+  made.held.counts = counts.make_held(made.count);
+  if (settings_.kind == PriorityKind::ssu) made.held.list.reserve(settings_.rows_max);
+  made.phase = Phase::counts;
+  if (!chooses) return made;
+  const size_t words = words_of(settings_.slots);
   const auto parts = static_cast<size_t>(ThreadPool::shared().size());
-  std::vector<std::vector<uint32_t>> rows(parts, std::vector<uint32_t>(bucket_count, 0));
-  ThreadPool::shared().parallel_for(parts, [&](size_t part, size_t) {
-    for (size_t word = words * part / parts; word < words * (part + 1) / parts; ++word)
-      for_bits(dirty[word], word, [&](uint32_t slot) { ++rows[part][bucket(rank(slot))]; });
-  });
-  size_t left = settings_.rows_max;
-  size_t in_bucket = 0;
-  uint32_t last_bucket = bucket_count;
-  do {
-    left -= in_bucket;
-    --last_bucket;
-    in_bucket = 0;
-    for (const auto& part : rows) in_bucket += part[last_bucket];
-  } while (left > in_bucket);
-  uint32_t last_rank = last_bucket;
-  if (last_bucket >= bucket_exact_end) {
-    std::vector<uint32_t> ranks;
-    for (size_t word = 0; word < words; ++word)
-      for_bits(dirty[word], word, [&](uint32_t slot) {
-        if (bucket(rank(slot)) == last_bucket) ranks.push_back(rank(slot));
-      });
-    const auto last = ranks.begin() + static_cast<ptrdiff_t>(left) - 1;
-    std::nth_element(ranks.begin(), last, ranks.end(), std::greater<>());
-    last_rank = *last;
+  made.rows.assign(words, 0);
+  made.equal.assign(words, 0);
+  made.phase = settings_.kind == PriorityKind::ssu ? Phase::turns : Phase::ranks;
+  if (settings_.kind == PriorityKind::mfu) made.lows.assign(parts, {});
+  if (settings_.kind == PriorityKind::scar) {
+    made.buckets.assign(parts, std::vector<uint32_t>(bucket_count, 0));
+    made.ranks = Buffer<uint32_t>(settings_.slots);
   }
-  Bits above(words, 0);
-  Bits equal(words, 0);
-  for_words(words, [&](size_t first, size_t end) {
-    for (size_t word = first; word < end; ++word)
+  return made;
+}
+
+bool RowPriority::choose(Choosing& choosing, const Bits& dirty, const Records& records, const PendingRows* aside,
+                         size_t words) {
+  using Phase = Choosing::Phase;
+  const size_t end = std::min(dirty.size(), choosing.word + std::min(words, dirty.size()));
+  switch (choosing.phase) {
+    case Phase::ranks:
+      find_ranks(choosing, dirty, records, aside, end);
+      if (end == dirty.size()) find_last(choosing);
+      break;
+    case Phase::exact:
+      find_exact(choosing, dirty, end);
+      break;
+    case Phase::marks:
+      mark(choosing, dirty, end);
+      break;
+    case Phase::turns:
+      take_turns(choosing, dirty);
+      choosing.phase = Phase::counts;
+      return true;
+    case Phase::counts:
+      take_counts(choosing, dirty, end);
+      break;
+    case Phase::done:
+      return false;
+  }
+  choosing.word = end;
+  if (end < dirty.size()) return true;
+  choosing.word = 0;
+  if (choosing.phase == Phase::ranks)
+    choosing.phase = settings_.kind == PriorityKind::scar ? Phase::exact : Phase::marks;
+  else if (choosing.phase == Phase::exact)
+    choosing.phase = Phase::marks;
+  else
+    choosing.phase = choosing.phase == Phase::marks ? Phase::turns : Phase::done;
+  return choosing.phase != Phase::done;
+}
+
+void RowPriority::find_ranks(Choosing& choosing, const Bits& dirty, const Records& records, const PendingRows* aside,
+                             size_t end) {
+  const size_t words = end - choosing.word;
+  const size_t parts = std::max(choosing.lows.size(), choosing.buckets.size());
+  if (settings_.kind == PriorityKind::mfu && !choosing.word) {
+    Bits full = counts.find_full();  // those go first; they have no place in a histogram of bytes
+    for (size_t word = 0; word < full.size(); ++word) choosing.rows[word] = full[word] & dirty[word];
+  }
+  ThreadPool::shared().parallel_for(parts, [&](size_t part, size_t) {
+    const size_t first = choosing.word + words * part / parts;
+    const size_t stop = choosing.word + words * (part + 1) / parts;
+    if (settings_.kind == PriorityKind::mfu) {
+      counts.count_lows(dirty, choosing.rows, first, stop, choosing.lows[part]);
+      return;
+    }
+    for (size_t word = first; word < stop; ++word)
       for_bits(dirty[word], word, [&](uint32_t slot) {
-        const uint32_t of = rank(slot);
-        above[word] |= uint64_t{of > last_rank} << (slot % 64);
-        equal[word] |= uint64_t{of == last_rank} << (slot % 64);
+        const uint32_t rank = choosing.ranks[slot] = find_change(slot, records, aside);
+        ++choosing.buckets[part][rank >> 16];
       });
   });
-  return take_turns(std::move(above), equal);
+}
+
+// The histogram is complete: which is the last rank, or bucket, of which some are chosen?
+void RowPriority::find_last(Choosing& choosing) {
+  const size_t chosen = settings_.kind == PriorityKind::mfu ? count_bits(choosing.rows) : 0;
+  if (chosen >= settings_.rows_max) return find_last_full(choosing);
+  const auto rows_of = [&](uint32_t rank) {
+    size_t rows = 0;
+    for (const auto& part : choosing.buckets) rows += part[rank];
+    for (const auto& part : choosing.lows)
+      for (const RowCounts::Lows& histogram : part) rows += histogram[rank];
+    return rows;
+  };
+  choosing.left = settings_.rows_max - chosen;
+  choosing.last = settings_.kind == PriorityKind::mfu ? 255 : bucket_count - 1;
+  for (size_t rows; choosing.left > (rows = rows_of(choosing.last)); --choosing.last) choosing.left -= rows;
+  if (settings_.kind == PriorityKind::scar) choosing.exact.reserve(rows_of(choosing.last));
+}
+
+// More rows than there is room for were updated more often than a byte counts. That is rare, and not done in slices.
+void RowPriority::find_last_full(Choosing& choosing) {
+  std::vector<std::pair<uint64_t, uint32_t>> full;
+  for (size_t word = 0; word < choosing.rows.size(); ++word)
+    for_bits(choosing.rows[word], word, [&](uint32_t slot) { full.emplace_back(counts.at(slot), slot); });
+  const auto last = full.begin() + static_cast<ptrdiff_t>(settings_.rows_max) - 1;
+  std::nth_element(full.begin(), last, full.end(), std::greater<>());
+  const uint64_t least = last->first;
+  for (const auto& [count, slot] : full) {
+    if (count <= least) clear_bit(choosing.rows, slot);
+    if (count == least) set_bit(choosing.equal, slot);
+  }
+  choosing.last = UINT32_MAX;
+}
+
+void RowPriority::find_exact(Choosing& choosing, const Bits& dirty, size_t end) const {
+  for (size_t word = choosing.word; word < end; ++word)
+    for_bits(dirty[word], word, [&](uint32_t slot) {
+      if (choosing.ranks[slot] >> 16 == choosing.last) choosing.exact.push_back(choosing.ranks[slot]);
+    });
+  if (end < dirty.size()) return;
+  const auto last = choosing.exact.begin() + static_cast<ptrdiff_t>(choosing.left) - 1;
+  std::nth_element(choosing.exact.begin(), last, choosing.exact.end(), std::greater<>());
+  choosing.last = *last;
+}
+
+// Which rows are above the last rank, and which are of it.
+void RowPriority::mark(Choosing& choosing, const Bits& dirty, size_t end) const {
+  const uint32_t last = choosing.last;
+  const size_t first = choosing.word;
+  for_words(end - first, [&](size_t from, size_t to) {
+    for (size_t word = first + from; word < first + to; ++word) {
+      if (!dirty[word]) continue;
+      if (settings_.kind == PriorityKind::mfu) {
+        if (last == UINT32_MAX) continue;  // of rows that were very often updated, it is known
+        const uint64_t others = dirty[word] & ~choosing.rows[word];
+        const uint64_t more = counts.find_above(word, last);
+        choosing.equal[word] = others & ~more & (last ? counts.find_above(word, last - 1) : ~uint64_t{0});
+        choosing.rows[word] |= others & more;
+        continue;
+      }
+      for_bits(dirty[word], word, [&](uint32_t slot) {
+        const uint32_t rank = choosing.ranks[slot];
+        choosing.rows[word] |= uint64_t{rank > last} << (slot % 64);
+        choosing.equal[word] |= uint64_t{rank == last} << (slot % 64);
+      });
+    }
+  });
 }
 
 // All that are above, and of those that are equal, as many as there is room for, from the turn on.
-RowPriority::Choice RowPriority::take_turns(Bits&& above, const Bits& equal) const {
-  Choice choice{std::move(above), turn_};
-  const size_t words = equal.size();
-  size_t left = settings_.rows_max - count_bits(choice.rows);
+void RowPriority::take_turns(Choosing& choosing, const Bits& dirty) {
+  Bits& rows = choosing.rows;
+  Bits& equal = choosing.equal;
+  const size_t words = dirty.size();
+  if (settings_.kind == PriorityKind::ssu) {
+    for (size_t word = 0; word < words; ++word) {
+      rows[word] = dirty[word] & listed_[word];
+      equal[word] = dirty[word] & ~listed_[word];
+    }
+    if (count_bits(rows) >= settings_.rows_max) {  // the list is all there is room for
+      equal.swap(rows);
+      std::fill(rows.begin(), rows.end(), 0);
+    }
+  }
+  size_t left = settings_.rows_max - count_bits(rows);
+  const uint32_t turn = turn_;
   // Round once: the word of the turn is visited twice, its upper bits first.
   for (size_t visit = 0; left && visit <= words; ++visit) {
-    const size_t word = (turn_ / 64 + visit) % words;
-    const uint64_t upper = ~uint64_t{0} << (turn_ % 64);
+    const size_t word = (turn / 64 + visit) % words;
+    const uint64_t upper = ~uint64_t{0} << (turn % 64);
     const uint64_t mine = visit == 0 ? upper : visit == words ? ~upper : ~uint64_t{0};
-    for (uint64_t bits = equal[word] & mine; left && bits; bits &= bits - 1, --left) {
-      const auto bit = static_cast<uint32_t>(std::countr_zero(bits));
-      choice.rows[word] |= uint64_t{1} << bit;
-      choice.next = static_cast<uint32_t>(word * 64 + bit + 1) % settings_.slots;
-    }
+    uint64_t bits = equal[word] & mine;
+    while (static_cast<size_t>(std::popcount(bits)) > left) bits &= ~std::bit_floor(bits);
+    if (!bits) continue;
+    left -= static_cast<size_t>(std::popcount(bits));
+    rows[word] |= bits;
+    turn_ = static_cast<uint32_t>(word * 64 + static_cast<size_t>(std::bit_width(bits))) % settings_.slots;
   }
-  return choice;
-}
-
-// Those with more updates first. A row whose byte was full has more than any other that was not; of the others a
-// histogram of bytes says which is the last count to be chosen, and eight bytes are compared with it at a time.
-RowPriority::Choice RowPriority::choose_counted(const Bits& dirty) const {
-  Bits full = counts.find_full();
-  full.resize(dirty.size(), 0);
-  for (size_t word = 0; word < dirty.size(); ++word) full[word] &= dirty[word];
-  const size_t full_rows = count_bits(full);
-  if (full_rows >= settings_.rows_max)
-    return choose_by(
-        full, bucket_count - 1,
-        [&](uint32_t slot) { return static_cast<uint32_t>(std::min<uint64_t>(counts.at(slot), UINT32_MAX)); },
-        [](uint32_t rank) { return std::min(rank, bucket_count - 1); });
-  const std::array<size_t, 256> rows = counts.count_lows(dirty, full);
-  uint32_t last = 255;
-  for (size_t left = settings_.rows_max - full_rows; left > rows[last]; --last) left -= rows[last];
-  Bits equal(dirty.size(), 0);
-  for_words(dirty.size(), [&](size_t first, size_t end) {
-    for (size_t word = first; word < end; ++word) {
-      if (!dirty[word]) continue;
-      const uint64_t others = dirty[word] & ~full[word];
-      const uint64_t more = counts.find_above(word, last);
-      equal[word] = others & ~more & (last ? counts.find_above(word, last - 1) : ~uint64_t{0});
-      full[word] |= others & more;
-    }
-  });
-  return take_turns(std::move(full), equal);
-}
-
-RowPriority::Choice RowPriority::choose(const Bits& dirty, const Records& records) const {
-  if (settings_.kind == PriorityKind::mfu) return choose_counted(dirty);
-  if (settings_.kind == PriorityKind::scar) {
-    Buffer<uint32_t> ranks(settings_.slots);
-    find_changes(dirty, records, ranks.data());
-    return choose_by(dirty, 0, [&](uint32_t slot) { return ranks[slot]; }, [](uint32_t rank) { return rank >> 16; });
-  }
-  Bits listed(dirty.size()), others(dirty.size());
-  for (size_t word = 0; word < dirty.size(); ++word) {
-    listed[word] = dirty[word] & listed_[word];
-    others[word] = dirty[word] & ~listed_[word];
-  }
-  if (count_bits(listed) < settings_.rows_max) return take_turns(std::move(listed), others);
-  return take_turns(Bits(dirty.size(), 0), listed);  // the list is all there is room for
 }
 
 // How far the weights are from those last captured, squared, as the bits of a float: they rise with it.
-void RowPriority::find_changes(const Bits& dirty, const Records& records, uint32_t* ranks) const {
-  for_words(dirty.size(), [&](size_t first, size_t end) {
-    for (size_t word = first; word < end; ++word)
-      for_bits(dirty[word], word, [&](uint32_t slot) {
-        const float* weights = records.base + slot * records.stride;
-        const float* before = copy(slot);
-        double sum = 0;
-        for (size_t i = 0; i < records.dim; ++i) {
-          const double change = double{weights[i]} - double{before[i]};
-          sum += change * change;
-        }
-        float rank = sum < double{FLT_MAX} ? static_cast<float>(sum) : FLT_MAX;  // also of what is not a number
-        if (!stale_.empty() && bit_at(stale_, slot)) rank = __builtin_inff();
-        ranks[slot] = std::bit_cast<uint32_t>(rank);
-      });
-  });
+uint32_t RowPriority::find_change(uint32_t slot, const Records& records, const PendingRows* aside) const {
+  if (!stale_.empty() && bit_at(stale_, slot)) return std::bit_cast<uint32_t>(__builtin_inff());
+  const bool changed = aside && aside->pending(slot);  // since the capture began
+  const float* weights = changed ? aside->saved(slot) : records.base + slot * records.stride;
+  const float* before = copy(slot);
+  double sum = 0;
+  for (size_t i = 0; i < records.dim; ++i) {
+    const double change = double{weights[i]} - double{before[i]};
+    sum += change * change;
+  }
+  return std::bit_cast<uint32_t>(sum < double{FLT_MAX} ? static_cast<float>(sum) : FLT_MAX);  // or is no number
 }
 
-RowPriority::Held RowPriority::make_held() const {
-  Held held{counts.make_held(), {}};
-  if (settings_.kind == PriorityKind::ssu) held.list.reserve(settings_.rows_max);
-  return held;
-}
-
-uint64_t RowPriority::begin(const Bits& rows, std::optional<uint32_t> next, Held& held) {
-  counts.take(rows, held.counts);
-  if (next) turn_ = *next;
+void RowPriority::take_counts(Choosing& choosing, const Bits& dirty, size_t end) {
+  const Bits& rows = choosing.rows.empty() ? dirty : choosing.rows;
+  counts.take(rows, choosing.word, end, choosing.held.counts);
+  if (end < dirty.size()) return;
+  counts.take_full(rows, choosing.held.counts);
   for (const uint32_t slot : list_) clear_bit(listed_, slot);
-  held.list.swap(list_);  // which has as much room
-  return held.counts.sum;
+  choosing.held.list.swap(list_);  // which has as much room
 }
 
 void RowPriority::reserve_end(const Bits& rows, const Held& held, bool durable) {

@@ -15,10 +15,8 @@
 namespace regrow {
 namespace {
 
-size_t count_bits(const std::vector<uint64_t>& words) {
-  return std::accumulate(words.begin(), words.end(), size_t{0},
-                         [](size_t sum, uint64_t word) { return sum + static_cast<size_t>(std::popcount(word)); });
-}
+// To see how far a row is from its copy takes as long as it takes to look at so many counts.
+constexpr size_t scar_words = 8;
 
 }  // namespace
 
@@ -72,28 +70,46 @@ void Shard::note_updates(std::span<const int32_t> counts, std::span<const uint32
   for (size_t tenant = 0; tenant < tenants_; ++tenant) {
     Priority& priority = priorities_[tenant];
     if (priority.kind == PriorityKind::none) continue;
-    for_runs(counts, slots, Width::weights, [&](const Run& run) {
-      RowPriority* rows = priority.of(static_cast<size_t>(&run.table - tables_.data()));
-      if (rows) rows->counts.add(run.slots, run.count);
-    });
-    const bool samples = priority.kind == PriorityKind::ssu && ++priority.calls % priority.period == 0;
-    const uint32_t* slot = slots.data();
-    for (size_t t = 0; t < counts.size(); slot += counts[t], ++t) {
-      RowPriority* rows = priority.of(t);
-      if (!rows) continue;
-      if (!rows->counts.is_settled()) rows->counts.settle(slot, static_cast<size_t>(counts[t]));
-      if (samples) rows->sample(slot, static_cast<size_t>(counts[t]));
-    }
+    if (choosing_ && tenant == *capturing_)
+      choosing_->noted.push_back({{counts.begin(), counts.end()}, {slots.begin(), slots.end()}});
+    else
+      count_updates(priority, counts, slots);
   }
   for (size_t tenant = 0; tenant < tenants_; ++tenant)
     for (size_t t = 0; t < counts.size(); ++t) priorities_[tenant].uncaptured[t] += static_cast<uint64_t>(counts[t]);
   updates_noted_ += slots.size();
 }
 
-uint64_t Shard::updates_uncaptured(size_t tenant) const {
+void Shard::count_updates(Priority& priority, std::span<const int32_t> counts, std::span<const uint32_t> slots) {
+  for_runs(counts, slots, Width::weights, [&](const Run& run) {
+    RowPriority* rows = priority.of(static_cast<size_t>(&run.table - tables_.data()));
+    if (rows) rows->counts.add(run.slots, run.count);
+  });
+  const bool samples = priority.kind == PriorityKind::ssu && ++priority.calls % priority.period == 0;
+  const uint32_t* slot = slots.data();
+  for (size_t t = 0; t < counts.size(); slot += counts[t], ++t) {
+    RowPriority* rows = priority.of(t);
+    if (!rows) continue;
+    if (!rows->counts.is_settled()) rows->counts.settle(slot, static_cast<size_t>(counts[t]));
+    if (samples) rows->sample(slot, static_cast<size_t>(counts[t]));
+  }
+}
+
+uint64_t Shard::updates_uncaptured(size_t tenant) {
   check_tenant(tenant);
+  finish_choosing();
   const std::vector<uint64_t>& updates = priorities_[tenant].uncaptured;
   return std::accumulate(updates.begin(), updates.end(), uint64_t{0});
+}
+
+size_t Shard::capture_skipped() {
+  finish_choosing();
+  return capture_skipped_;
+}
+
+uint64_t Shard::updates_skipped() {
+  finish_choosing();
+  return updates_skipped_;
 }
 
 size_t Shard::priority_bytes() const {
@@ -103,39 +119,95 @@ size_t Shard::priority_bytes() const {
   return bytes;
 }
 
-// All that may fail of a capture's beginning: nothing has changed yet.
-Shard::Choices Shard::choose(size_t tenant, bool full) const {
-  const Priority& priority = priorities_[tenant];
-  Choices choices{std::vector<RowPriority::Choice>(tables_.size()), std::vector<RowPriority::Held>(tables_.size()), 0};
-  for (size_t t = 0; t < tables_.size(); ++t) {
-    const RowPriority* rows = priority.of(t);
-    if (!rows) continue;
-    choices.held[t] = rows->make_held();
-    const Tracking::Bits& dirty = tables_[t].tracking->dirty[tenant];
-    const size_t count = full ? 0 : count_bits(dirty);
-    if (count <= rows->rows_max()) continue;
-    choices.tables[t] = rows->choose(dirty, tables_[t].records);
-    choices.skipped += count - rows->rows_max();
-  }
-  return choices;
+size_t Shard::count_bytes() const {
+  size_t bytes = 0;
+  for (const Priority& priority : priorities_)
+    for (const auto& rows : priority.rows) bytes += rows ? rows->counts.bytes() : 0;
+  return bytes;
 }
 
-// The rows are captured: what was counted of them is the capture's.
-void Shard::begin_priority(size_t tenant, Choices&& choices) {
+// All dirty rows are captured. Of tables that are captured whole, so is what was counted; of the others it is found
+// out.
+void Shard::begin_priority(size_t tenant, bool full) {
   Priority& priority = priorities_[tenant];
-  capture_skipped_ = choices.skipped;
-  priority.held = std::move(choices.held);
-  priority.held_updates.swap(priority.uncaptured);  // and then those that stay come back
-  priority.uncaptured.assign(priority.held_updates.size(), 0);
-  for (size_t t = 0; t < tables_.size(); ++t) {
-    RowPriority* rows = priority.of(t);
-    if (!rows) continue;
-    const RowPriority::Choice& choice = choices.tables[t];
-    const std::optional<uint32_t> next = choice.rows.empty() ? std::nullopt : std::optional(choice.next);
-    const uint64_t updates = rows->begin(tables_[t].tracking->captured, next, priority.held[t]);
-    if (t >= priority.uncaptured.size()) continue;  // none was noted yet
-    priority.uncaptured[t] = std::exchange(priority.held_updates[t], updates) - updates;
+  capture_skipped_ = 0;
+  updates_skipped_ = 0;
+  priority.held.resize(priority.kind == PriorityKind::none ? 0 : tables_.size());
+  priority.held_updates.assign(priority.uncaptured.size(), 0);
+  for (size_t t = 0; t < priority.uncaptured.size(); ++t) {
+    if (priority.of(t))
+      updates_skipped_ += priority.uncaptured[t];  // less what is chosen
+    else
+      std::swap(priority.held_updates[t], priority.uncaptured[t]);
   }
+  if (priority.kind != PriorityKind::none) choosing_ = Choosing{.full = full, .rows = {}, .noted = {}};
+}
+
+bool Shard::choose_captured(int64_t rows) {
+  if (!capturing_) throw std::invalid_argument("no capture is under way; begin one first");
+  if (rows < 1) throw std::invalid_argument("rows must be at least 1, not " + std::to_string(rows));
+  if (!choosing_) return false;
+  Priority& priority = priorities_[*capturing_];
+  auto words = static_cast<size_t>(rows) / 64 + 1;
+  if (priority.kind == PriorityKind::scar) words = words / scar_words + 1;
+  for (; choosing_->table < tables_.size() && words; ++choosing_->table) {
+    RowPriority* found = priority.of(choosing_->table);
+    if (!found) continue;
+    Table& table = tables_[choosing_->table];
+    Tracking& tracking = *table.tracking;
+    if (!choosing_->rows) choosing_->rows = found->begin(tracking.rows_left, choosing_->full);
+    for (uint32_t list = 0; table.aside && list < table.aside->lists(); ++list) table.aside->index(list);
+    for (bool more = true; more; words -= std::min(words, table.words())) {
+      if (!words) return true;
+      more = found->choose(*choosing_->rows, tracking.captured, table.records, table.aside.get(), words);
+    }
+    end_choice(choosing_->table, std::move(*choosing_->rows));
+    choosing_->rows.reset();
+  }
+  if (choosing_->table < tables_.size()) return true;
+  // All at once: in slices, pushes could come faster than they are counted.
+  for (; choosing_->noted_next < choosing_->noted.size(); ++choosing_->noted_next) {
+    const Noted& next = choosing_->noted[choosing_->noted_next];
+    count_updates(priority, next.counts, next.slots);
+  }
+  choosing_.reset();
+  return false;
+}
+
+void Shard::finish_choosing() {
+  while (choosing_ && choose_captured(INT64_MAX)) continue;
+}
+
+// It is known which rows of a table the capture has, and how many updates of them.
+void Shard::end_choice(size_t table, RowPriority::Choosing&& choosing) {
+  Priority& priority = priorities_[*capturing_];
+  Tracking& tracking = *tables_[table].tracking;
+  capture_skipped_ += tracking.rows_left - choosing.count;
+  if (!choosing.rows.empty()) leave_out(tables_[table], choosing.rows);
+  const uint64_t updates = choosing.held.counts.sum;
+  priority.held[table] = std::move(choosing.held);
+  if (table >= priority.held_updates.size()) return;  // none was noted yet
+  priority.held_updates[table] = updates;
+  priority.uncaptured[table] -= updates;
+  updates_skipped_ -= updates;
+}
+
+// Rows that were captured until it was known which are wanted: they are dirty as before, and nothing is kept of them.
+void Shard::leave_out(Table& table, const Tracking::Bits& chosen) const {
+  Tracking& tracking = *table.tracking;
+  for (size_t word = 0; word < table.words(); ++word) {
+    const uint64_t out = tracking.captured[word] & ~chosen[word];
+    if (!out) continue;
+    tracking.dirty[*capturing_][word] |= out;
+    tracking.captured[word] &= ~out;
+    tracking.left[word] &= ~out;
+    tracking.rows_left -= static_cast<size_t>(std::popcount(out));
+    for (uint64_t bits = out & tracking.kept[word]; bits; bits &= bits - 1)
+      ++tracking.taken[table.aside->list_of(static_cast<uint32_t>(word * 64) +
+                                            static_cast<uint32_t>(std::countr_zero(bits)))];
+    tracking.kept[word] |= out;
+  }
+  free_lists(table);
 }
 
 void Shard::end_priority(size_t tenant, bool durable) {

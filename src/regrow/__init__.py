@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from regrow.nn.embedding import PoolingType as PoolingType
     from regrow.nn.optimizer import OptimizerSpec as OptimizerSpec
     from regrow.protection import ErasureCode as ErasureCode
+    from regrow.protection import Partial as Partial
     from regrow.runtime.inprocess import InProcessCluster as InProcessCluster
 
 _HOMES = {
@@ -30,6 +31,7 @@ _HOMES = {
     "KeyedTensor": "regrow.nn.embedding",
     "LocalCluster": "regrow.launch.cluster",
     "OptimizerSpec": "regrow.nn.optimizer",
+    "Partial": "regrow.protection",
     "PoolingType": "regrow.nn.embedding",
 }
 

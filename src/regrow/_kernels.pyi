@@ -40,6 +40,9 @@ def tune_malloc(one_heap: bool = False) -> None:
 def crc32c(data: Buffer | npt.NDArray[Any], seed: int = 0) -> int:
     """CRC-32C of a buffer; the seed is the checksum of what came before it."""
 
+def crc32c_blocks(data: Buffer | npt.NDArray[Any], block_bytes: int) -> npt.NDArray[np.uint32]:
+    """CRC-32C of each block of a buffer; the last may be shorter."""
+
 def shard_bytes(rows: int, dim: int, k: int, r: int, rings: int, servers: int, optimizer: str) -> int:
     """Memory one table takes on each server, with its parities if r > 0."""
 
@@ -168,6 +171,15 @@ class Shard:
         each part of the optimizer's state. Slots that no row has are taken and left out: then words are longer.
         """
 
+    def find_slots(self, table: int, ids: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint64]:
+        """The slots of those of these rows that live here, as a bitmap."""
+
+    def choose_captured(self, rows: int) -> bool:
+        """Goes on finding out which rows the capture has, for about so many rows. False: it is known."""
+
+    def prepare_chunk(self, bytes_max: int, aside_first: bool, slice_bytes: int) -> bool:
+        """Begins the next chunk, or goes on with it, for about slice_bytes. False: it is ready."""
+
     def capture_left(self) -> int:
         """Captured rows that were not taken yet; 0 without a capture."""
 
@@ -193,6 +205,12 @@ class Shard:
 
     def capture_skipped(self) -> int:
         """Rows that the last begin_capture left dirty."""
+
+    def updates_skipped(self) -> int:
+        """Updates of these rows up to that capture's instant."""
+
+    def count_bytes(self) -> int:
+        """Of priority_bytes, those of exact counts."""
 
     def priority_bytes(self) -> int: ...
     def load_rows(self, table: int, ids: _U32, parts: Sequence[_F32], clean_to: int | None = None) -> int:

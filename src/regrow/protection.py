@@ -133,6 +133,38 @@ class CodedRecovery(ErasureCode):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Partial(PartialRecovery):
+    """Partial recovery for a script's own cluster: each server saves its rows by itself, and one that is lost goes back
+    alone to what it saved last. Nothing else goes back; what came since is lost.
+
+    `ckpt` is a directory or a URL for saves; a cluster in one process keeps them in memory and needs none. `every` is a
+    time ("30s") or a number of pushes of a worker ("100steps"). With a `priority` a save has at most `priority_share`
+    of the rows of `priority_tables`, and is made so much more often.
+    """
+
+    ckpt: str | None = None
+    every: str = "60s"
+    priority: str = "none"
+    priority_share: float = 0.125
+    priority_tables: tuple[str, ...] = ()
+    ssu_period: int = 2
+
+    def __post_init__(self) -> None:
+        check_choice(self, "priority", PRIORITIES)
+        try:
+            parse_interval(self.every)
+        except ValueError as error:
+            raise ConfigError("every", self.every, str(error)) from None
+        if not 0.0 < self.priority_share <= 1.0:
+            raise ConfigError("priority_share", self.priority_share, "must be above 0 and at most 1")
+        if self.ssu_period < 1:
+            raise ConfigError("ssu_period", self.ssu_period, "must be at least 1")
+        if (self.priority == "none") != (not self.priority_tables):
+            hint = 'both or neither: priority="ssu", priority_tables=("users",)'
+            raise ConfigError("priority_tables", self.priority_tables, "they go with a priority", hint=hint)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Sabotage:
     """Something that is done to a process when the furthest worker has made `step` steps."""
 

@@ -45,6 +45,22 @@ def test_several_deaths(tmp_path: Path, kills: tuple[str, ...], options: dict[st
     check(found, roles=["server"] * len(kills))
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_a_server_that_hangs_for_good_goes_back_as_one_that_died(tmp_path: Path, mode: str) -> None:
+    """It is stopped, and not dead: whatever it still has to say, and to save, comes to nothing."""
+    soon = {"silent_seconds": "server=1.5,worker=20,coordinator=20,spare=20", "patience": "3s"}
+    found = partial(tmp_path, mode=mode, pause=("server:1@step:75:100000s",), **soon)
+    check(found, roles=["server"], loses=None)
+    (failure,) = found.summary["failures"]
+    assert failure["server"] == 1 if "server" in failure else failure["id"] == 1
+
+
+def test_a_server_that_wakes_up_after_it_was_replaced_saves_for_nobody(tmp_path: Path) -> None:
+    soon = {"silent_seconds": "server=1.5,worker=20,coordinator=20,spare=20", "patience": "3s"}
+    found = partial(tmp_path, mode="async", every="10steps", pause=("server:2@step:60:4s",), **soon)
+    check(found, roles=["server"] * len(found.roles_lost), loses=None)
+
+
 def test_before_the_first_save_rows_begin_again(tmp_path: Path) -> None:
     found = partial(tmp_path, mode="async", every="1000steps", kill=("server:3@step:60",))
     check(found, roles=["server"])

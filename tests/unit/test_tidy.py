@@ -93,7 +93,7 @@ MAY_IMPORT = {
     "sim": {"core", "store", "supervision", "orders", "checkpoint"},
     "data": {"config", "presets"},
     "orders": {"core"},
-    "runtime": {"core", "store", "checkpoint", "orders"},
+    "runtime": {"core", "store", "checkpoint", "orders", "protection", "units"},
     "nn": {"core", "orders", "runtime", "checkpoint", "data", "config", "metrics", "presets", "protection"},
     "mains": {"core", "orders", "runtime", "nn"},
     "launch": {

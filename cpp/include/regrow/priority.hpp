@@ -2,6 +2,7 @@
 // often each row was updated since it was last captured, in every kind; in `ssu` a list of rows seen in some of the
 // pushes, in `scar` a copy of the weights as they were last captured. What a capture begins with is held until it ends:
 // if it was not durable, counts are as if it had never been. Nothing here knows which rows are dirty but by argument.
+// Rows are chosen in slices, so that nobody waits for a look at all of them; meanwhile nothing is counted.
 // The slow twin is the one of captures, tests/unit/store/dict_store.py.
 #pragma once
 
@@ -15,7 +16,9 @@
 #include <vector>
 
 #include "regrow/arena.hpp"
+#include "regrow/buffer.hpp"
 #include "regrow/kernels.hpp"
+#include "regrow/pending.hpp"
 
 namespace regrow {
 
@@ -37,19 +40,24 @@ class RowCounts {
   uint64_t at(uint32_t slot) const;
   // A bit for each row whose byte was full; empty if none was.
   std::vector<uint64_t> find_full() const;
-  // Of bytes alone: how many rows have which, and which rows of a word of 64 are above one.
-  std::array<size_t, 256> count_lows(const std::vector<uint64_t>& rows, const std::vector<uint64_t>& except) const;
+  // Of bytes alone, in some words of a bitmap: how many rows have which, in the first half of what is added to; and
+  // which rows of a word of 64 are above one.
+  using Lows = std::array<uint32_t, 512>;
+  void count_lows(const std::vector<uint64_t>& rows, const std::vector<uint64_t>& except, size_t first, size_t end,
+                  std::array<Lows, 4>& lows) const;
   uint64_t find_above(size_t word, uint32_t least) const;
   size_t bytes() const;
 
   // Counts of rows on their way to somewhere else.
   struct Held {
-    std::vector<uint8_t> low;  // by slot
+    std::vector<uint8_t> low;  // of one row after the other
     std::vector<std::pair<uint32_t, uint32_t>> full;
     uint64_t sum = 0;
   };
-  Held make_held() const;                                    // with room for all
-  void take(const std::vector<uint64_t>& rows, Held& held);  // those rows begin at zero again
+  Held make_held(size_t rows) const;  // with room for so many
+  // Rows begin at zero again: first their bytes, from word to word, and then, alone and for all of them, the rest.
+  void take(const std::vector<uint64_t>& rows, size_t first, size_t end, Held& held);
+  void take_full(const std::vector<uint64_t>& rows, Held& held);
   // What was taken of rows that were counted further meanwhile. The first only sees to it that there is room.
   void reserve_back(const std::vector<uint64_t>& rows, const Held& held);
   void give_back(const std::vector<uint64_t>& rows, const Held& held);
@@ -91,29 +99,44 @@ class RowPriority {
   void sample(const uint32_t* slots, size_t count);                            // ssu: rows of a push that counts
   float* copy(uint32_t slot) const { return copies_ + slot * settings_.dim; }  // scar: weights last captured
 
-  // rows_max of the dirty rows, which are more. Changes nothing; `next` is where the turn is then.
-  struct Choice {
-    Bits rows;
-    uint32_t next;
-  };
-  Choice choose(const Bits& dirty, const Records& records) const;
-
   struct Held {
     RowCounts::Held counts;
     std::vector<uint32_t> list;
   };
-  Held make_held() const;
-  // A capture of these rows begins; whether it was durable is told at its end, after reserve_end().
-  uint64_t begin(const Bits& rows, std::optional<uint32_t> next, Held& held);  // returns the updates it has
+  // A capture of some rows begins: of all of them, or of rows_max if they are more. Which ones, and what was counted of
+  // them, is found in slices of so many words of the bitmap; until the last of them nothing may be counted or sampled.
+  struct Choosing {
+    enum class Phase { ranks, exact, marks, turns, counts, done };
+    Phase phase = Phase::done;
+    size_t word = 0;                                   // the next of the phase
+    Bits rows;                                         // that are chosen, in the end; empty: all
+    Bits equal;                                        // those of the last rank, for some of which there is room
+    std::vector<std::array<RowCounts::Lows, 4>> lows;  // mfu, per thread
+    std::vector<std::vector<uint32_t>> buckets;        // scar, per thread
+    Buffer<uint32_t> ranks;                            // scar, by slot
+    uint32_t last = 0;                                 // the rank, or its bucket, up to which all are chosen
+    size_t left = 0;                                   // how many of the last bucket are
+    std::vector<uint32_t> exact;                       // ranks in the last bucket
+    size_t count = 0;                                  // of rows that the capture has
+    Held held;
+  };
+  Choosing begin(size_t dirty_rows, bool all) const;
+  // True: there is more to do. `aside` has the weights that changed since, and is up to date.
+  bool choose(Choosing& choosing, const Bits& dirty, const Records& records, const PendingRows* aside, size_t words);
+
+  // Whether the capture was durable is told at its end, after reserve_end().
   void reserve_end(const Bits& rows, const Held& held, bool durable);
   void end(const Bits& rows, const Held& held, bool durable);
 
  private:
-  template <typename Rank, typename Bucket>
-  Choice choose_by(const Bits& dirty, uint32_t bucket_exact_end, Rank&& rank, Bucket&& bucket) const;
-  Choice choose_counted(const Bits& dirty) const;
-  Choice take_turns(Bits&& above, const Bits& equal) const;
-  void find_changes(const Bits& dirty, const Records& records, uint32_t* ranks) const;
+  void find_ranks(Choosing& choosing, const Bits& dirty, const Records& records, const PendingRows* aside, size_t end);
+  void find_last(Choosing& choosing);
+  void find_last_full(Choosing& choosing);
+  void find_exact(Choosing& choosing, const Bits& dirty, size_t end) const;
+  void mark(Choosing& choosing, const Bits& dirty, size_t end) const;
+  void take_turns(Choosing& choosing, const Bits& dirty);
+  void take_counts(Choosing& choosing, const Bits& dirty, size_t end);
+  uint32_t find_change(uint32_t slot, const Records& records, const PendingRows* aside) const;
   void insert(uint32_t slot);
 
   Settings settings_;

@@ -139,15 +139,21 @@ class Shard {
 
   // From now on it is known which rows changed since the tenant's last capture; all touched rows are dirty to it.
   size_t add_tenant();
-  size_t dirty_rows(size_t tenant) const;
+  size_t dirty_rows(size_t tenant);
   // At one instant: the tenant's dirty rows (all touched ones if `full`) are captured and no longer dirty to it. Of a
-  // table with a priority, unless `full`, only as many as it allows: the others stay dirty.
+  // table with a priority, unless `full`, only as many as it allows: the others stay dirty. Which those are is found
+  // in slices, by choose_captured(), as of that instant; whoever asks before has to wait for all of it.
   void begin_capture(size_t tenant, bool full);
+  // Goes on choosing, for about so many rows. False: it is known.
+  bool choose_captured(int64_t rows);
   // Captured rows not taken yet, as they were at begin_capture: a chunk of up to bytes_max bytes, at least one row,
   // none at the end. By table and slot; with `aside_first`, those that are kept aside come in an earlier call. Slots
   // that no row of the table has are taken and left out.
   CapturedChunk capture_chunk(int64_t bytes_max, bool aside_first = false);
-  size_t capture_left() const;
+  // Begins the next chunk, or goes on with it, for about slice_bytes; which rows it has is decided when it is begun.
+  // False: it is ready, and capture_chunk() has only to give it.
+  bool prepare_chunk(int64_t bytes_max, bool aside_first, int64_t slice_bytes);
+  size_t capture_left();
   size_t capture_side_bytes() const;  // of records kept aside, because they changed before they were taken
   // Not durable: what was captured is dirty again. Durable: only when all rows were taken.
   void end_capture(bool durable);
@@ -162,15 +168,20 @@ class Shard {
   void note_updates(std::span<const int32_t> counts, std::span<const uint32_t> slots);
   uint64_t updates_noted() const { return updates_noted_; }
   void set_updates_noted(uint64_t total) { updates_noted_ = total; }
-  uint64_t updates_uncaptured(size_t tenant) const;
-  size_t capture_skipped() const { return capture_skipped_; }
+  uint64_t updates_uncaptured(size_t tenant);
+  size_t capture_skipped();    // rows that the last capture left out
+  uint64_t updates_skipped();  // and updates of them, up to its instant
   size_t priority_bytes() const;
+  size_t count_bytes() const;  // of it, for exact counts
 
   // The way back. Of these rows of a table, given by their numbers, each at most once, and parts as above, those that
   // live here get these values; returns how many. Not into a table that comes back from parities. Into one without,
   // once know_touched() said that rows are to come: only those that are missing, and they are not dirty to `clean_to`.
   size_t load_rows(size_t table, std::span<const uint32_t> ids, const std::vector<std::span<const float>>& values,
                    std::optional<size_t> clean_to = {});
+
+  // The slots of those of these rows of a table that live here, a bit each.
+  std::vector<uint64_t> find_slots(size_t table, std::span<const uint32_t> ids) const;
 
   // ---- as the replacement of a server that died (src/recovery.cpp)
 
@@ -256,11 +267,18 @@ class Shard {
     std::vector<uint64_t> held_updates;
     RowPriority* of(size_t table) const { return table < rows.size() ? rows[table].get() : nullptr; }
   };
-  // What a capture takes of each table: an empty bitmap stands for all that is dirty (or touched).
-  struct Choices {
-    std::vector<RowPriority::Choice> tables;
-    std::vector<RowPriority::Held> held;
-    size_t skipped = 0;
+  // A capture whose rows are not all known yet. Pushes meanwhile are counted when they are: until then, counts are
+  // those of the instant.
+  struct Noted {
+    std::vector<int32_t> counts;
+    std::vector<uint32_t> slots;
+  };
+  struct Choosing {
+    bool full;
+    size_t table = 0;
+    std::optional<RowPriority::Choosing> rows;  // of that table
+    std::vector<Noted> noted;
+    size_t noted_next = 0;
   };
   struct Part {  // of a record: floats that follow each other
     size_t first;
@@ -270,6 +288,18 @@ class Shard {
     std::vector<size_t> aside, rest;
     size_t rows;
     size_t count(size_t table) const { return aside[table] + rest[table]; }
+  };
+  struct Started {  // a chunk of which some rows are copied
+    CapturedChunk captured;
+    Buffer<uint32_t> slots;
+    Share share;
+    size_t table = 0;
+    bool selected = false;  // of that table: which rows
+    size_t rows = 0;        // of that table, and how many of them are copied
+    size_t rows_copied = 0;
+    size_t slots_copied = 0;         // of all tables, with holes
+    uint32_t* slots_next = nullptr;  // of that table
+    uint32_t* words_next = nullptr;
   };
   struct Run;                            // a piece of a call that lies within one table
   enum class Width { weights, record };  // how much of a row the floats of a call are
@@ -311,11 +341,17 @@ class Shard {
   Share share(int64_t bytes_max, bool aside_first, const std::vector<size_t>& row_bytes) const;
   std::vector<Part> parts(const Table& table) const;
   size_t number(const Table& table, std::span<uint32_t> slots, uint32_t* ids) const;
-  void copy_rows(const Table& table, std::span<const uint32_t> slots, Part part, float* out) const;
+  void copy_rows(const Table& table, std::span<const uint32_t> slots, Part part, float* out, bool past_caches) const;
   void copy_part(const Run& run, Part part, float* out, bool past_caches) const;
   void forget(Table& table, std::span<const uint32_t> slots) const;
-  Choices choose(size_t tenant, bool full) const;
-  void begin_priority(size_t tenant, Choices&& choices);
+  void free_lists(Table& table) const;
+  void begin_chunk(int64_t bytes_max, bool aside_first);
+  size_t copy_some(size_t rows_max);
+  void begin_priority(size_t tenant, bool full);
+  void finish_choosing();
+  void end_choice(size_t table, RowPriority::Choosing&& choosing);
+  void leave_out(Table& table, const Tracking::Bits& chosen) const;
+  void count_updates(Priority& priority, std::span<const int32_t> counts, std::span<const uint32_t> slots);
   void end_priority(size_t tenant, bool durable);
   void keep_copies(size_t table, std::span<const uint32_t> slots) const;
   uint64_t rows_here(const Table& table) const;
@@ -329,8 +365,11 @@ class Shard {
   std::array<Priority, tenants_max> priorities_;
   uint64_t updates_noted_ = 0;
   size_t capture_skipped_ = 0;       // of the last capture that began
+  uint64_t updates_skipped_ = 0;     // likewise
   std::optional<size_t> capturing_;  // the tenant of the capture under way
-  mutable std::mutex index_mutex_;   // published() brings the index of pending rows up to date
+  std::optional<Choosing> choosing_;
+  std::optional<Started> started_;
+  mutable std::mutex index_mutex_;  // published() brings the index of pending rows up to date
 };
 
 }  // namespace regrow

@@ -92,7 +92,11 @@ def measure(report: common.Report, *, quick: bool, data: str | None = None) -> N
     base = cpr_runs.train(config, dataset, saves=Saves(every_steps=size.steps, tables=tables))
     draws = draw_runs(size, seed=1)
     common.console.print(f"no failure: AUC {base.auc:.4f} on {base.test_samples:,} rows; {len(draws)} draws follow")
+    allowance = cpr_runs.Allowance()
     for number, draw in enumerate(draws):
+        if not allowance.allows(done=number):
+            common.console.print(f"{number} of {len(draws)} draws, for want of time")
+            break
         row: dict[str, Any] = {"kind": "pls", "failures": draw.failures, "portion": draw.portion}
         row |= {"every_steps": draw.every_steps, "steps": size.steps}
         for priority in PRIORITIES:

@@ -12,7 +12,8 @@ another server, so that is the same, and any number of them can be lost with one
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +27,8 @@ from regrow.launch.losses import Losses
 from regrow.launch.orders import OwnSaving, ServerCounters
 from regrow.nn.trainer import Trainer
 from regrow.runtime.inprocess import InProcessCluster
+
+PART_SECONDS_MAX = 540.0  # of a part that repeats runs; its first run may take longer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +125,18 @@ def make_config(**options: Any) -> TrainConfig:
 def keep_dataset(config: TrainConfig) -> KeptDataset:
     assert config.steps is not None
     return KeptDataset(open_dataset(config), config.batch, config.steps)
+
+
+class Allowance:
+    """So that a part ends within ten minutes on any machine: runs are repeated only while another is likely to fit."""
+
+    def __init__(self, seconds: float = PART_SECONDS_MAX, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock, self._began, self._seconds = clock, clock(), seconds
+
+    def allows(self, *, done: int) -> bool:
+        """Whether one more like those that are done, on average, ends in time. The first always does."""
+        passed = self._clock() - self._began
+        return not done or passed * (done + 1) / done <= self._seconds
 
 
 def train(

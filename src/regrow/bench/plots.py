@@ -36,6 +36,7 @@ CPR_PARTS = {
     "reschedule": ("rescheduling", QUIET),
 }
 CPR_SAVES = {"none": ("all rows every T", "#d9822b"), "ssu": ("SSU, an eighth every T/8", "#1f5fa8")}
+PLS_NAMES = ("0.02", "0.1", "0.2")  # of projected overheads: those of a target
 BAR_COLOURS = {True: "#1f5fa8", False: "#a9c1dc"}
 
 
@@ -253,16 +254,70 @@ def has_picture(content: Mapping[str, Any]) -> bool:
 
 
 def draw_cpr(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Overheads of ways back, by what they are made of, and PLS against AUC lost: those of the two that there are."""
-    bars = [row for row in rows if row["kind"] == "projected" and row["constants"] == "ours" and row["shown"]]
-    points = [row for row in rows if row["kind"] == "pls"]
-    panels = [draw for draw, found in ((_projected_bars, bars), (_pls_points, points)) if found]
-    if not panels:
+    """Those of these that were measured: overheads of ways back by what they are made of, overheads by PLS, which way
+    is the cheaper one, and PLS against AUC lost."""
+    ours = [row for row in rows if row["kind"] == "projected" and row["constants"] == "ours"]
+    panels = [
+        (_projected_bars, [row for row in ours if row["shown"]]),
+        (
+            _pls_bars,
+            [each for name in PLS_NAMES for each in rows if (each["kind"], each.get("name")) == ("projected", name)],
+        ),
+        (_grid_cells, [row for row in rows if row["kind"] == "grid" and row["constants"] == "published"]),
+        (_pls_points, [row for row in rows if row["kind"] == "pls"]),
+    ]
+    found = [(panel, mine) for panel, mine in panels if mine]
+    if not found:
         raise UserError("there is nothing to draw: neither overheads nor PLS were measured")
-    figure, axes = _figure(5.2 * len(panels), 3.2, columns=len(panels))
-    for axis, draw_panel in zip(axes, panels, strict=True):
-        draw_panel(axis, bars if draw_panel is _projected_bars else points)
+    figure, axes = _figure(4.8 * len(found), 3.2, columns=len(found))
+    for axis, (draw_panel, mine) in zip(axes, found, strict=True):
+        draw_panel(axis, mine)
     figure.savefig(path)
+
+
+def _pls_bars(axis: Any, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Overhead by target (figure 9): as published, and by the formulas with the published constants and with ours."""
+    series = {
+        "published": ([row["published"] for row in rows if row["constants"] == "published"], QUIET),
+        "formulas": ([row["overhead"]["share"] for row in rows if row["constants"] == "published"], "#a9c1dc"),
+        "our constants": ([row["overhead"]["share"] for row in rows if row["constants"] == "ours"], "#1f5fa8"),
+    }
+    names = list(dict.fromkeys(row["name"] for row in rows))
+    drawn = [(text, values, colour) for text, (values, colour) in series.items() if len(values) == len(names)]
+    for index, (text, values, colour) in enumerate(drawn):
+        places = [at + 0.8 * (index + 0.5) / len(drawn) - 0.4 for at in range(len(names))]
+        axis.bar(places, [100 * (value or 0.0) for value in values], width=0.8 / len(drawn), color=colour, label=text)
+    axis.set_xticks(range(len(names)), names)
+    axis.set_xlabel("target PLS", color=INK, fontsize=9)
+    axis.set_ylabel("overhead, %", color=INK, fontsize=9)
+    axis.legend(loc="upper right", frameon=False, fontsize=SMALL, labelcolor=INK)
+
+
+def _grid_cells(axis: Any, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Failures of a job and the part of the servers that each takes (figure 10): which way the planner chooses, and
+    what both cost when jobs are played."""
+    failures = sorted({row["failures"] for row in rows})
+    portions = sorted({row["portion"] for row in rows})
+    for row in rows:
+        x, y = failures.index(row["failures"]), portions.index(row["portion"])
+        agrees = row["decision"] == row["cheaper"]
+        axis.add_patch(_rectangle((x - 0.47, y - 0.47), 0.94, 0.94, BAR_COLOURS[row["decision"] == "partial"], agrees))
+        told = f"{row['decision']}\n{100 * row['partial']:.1f} / {100 * row['full']:.1f} %"
+        axis.text(
+            x, y, told, ha="center", va="center", fontsize=7, color="white" if row["decision"] == "partial" else INK
+        )
+    axis.set_xticks(range(len(failures)), [str(count) for count in failures])
+    axis.set_yticks(range(len(portions)), [f"{100 * portion:g} %" for portion in portions])
+    axis.set_xlim(-0.5, len(failures) - 0.5)
+    axis.set_ylim(-0.5, len(portions) - 0.5)
+    axis.grid(visible=False)
+    axis.set_xlabel("failures; in cells: partial / full, played (red: it was not the cheaper)", color=INK, fontsize=8)
+
+
+def _rectangle(corner: tuple[float, float], width: float, height: float, colour: str, agrees: bool) -> Any:
+    from matplotlib.patches import Rectangle
+
+    return Rectangle(corner, width, height, facecolor=colour, edgecolor="none" if agrees else "#c0392b", linewidth=2)
 
 
 def _projected_bars(axis: Any, rows: Sequence[Mapping[str, Any]]) -> None:

@@ -71,6 +71,12 @@ class Rows:
         states = {name: state[start:stop] for name, state in self.states.items()}
         return Rows(self.ids[start:stop], self.weight[start:stop], states)
 
+    def choose(self, mask: npt.NDArray[np.bool_]) -> Rows:
+        """A copy of some of them; all, as they are, if it is all."""
+        if mask.all():
+            return self
+        return Rows(self.ids[mask], self.weight[mask], {name: state[mask] for name, state in self.states.items()})
+
     def parts(self) -> Iterator[tuple[str, Floats]]:
         """Everything but the ids, by the name of its tensor."""
         yield "weight", self.weight

@@ -4,18 +4,19 @@ Whoever loads a save must know at once which rows it has, before any of them: a 
 value and may be served, and of a row in several only the newest value may be. To read the ids of each chunk alone would
 do, but their checksum is that of the whole chunk: a flipped bit would make a row look untouched. So ids are stored once
 more, with a checksum of their own, in whichever form is smaller: as they are, or as bits from the first to the last.
+Beside them are checksums of bundles of rows, where somebody gave them (saves_pieces.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
 
 from regrow import _kernels
-from regrow.checkpoint.chunks import Chunk, Ids, pack_tensors, unpack_tensors
+from regrow.checkpoint.chunks import Chunk, Ids, Rows, pack_tensors, unpack_tensors
 from regrow.checkpoint.manifest import ChunkInfo, Refused
 from regrow.checkpoint.saves import IDS, IdsInfo, SaveManifest
 from regrow.errors import CheckpointError
@@ -28,19 +29,21 @@ _COUNTS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).sum(
 )  # of bits in a byte
 
 Bits = npt.NDArray[np.uint8]
+BundleSums = dict[str, npt.NDArray[np.uint32]]
 
 
 class RowSet:
     """Some rows of a table: ids that rise, or bits from a row on whose number is a multiple of eight. Most of what is
     asked of a million rows is then done a byte, eight rows, at a time."""
 
-    __slots__ = ("_count", "bits", "first", "ids")
+    __slots__ = ("_before", "_count", "bits", "first", "ids")
 
     def __init__(self, *, ids: Ids | None = None, bits: Bits | None = None, first: int = 0) -> None:
         assert (ids is None) != (bits is None)
         assert first % 8 == 0
         self.ids, self.bits, self.first = ids, bits, first
         self._count = -1
+        self._before: npt.NDArray[np.int64] | None = None  # of bits: how many are before each byte
 
     @classmethod
     def of(cls, ids: Ids) -> RowSet:
@@ -64,6 +67,18 @@ class RowSet:
         assert self.bits is not None
         return _list_bits(self.bits, self.first)
 
+    def rank(self, ids: Ids) -> npt.NDArray[np.int64]:
+        """How many of its rows come before each of these, all of which are in it."""
+        if self.ids is not None:
+            return np.searchsorted(self.ids, ids)
+        assert self.bits is not None
+        if self._before is None:
+            self._before = np.concatenate(([0], np.cumsum(_COUNTS[self.bits], dtype=np.int64)))
+        places = ids - np.uint32(self.first)
+        below = self.bits[places >> 3] & ((np.uint8(1) << (places & 7).astype(np.uint8)) - np.uint8(1))
+        ranks: npt.NDArray[np.int64] = self._before[places >> 3] + _COUNTS[below]
+        return ranks
+
     def find(self, ids: Ids) -> npt.NDArray[np.bool_]:
         """Which of these are in it."""
         if self.ids is not None:
@@ -82,12 +97,17 @@ class RowSet:
 class IdsKeeper:
     """Ids of the chunks of a save, in short form, while it is being stored."""
 
-    def __init__(self) -> None:
+    def __init__(self, sum_bundles: Callable[[Rows], BundleSums] | None = None) -> None:
+        """`sum_bundles` gives checksums of bundles of rows, by the name of a part, if they are to be kept."""
         self._chunks: list[dict[str, RowSet]] = []
+        self._sums: list[dict[str, BundleSums]] = []
+        self._sum_bundles = sum_bundles
 
     def add(self, chunk: Chunk) -> None:
         """The next chunk, in the order in which the manifest will have them."""
         self._chunks.append({table: _keep(RowSet.of(rows.ids)) for table, rows in chunk.items() if len(rows)})
+        if (sum_bundles := self._sum_bundles) is not None:
+            self._sums.append({table: sum_bundles(rows) for table, rows in chunk.items() if len(rows)})
 
     def encode(self) -> list[memoryview]:
         tensors: dict[str, list[npt.NDArray[np.generic]]] = {}
@@ -98,6 +118,9 @@ class IdsKeeper:
                 elif rows.bits is not None:
                     tensors[f"{number}/{table}/bits"] = [rows.bits]
                     tensors[f"{number}/{table}/first"] = [np.array([rows.first], np.uint32)]
+        for number, sums in enumerate(self._sums):
+            for table, parts in sums.items():
+                tensors |= {f"{number}/{table}/sums/{part}": [each] for part, each in parts.items()}
         return pack_tensors(tensors)
 
 
@@ -135,6 +158,11 @@ class IdsFile:
     def rows_of(self, number: int, info: ChunkInfo) -> dict[str, RowSet]:
         """Of a chunk, by table. Tables without rows are left out."""
         return {table: self._find(number, table, count) for table, count in info.rows.items() if count}
+
+    def sums_of(self, number: int, table: str) -> BundleSums:
+        """Checksums of the bundles of a table's rows in a chunk, by part; none if the save was made without."""
+        prefix = f"{number}/{table}/sums/"
+        return {name.removeprefix(prefix): each for name, each in self._tensors.items() if name.startswith(prefix)}
 
     def _find(self, number: int, table: str, count: int) -> RowSet:
         ids, bits, first = (self._tensors.get(f"{number}/{table}/{name}") for name in ("ids", "bits", "first"))

@@ -2,9 +2,10 @@
 
 First all ids, then rows. Which rows a chunk has is known before it is read (saves_ids.py), so of every row it is known
 which chunk has its newest value: that one alone counts, and chunks may be read in any order. Usually that is newest
-save first, for what changes often is in the newest; a chunk with a row that somebody waits for goes to the front. It is
-read whole: its checksum is that of the whole file, and a row that was read past it might be wrong. A chunk takes some
-ten milliseconds on a disk. One whose rows are all newer elsewhere is not read at all.
+save first, for what changes often is in the newest. Rows that somebody waits for come before all: of a chunk that has
+some of them, only the bundles that they are in are read (saves_pieces.py). Where that cannot be, or nearly all bundles
+would have to be, the chunk goes to the front and is read whole: its checksum is that of the whole file. A chunk whose
+rows are all newer elsewhere is not read at all.
 
 If the chain does not end at a full, its run went on from a cut, and the rest is there: the pieces of that cut are more
 links, older than all saves. Their ids are not in files of their own, so each of their chunks is read twice.
@@ -13,6 +14,7 @@ links, older than all saves. Their ids are not in files of their own, so each of
 from __future__ import annotations
 
 import dataclasses
+import functools
 import threading
 from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import Executor, Future
@@ -28,12 +30,24 @@ from regrow.checkpoint.load import AHEAD_BYTES_MAX, ALL_SHARDS, BROKEN_PIECES_MA
 from regrow.checkpoint.manifest import ChunkInfo, Manifest, Stored
 from regrow.checkpoint.saves import IDS, Chain, SaveManifest
 from regrow.checkpoint.saves_ids import IdsFile, RowSet, SeenRows
+from regrow.checkpoint.saves_pieces import (
+    BUNDLES_SHARE_MAX,
+    Bundles,
+    Sums,
+    count_bundle_rows,
+    find_bundles,
+    read_bundles,
+)
 from regrow.checkpoint.storage import Storage
 from regrow.errors import CheckpointError
 
+MIN_ROWS = 256  # of a table in a chunk: if it has fewer, all of them may come in bundles
+
 Mine = Callable[[str, Ids], npt.NDArray[np.bool_]]  # which of these rows of a table live here
 _Read = tuple[Chunk, Bytes]  # and the memory it was read into
-_Link = tuple[Storage, Stored, ChunkInfo, dict[str, RowSet]]
+_Sums = Callable[[str], Sums]  # by table: of bundles of its rows in a chunk
+_Link = tuple[Storage, Stored, ChunkInfo, dict[str, RowSet], _Sums | None]
+_Piece = tuple["_Job", str, Bundles]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -55,15 +69,37 @@ class _Job:
     stored: Stored
     info: ChunkInfo
     newest: dict[str, RowSet]
+    rows: dict[str, RowSet]  # all that it has
+    sums: _Sums | None = None  # None: it is read as a whole or not at all
     is_wanted: bool = False
+    fetched: dict[str, set[int]] = dataclasses.field(default_factory=dict)  # bundles, by table
 
     @property
     def bytes(self) -> int:
         return chunk_bytes(self.stored, self.info)
 
-    def has(self, table: str, ids: Ids) -> bool:
-        """Whether it has the newest value of one of these rows."""
-        return table in self.newest and bool(self.newest[table].find(ids).any())
+    def select(self, table: str, ids: Ids) -> Ids:
+        """Those of the rows of which it has the newest value."""
+        return ids[self.newest[table].find(ids)] if table in self.newest else ids[:0]
+
+    def find_bundles(self, table: str, ids: Ids) -> Bundles | None:
+        """The bundles to be read for these rows, which it has, less those that were read before. None: all of it."""
+        info = next(info for info in self.stored.tables if info.name == table)
+        bundles = find_bundles(self.rows[table], ids, dim=info.dim)
+        fetched = self.fetched.setdefault(table, set())
+        fresh = np.array([bundle for bundle in bundles.tolist() if bundle not in fetched], np.int64)
+        fetched.update(fresh.tolist())
+        wanted = len(fetched) * count_bundle_rows(info.dim)
+        return None if wanted > BUNDLES_SHARE_MAX * max(len(self.rows[table]), MIN_ROWS) else fresh
+
+    def read_bundles(self, table: str, bundles: Bundles) -> Rows:
+        """Those rows of them that count."""
+        assert self.sums is not None
+        info = next(info for info in self.stored.tables if info.name == table)
+        rows = read_bundles(
+            self.storage, self.stored, self.info, info, rows=self.rows[table], sums=self.sums(table), bundles=bundles
+        )
+        return rows.choose(self.newest[table].find(rows.ids))
 
 
 class SavedRows:
@@ -85,6 +121,7 @@ class SavedRows:
         self._lock = threading.Lock()
         self._seen: dict[str, SeenRows] = {}
         self._jobs: list[_Job] = []  # those to be read, newest first
+        self._pieces: list[_Piece] = []  # bundles that somebody waits for
         self.bytes_done = 0
         with storage.open_threads(THREADS_DEFAULT, "ids") as pool:
             for link in self._links(pool, chain, base):
@@ -97,13 +134,21 @@ class SavedRows:
         return {table: seen.list_all() for table, seen in self._seen.items()}
 
     def want(self, table: str, ids: Ids) -> int:
-        """Somebody waits for these rows: chunks that have them go first. Any thread. Returns how many chunks go."""
+        """Somebody waits for these rows: what has them goes first, bundles of chunks or chunks. Any thread. Returns how
+        many of either go."""
+        gone = 0
         with self._lock:
-            waited = [job for job in self._jobs if not job.is_wanted and job.has(table, ids)]
-            for job in waited:
-                job.is_wanted = True
+            for job in [job for job in self._jobs if not job.is_wanted]:
+                if not len(mine := job.select(table, ids)):
+                    continue
+                bundles = None if job.sums is None else job.find_bundles(table, mine)
+                if bundles is None:
+                    job.is_wanted = True
+                elif len(bundles):
+                    self._pieces.append((job, table, bundles))
+                gone += bundles is None or bool(len(bundles))
             self._jobs.sort(key=lambda job: not job.is_wanted)  # and within each, as before
-            return len(waited)
+            return gone
 
     def rows_newest_first(
         self, part_bytes: int, *, threads: int = THREADS_DEFAULT, ahead_bytes_max: int = AHEAD_BYTES_MAX
@@ -111,13 +156,17 @@ class SavedRows:
         """All rows, each once, with its newest value, in parts. A part is the caller's until it asks for the next
         chunk's: its memory is used again. CheckpointError names what is damaged; nothing of that was given out."""
         ahead: list[tuple[_Job, Future[_Read]]] = []
-        with self._storage.open_threads(threads, "saves") as pool:
+        # Bundles have threads of their own: they are not to wait for chunks.
+        with self._storage.open_threads(threads, "saves") as pool, self._storage.open_threads(threads, "rows") as few:
             try:
                 while self._read_ahead(pool, ahead, ahead_bytes_max):
+                    yield from self._read_pieces(few, part_bytes)
                     job, future = ahead[self._choose(ahead)]
                     chunk, memory = future.result()
-                    yield from split([chunk], part_bytes)
-                    del chunk
+                    for part in split([chunk], part_bytes):
+                        yield from self._read_pieces(few, part_bytes)
+                        yield part
+                    del chunk, part
                     self._memory.give(memory)
                     ahead.remove((job, future))
                     del future
@@ -136,6 +185,17 @@ class SavedRows:
                 ahead.append((job, pool.submit(self._read, job)))
         return bool(ahead)
 
+    def _read_pieces(self, pool: Executor, part_bytes: int) -> Iterator[Chunk]:
+        """What somebody waits for, also while it is read."""
+        while True:
+            with self._lock:
+                pieces, self._pieces = self._pieces, []
+            if not pieces:
+                return
+            found = list(pool.map(lambda piece: piece[0].read_bundles(piece[1], piece[2]), pieces))
+            for (_, table, _), rows in zip(pieces, found, strict=True):
+                yield from split([{table: rows}], part_bytes)
+
     def _choose(self, ahead: list[tuple[_Job, Future[_Read]]]) -> int:
         """The first that somebody waits for, or else the first."""
         return next((index for index, (job, _) in enumerate(ahead) if job.is_wanted), 0)
@@ -146,7 +206,7 @@ class SavedRows:
         return {table: _choose_rows(chunk[table], newest, job) for table, newest in job.newest.items()}, memory
 
     def _add(self, link: _Link) -> None:
-        storage, stored, info, found = link
+        storage, stored, info, found, sums = link
         newest: dict[str, RowSet] = {}
         for table in stored.tables:
             if table.name not in found or (self._tables is not None and table.name not in self._tables):
@@ -156,16 +216,19 @@ class SavedRows:
             if len(new := self._seen[table.name].take_new(found[table.name])):
                 newest[table.name] = new
         if newest:
-            self._jobs.append(_Job(storage, stored, info, newest))
+            self._jobs.append(_Job(storage, stored, info, newest, found, sums))
 
     def _links(self, pool: Executor, chain: Chain | None, base: Base | None) -> Iterator[_Link]:
         """Chunks and their ids, newest first."""
         for save, file in _read_ids_files(self._storage, pool, () if chain is None else chain.saves):
             for number, info in reversed(list(enumerate(save.chunks))):
-                yield self._storage, save, info, file.rows_of(number, info)
+                rows = file.rows_of(number, info)
+                has_sums = self._storage.local and all(file.sums_of(number, table) for table in rows)
+                sums = functools.partial(file.sums_of, number) if has_sums else None
+                yield self._storage, save, info, rows, sums
         if base is not None:
             for piece, chunks in _read_base(pool, base):
-                yield from ((base.storage, piece, info, rows) for info, rows in reversed(chunks))
+                yield from ((base.storage, piece, info, rows, None) for info, rows in reversed(chunks))
 
 
 def _choose_rows(rows: Rows, newest: RowSet, job: _Job) -> Rows:
@@ -173,9 +236,7 @@ def _choose_rows(rows: Rows, newest: RowSet, job: _Job) -> Rows:
     mask = newest.find(rows.ids)
     if int(np.count_nonzero(mask)) != len(newest):
         raise CheckpointError(f"{job.stored.name}/{job.info.name}: its rows are not those that {IDS} says")
-    if len(newest) == len(rows):
-        return rows
-    return Rows(rows.ids[mask], rows.weight[mask], {name: state[mask] for name, state in rows.states.items()})
+    return rows.choose(mask)
 
 
 def _read_ids_files(
@@ -192,14 +253,14 @@ def _read_ids_files(
     yield from zip(full, pool.map(read, full), strict=True)
 
 
-_Piece = tuple[Manifest, list[tuple[ChunkInfo, dict[str, RowSet]]]]  # with the rows of its chunks
+_BasePiece = tuple[Manifest, list[tuple[ChunkInfo, dict[str, RowSet]]]]  # with the rows of its chunks
 
 
-def _read_base(pool: Executor, base: Base) -> list[_Piece]:
+def _read_base(pool: Executor, base: Base) -> list[_BasePiece]:
     """The pieces of the way to the cut, newest first. A damaged one is gone around."""
     graph, way = base.plan.graph, list(base.plan.pieces)
     for left in reversed(range(BROKEN_PIECES_MAX)):
-        found: list[_Piece] = []
+        found: list[_BasePiece] = []
         try:
             for piece in reversed(way):
                 found.append((piece, _read_piece(pool, base, piece)))

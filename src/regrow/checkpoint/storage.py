@@ -22,7 +22,7 @@ import contextlib
 import dataclasses
 import errno
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from regrow.checkpoint import direct
@@ -125,6 +125,12 @@ class Storage:
         if into is None:
             return self._call("read", path, lambda given_up: self._files.read(path))
         return self._call("read", path, lambda given_up: self._files.read_into(path, into))
+
+    def read_ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        """Parts of a file, from where to where, of a storage that is near by (`local`)."""
+        files = self._files
+        assert isinstance(files, LocalFiles)
+        return self._call("read", path, lambda given_up: files.read_ranges(path, ranges))
 
     def write(self, path: str, data: Data) -> None:
         """Writes a file, whole or not at all; once this returns it survives a crash."""

@@ -6,7 +6,8 @@ what was captured, writes a manifest of its own, and says so (`OwnSaved`).
 
 A save has all rows that changed since the last one, or, where a share is set and more have changed, those that the
 store's priority picks; the others stay dirty, and are in a later one. It names the marks of its instant, and how many
-updates all saves together then contain.
+updates all saves together then contain. The instant itself is short: which rows are picked is a function of it, and is
+found out afterwards, some rows each tick, while training goes on.
 
 A save must never be ahead of the copies. A replacement joins at the marks of its copies (`recall.py`); if its rows came
 from a save with later pushes in them, workers would send those pushes again, and they would count twice. So what was
@@ -36,6 +37,9 @@ SAVE_SECONDS_MAX = 43200.0
 # Records that are written whole are no pushes, and nobody has them twice: they are saved when no more have come for so
 # long. Too short: a model that is being loaded is saved again and again. Too long: a death loses it.
 WRITTEN_SECONDS = 1.0
+# Rows among which a tick chooses those of a save, a millisecond or two. Too small: rows that change are set aside for
+# longer than they need. Too large: pulls and pushes wait.
+CHOOSE_ROWS = 1 << 19
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +89,8 @@ class OwnSaves:
         self._flusher = flusher
         self._ways = ways
         self._number = 0
-        self._next: SaveOwn | None = None  # captured, and not told to the driver yet
+        self._next: SaveOwn | None = None  # captured, and not told to the driver yet; as if nothing were left out
+        self._chosen = False  # it is known what is
         self._flushes: list[int] = []  # that the holders must have before
         # Who came back from its predecessor's saves goes on where these end. All others begin with all they have: the
         # first server of a place, and one whose rows came from parities, as nobody knows which updates these contain.
@@ -131,6 +136,8 @@ class OwnSaves:
         """When time alone brings something, behind a tick that found nothing to do. Steps are made by pushes."""
         if self.plan is None:
             return math.inf
+        if self.life.state is OwnSaveState.CAPTURED and not self._chosen:
+            return -math.inf
         if self.life.state is not OwnSaveState.IDLE:
             return self._began_at + SAVE_SECONDS_MAX
         if self._due_at is None:
@@ -140,7 +147,7 @@ class OwnSaves:
     def tick(self, now: float, step: int) -> list[Send | SaveOwn | UnsaveOwn]:
         self._now, self._step = now, step
         if self.life.state is not OwnSaveState.IDLE:
-            return [*self._check_cost(now)] or [*self.check_copies()]
+            return [*self._check_cost(now)] or [*self._choose()]
         if not self.is_due(now, step) or not self._ways.is_back or not self._are_level():
             return []
         if self._due_at is None and self.plan is not None and self.plan.every_seconds is not None:
@@ -168,24 +175,33 @@ class OwnSaves:
         self._number += 1
         self._store.begin_capture(SAVES_TENANT, self._full_wanted)
         self.life.move("captured")
-        skipped = self._store.updates_uncaptured(SAVES_TENANT)
-        contained = self._flusher.updates - self._flusher.updates_lost - skipped
+        lost = self._flusher.updates_lost
         marks = tuple(self._flusher.applied[0])
         self._next = SaveOwn(
-            number=self._number, full=self._full_wanted, marks=marks, updates=contained, skipped=skipped
+            number=self._number, full=self._full_wanted, marks=marks, updates=self._flusher.updates - lost
         )
+        self._chosen = False
         self._began_at = self._now
         flushed = self._flusher.flush_all()
         self._flushes = self._flusher.numbers()
-        return [*flushed, *self.check_copies()]
+        return [*flushed, *self._choose()]
+
+    def _choose(self) -> list[SaveOwn]:
+        """Some more rows are looked at: has the save them?"""
+        if self.life.state is OwnSaveState.CAPTURED and not self._chosen:
+            self._chosen = not self._store.choose_captured(CHOOSE_ROWS)
+        return self.check_copies()
 
     def check_copies(self) -> list[SaveOwn]:
-        """Holders may have more than before: is what was captured behind them now?"""
+        """Holders may have more than before: is what was captured behind them now, and is it known what that is?"""
         if self.life.state is not OwnSaveState.CAPTURED or not self._flusher.has_acked(self._flushes):
+            return []
+        if not self._chosen:
             return []
         assert self._next is not None
         self.life.move("copies have it")
-        return [self._next]
+        skipped = self._store.updates_skipped()
+        return [dataclasses.replace(self._next, updates=self._next.updates - skipped, skipped=skipped)]
 
     def on_saved(self, saved: OwnSaved) -> None:
         """What was captured is stored, or cannot be: then it counts as changed again."""

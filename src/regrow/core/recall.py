@@ -90,12 +90,12 @@ class Recall:
 
     def _know_touched(self, table: int, ids: UInt32Array) -> None:
         """Of these rows, those that live here were touched, and no others: as bitmaps of slots, or of blocks."""
-        servers, slots = self._job.layout(table).place(ids, table=table)
-        mine = slots[servers == self._server]
         of_member = self._groups.of_member[table].tolist()
         if of_member[0] == self._groups.bare:
-            self._store.know_touched(of_member[0], table, to_words(mine, self._store.slots(table)))
+            self._store.know_touched(of_member[0], table, self._store.find_slots(table, ids))
             return
+        servers, slots = self._job.layout(table).place(ids, table=table)
+        mine = slots[servers == self._server]
         for member, group in enumerate(of_member):
             blocks = mine[mine % len(of_member) == member] // len(of_member)
             self._store.know_touched(group, table, to_words(blocks, self._store.blocks(table)))

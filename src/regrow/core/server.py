@@ -219,6 +219,7 @@ class Server:
             "recovering": not self.recovered,
             "updates": self.flusher.updates,
             "priority_bytes": self.store.priority_bytes(),
+            "count_bytes": self.store.count_bytes(),
         }
 
     # --- Views ---

@@ -26,10 +26,21 @@ from pathlib import Path
 
 from regrow.core.identity import Identity
 from regrow.core.job import JobSpec
-from regrow.errors import ChildFailed, ConnectionLost, UserError
+from regrow.errors import ChildFailed, ConfigError, ConnectionLost, UserError
 from regrow.launch.backend import Ended, News, end, list_running, name_of
 from regrow.launch.crew import Crew
-from regrow.launch.orders import Answer, Condemn, Error, Listening, Malformed, Ready, Replace, Stop
+from regrow.launch.orders import (
+    Answer,
+    CheckpointTimes,
+    Condemn,
+    Error,
+    Listening,
+    Malformed,
+    Ready,
+    Replace,
+    Saving,
+    Stop,
+)
 from regrow.launch.processes import LocalProcesses
 from regrow.launch.rundir import Logs, print_warning
 from regrow.launch.supervisor import (
@@ -51,8 +62,10 @@ from regrow.launch.supervisor import (
     TakeStance,
     Tick,
 )
-from regrow.protection import GIB, MIB, ErasureCode
+from regrow.launch.version import version
+from regrow.protection import GIB, MIB, ErasureCode, Partial
 from regrow.runtime.client import Client, SocketClient
+from regrow.runtime.inprocess_saves import make_own_saving
 from regrow.runtime.sockets import SocketDir
 from regrow.runtime.transport import AUTHENTICATE
 
@@ -63,6 +76,24 @@ NEWS_SECONDS_MAX = 2.0
 WATCH_SECONDS = 0.1
 FRAME_BYTES_MAX = 1 * GIB
 COUNT = struct.Struct("q")
+
+
+def make_saving(wish: Partial) -> Saving:
+    """Servers save by themselves, and nobody makes checkpoints of all of them."""
+    assert wish.ckpt is not None
+    return Saving(
+        url=wish.ckpt,
+        run=secrets.token_hex(8),
+        salt=secrets.token_hex(8),
+        made_by=f"regrow {version()}",
+        encoding="raw",
+        bits=32,
+        bytes_per_second=None,
+        times=CheckpointTimes(),
+        keep_last=1,
+        merge_seconds=3600.0,
+        own=make_own_saving(wish),
+    )
 
 
 class LocalCluster:
@@ -78,7 +109,7 @@ class LocalCluster:
         threads_per_server: int = 1,
         transport: str | None = None,
         authenticate: str = "auto",
-        protection: ErasureCode | None = None,
+        protection: ErasureCode | Partial | None = None,
     ) -> None:
         if servers < 1:
             raise UserError(f"servers = {servers}: a cluster needs at least one")
@@ -88,6 +119,8 @@ class LocalCluster:
             raise UserError(f"authenticate = {authenticate!r}: must be one of {', '.join(AUTHENTICATE)}")
         if protection is not None:
             protection.check(servers=servers, mode="async")
+        if isinstance(protection, Partial) and protection.ckpt is None:
+            raise ConfigError("ckpt", None, "servers that save their rows need a place for them", hint='ckpt="saves"')
         self.server_count = servers
         self.protection = protection
         self._token = secrets.token_hex(32)
@@ -113,6 +146,7 @@ class LocalCluster:
             servers=servers,
             frame_bytes_max=FRAME_BYTES_MAX,
             authenticate=authenticate,
+            saving=make_saving(protection) if isinstance(protection, Partial) else None,
         )
         atexit.register(self.close)
         try:

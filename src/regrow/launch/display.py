@@ -277,11 +277,13 @@ def loss_text(status: RunStatus) -> str | None:
         return None
     found = losses.to_dict()
     pls = "?" if found["pls"] is None else f"{found['pls']:.3g}"
+    expected = status.expect_pls()
+    told = "" if expected is None else f" ({expected:.3g} to expect at the end)"
     failed = f", {found['saves_failed']} failed" if found["saves_failed"] else ""
     waits = found["rows_left_by_priority"]
     left = f", {count_text(waits)} rows wait" if waits else ""
     lost = f"{count_text(found['updates_lost'])} updates lost" if found["updates_lost"] else "nothing lost"
-    return f"PLS {pls} of {status.config.target_pls:g}, {lost}; {found['saves']} saves{failed}{left}"
+    return f"PLS {pls} of {status.config.target_pls:g}{told}, {lost}; {found['saves']} saves{failed}{left}"
 
 
 def news_lines(status: RunStatus) -> list[str]:
@@ -377,7 +379,13 @@ def summary_text(summary: dict[str, Any], path: Path) -> str:
         lost = summary["partial"]
         pls = "?" if lost["pls"] is None else f"{lost['pls']:.3g}"
         share = "" if lost["share_lost"] is None else f", {100 * lost['share_lost']:.3g} % of all"
-        rows.append(("lost", f"PLS {pls}; {lost['updates_lost']:,} row updates{share}; {lost['saves']} saves"))
+        rows.append(
+            (
+                "lost",
+                f"PLS {pls} of {lost['pls_target']:g}; {lost['updates_lost']:,} row updates{share}; "
+                f"{lost['saves']} saves",
+            )
+        )
     if summary.get("sabotage_unreached"):
         steps = ", ".join(str(sabotage["step"]) for sabotage in summary["sabotage_unreached"])
         rows.append(("not reached", f"sabotage at step {steps}: the data ended before"))

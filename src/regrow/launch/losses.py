@@ -42,6 +42,7 @@ class ServerLoss:
     rows_saved: int = 0
     rows_left: int = 0  # changed, and left out of the newest save by priority
     priority_bytes: int = 0
+    count_bytes: int = 0
     last_error: str = ""
 
 
@@ -99,6 +100,7 @@ class Losses:
         state = self.by_server[server]
         state.updates = max(state.updates, report.updates or 0)
         state.priority_bytes = max(state.priority_bytes, report.priority_bytes or 0)
+        state.count_bytes = max(state.count_bytes, report.count_bytes or 0)
 
     # -- what comes out --------------------------------------------------------------------------------------
 
@@ -129,6 +131,7 @@ class Losses:
             "rows_saved": self._sum("rows_saved"),
             "rows_left_by_priority": sum(server.rows_left for server in self.by_server),
             "priority_bytes": sum(server.priority_bytes for server in self.by_server),
+            "count_bytes": sum(server.count_bytes for server in self.by_server),
             "last_error": next((server.last_error for server in self.by_server if server.last_error), None),
         }
 

@@ -203,6 +203,7 @@ class ServerCounters(Report, frozen=True, kw_only=True, tag="server"):
     hold_seconds_max: float | None = None
     updates: int | None = None
     priority_bytes: int | None = None
+    count_bytes: int | None = None
 
 
 class Recovery(Report, frozen=True, kw_only=True, tag="recovery"):

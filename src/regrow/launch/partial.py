@@ -41,6 +41,7 @@ class PartialPlan:
     cut_seconds: float | None  # between checkpoints of all servers, for the day that everybody has to go back
     reason: str
     numbers: dict[str, Any]
+    pls: float | None = None  # of the whole run, to be expected; None: nobody can tell, or there is none
 
 
 class Planner:
@@ -95,7 +96,14 @@ class Planner:
         own = self._save_every(seconds=decided.partial.interval_seconds)
         later = "; it is for the next run to choose that" if decided.decision == "full" else ""
         reason = decided.reason + later
-        return PartialPlan(config=config, own=own, cut_seconds=cut_seconds, reason=reason, numbers=decided.to_dict())
+        return PartialPlan(
+            config=config,
+            own=own,
+            cut_seconds=cut_seconds,
+            reason=reason,
+            numbers=decided.to_dict(),
+            pls=decided.partial.pls,
+        )
 
     def _plan_given(self, decided: Plan, request: Request, costs: Costs, cut_seconds: float) -> PartialPlan:
         """The user has chosen; what is to be expected of that is said."""
@@ -103,17 +111,19 @@ class Planner:
         if given.seconds is not None and given.seconds < least:
             problem = f"a save takes about {span_text(round(least, 3))}, so none would end within it"
             raise ConfigError("every", self.config.every, problem, hint=f"{span_text(round(2 * least, 1))} or more")
+        pls = None
         if given.seconds is None:
             reason = f"partial: every {given.steps} steps, as asked for"
         else:
             way = plan_partial(request, costs=costs, interval_seconds=given.seconds)
+            pls = way.pls
             reason = f"partial: every {span_text(given.seconds)}, as asked for; PLS {way.pls:.3g} is to be expected"
         if self._share < 1.0:
             reason += f" ({self._share:g} of the rows, {1 / self._share:.3g} times as often)"
         own = self._save_every(seconds=given.seconds, steps=given.steps)
         cut_seconds = max(cut_seconds, given.seconds or 0.0)
         return PartialPlan(
-            config=self.config, own=own, cut_seconds=cut_seconds, reason=reason, numbers=decided.to_dict()
+            config=self.config, own=own, cut_seconds=cut_seconds, reason=reason, numbers=decided.to_dict(), pls=pls
         )
 
     def _save_every(self, *, seconds: float | None = None, steps: int | None = None) -> OwnSaving:

@@ -22,7 +22,7 @@ class Replanner:
         self._status = status
         self._look_at = 0.0
         self._failures_seen = 0
-        status.plan_reason = planned.reason
+        status.plan_reason, status.pls_planned = planned.reason, planned.pls
 
     @property
     def partial(self) -> PartialPlan | None:
@@ -61,6 +61,6 @@ class Replanner:
             return None
         self.planned, why = found
         self.changes = [*self.changes, why][-100:]
-        status.plan_reason = f"{self.planned.reason}: {why}"
+        status.plan_reason, status.pls_planned = f"{self.planned.reason}: {why}", self.planned.pls
         assert self.planned.own is not None and self.planned.own.every_seconds is not None
         return SaveEvery(seconds=self.planned.own.every_seconds)

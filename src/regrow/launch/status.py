@@ -204,6 +204,7 @@ class RunStatus:
         self.servers = [ServerStatus() for _ in range(config.servers)]
         self.workers = [WorkerStatus() for _ in range(config.workers)]
         self.plan_reason: str | None = None  # of partial recovery: how often, and why
+        self.pls_planned: float | None = None  # and what PLS it expects of a whole run
         self.losses = self._make_losses() if config.saves_own else None
         self.evaluated: Evaluated | None = None
         self.test_samples_done = 0
@@ -514,6 +515,20 @@ class RunStatus:
             return None
         return elapsed * (total - self.steps_done) / done
 
+    def describe_losses(self) -> dict[str, Any] | None:
+        """Of partial recovery: what is saved and lost so far, the PLS to expect at the end, and what was asked for."""
+        if self.losses is None:
+            return None
+        return {**self.losses.to_dict(), "pls_expected": self.expect_pls(), "pls_target": self.config.target_pls}
+
+    def expect_pls(self) -> float | None:
+        """At the end: what is lost by now, and what the plan expects of what is left. None: nobody can tell."""
+        so_far = None if self.losses is None else self.losses.pls
+        if so_far is None or self.pls_planned is None:
+            return None
+        left = 1.0 - min(1.0, self.steps_done / self.steps_total) if self.steps_total else 1.0
+        return so_far + self.pls_planned * left
+
     def stalled_seconds(self, now: float) -> float | None:
         """How long training has not moved, when that is worth a word."""
         quiet = now - self.progress_at
@@ -539,7 +554,7 @@ class RunStatus:
             "wait_seconds": round_known(sum(worker.wait_seconds for worker in self.workers), 3),
             "bytes_in": self.bytes_in,
             "bytes_out": self.bytes_out,
-            **({} if self.losses is None else {"partial": self.losses.to_dict()}),
+            **({} if self.losses is None else {"partial": self.describe_losses()}),
         }
 
     def totals(self) -> dict[str, Any]:
@@ -581,7 +596,7 @@ class RunStatus:
             "merges": self.merges,
             "restores": self.restores,
             "damage_gone_around": self.gone_around,
-            "partial": None if self.losses is None else self.losses.to_dict(),
+            "partial": self.describe_losses(),
             "per_server": [server.to_dict() for server in self.servers],
         }
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import msgspec
 
-from regrow.core.job import TableSpec
+from regrow.core.job import OptimizerSpec, TableSpec
 from regrow.core.protection import Coded, CodedPartial, FlushSpec, Partial, Protection, Unprotected
 from regrow.protection import CodedRecovery, ErasureCode, PartialRecovery
+
+MARKS = "regrow_marks"
 
 Wish = ErasureCode | PartialRecovery | CodedRecovery | None
 
@@ -19,6 +21,13 @@ def protect(table: TableSpec, wish: Wish, *, dense: bool = False) -> TableSpec:
     if dense or isinstance(wish, PartialRecovery):
         return msgspec.structs.replace(table, k=1, r=wish.copies)
     return msgspec.structs.replace(table, k=wish.k, r=wish.r)
+
+
+def make_marks_table(servers: int) -> TableSpec:
+    """A row for each server, with copies, that nobody ever pulls: where a lost server was, the holders of copies know.
+    For a job without dense parameters on servers."""
+    sgd = OptimizerSpec(kind="sgd", learning_rate=0.0)
+    return TableSpec(name=MARKS, rows=servers, dim=1, init_bound=0.0, optimizer=sgd)
 
 
 def make_protection(wish: Wish) -> Protection:

@@ -23,10 +23,10 @@ from torch import Tensor, nn
 from regrow.core.job import JobSpec, Mode, OptimizerSpec, TableSpec
 from regrow.errors import RegrowError
 from regrow.nn import refusals
-from regrow.nn.coded import make_protection, protect
+from regrow.nn.coded import make_marks_table, make_protection, protect
 from regrow.nn.optimizer import OptimizerSpec as NamedOptimizer
 from regrow.nn.routing import make_router
-from regrow.protection import ErasureCode
+from regrow.protection import ErasureCode, Partial
 from regrow.runtime.client import Client, Ticket
 
 READ_CHUNK_BYTES = 16 << 20
@@ -168,7 +168,7 @@ class EmbeddingBagCollection(nn.Module):
         tables: Sequence[EmbeddingBagConfig],
         cluster: Cluster,
         optimizer: OptimizerSpec | None = None,
-        protection: ErasureCode | None = None,
+        protection: ErasureCode | Partial | None = None,
         seed: int = 0,
         mode: Mode = "async",
         worker: int = 0,
@@ -184,6 +184,8 @@ class EmbeddingBagCollection(nn.Module):
         if code is not None:
             code.check(servers=cluster.server_count, mode=mode)
         coded = tuple(protect(_table_spec(config, optimizer), code) for config in self._configs)
+        if isinstance(code, Partial):
+            coded += (protect(make_marks_table(cluster.server_count), code, dense=True),)
         self.job = JobSpec(
             tables=coded,
             servers=cluster.server_count,
@@ -203,7 +205,8 @@ class EmbeddingBagCollection(nn.Module):
             self.job,
             feature_tables=self._owner,
             static_tables=[],
-            mean_pooling=[getattr(config.pooling, "value", config.pooling) == "MEAN" for config in self._configs],
+            mean_pooling=[getattr(config.pooling, "value", config.pooling) == "MEAN" for config in self._configs]
+            + [False] * (len(coded) - len(self._configs)),
         )
         self._client = cluster.client(self.job, worker=worker)
         self._step = 0

@@ -1,7 +1,8 @@
 """A server's rows on their way to storage and back. The manifest of them is written in checkpoint/manifests.py.
 
 `regrow.core.cut` says when; here are the threads. Captured rows are taken a chunk at a time: the capture is read on
-the server's own loop, for a few milliseconds, straight into the form of a file; everything else happens in threads. At
+the server's own loop, in slices of less than a millisecond, straight into the form of a file; what else the loop has to
+do is done between them, and everything else happens in threads. At
 most four chunks are in memory, and no byte of them is copied again before it is written. A storage that fails or hangs
 costs the checkpoint, never the training.
 """
@@ -12,7 +13,7 @@ import asyncio
 import logging
 import mmap
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -37,6 +38,9 @@ log = logging.getLogger("regrow.checkpoint")
 # Of records kept aside because they changed before they were stored. Above it they are stored first. (How far they may
 # grow at all is core.cut.ASIDE_BYTES_MAX.)
 ASIDE_FIRST_BYTES = 64 << 20
+# Of a chunk that the loop copies before it does something else. Too small: turns cost more than rows. Too large: pulls
+# and pushes wait, on a busy machine for many times what the copy takes.
+SLICE_BYTES = 1 << 20
 # RecordsWritten rows that parity holders do not have yet. Too small: loading waits for each message. Too large: memory.
 LOAD_BYTES_MAX = 64 << 20
 # Of rows that the server takes at once. Too small: taking turns costs more than the rows. Too large: the loop is kept
@@ -152,8 +156,10 @@ class CaptureSaver:
         store: CapturedRows,
         *,
         look_at: Callable[[Chunk], None] | None = None,
+        tables: Collection[str] | None = None,
     ) -> list[ChunkInfo]:
-        """Stores all captured rows in that directory. `look_at` sees every chunk, in order, in a thread."""
+        """Stores all captured rows in that directory, or those of some tables. `look_at` sees every chunk that is
+        stored, in order, in a thread."""
         if self._stager is None:
             self._stager = await asyncio.to_thread(
                 lambda: Stager(Storage.open(self._url), bytes_per_second=self._bytes_per_second)
@@ -173,10 +179,11 @@ class CaptureSaver:
                 await asyncio.to_thread(stager.wait_for_room, piece)
                 if self._number != number:
                     break
-                began = time.perf_counter()
-                captured = store.capture_chunk(CHUNK_BYTES, store.capture_side_bytes() > ASIDE_FIRST_BYTES)
-                self.pause_seconds_max = max(self.pause_seconds_max, time.perf_counter() - began)
+                captured = await self._take_chunk(number, store)
+                if captured is None:
+                    break
                 chunk = chunk_of(job, captured)
+                chunk = {name: rows for name, rows in chunk.items() if tables is None or name in tables}
                 del captured
                 if chunk and look_at is not None:
                     await asyncio.to_thread(look_at, chunk)
@@ -189,6 +196,19 @@ class CaptureSaver:
         except BaseException:
             await asyncio.to_thread(stager.abort, piece)
             raise
+
+    async def _take_chunk(self, number: int, store: CapturedRows) -> list[TableRows] | None:
+        """The next chunk, copied in slices. None: it was given up meanwhile."""
+        aside_first = store.capture_side_bytes() > ASIDE_FIRST_BYTES
+        while True:
+            began = time.perf_counter()
+            more = store.prepare_chunk(CHUNK_BYTES, aside_first, SLICE_BYTES)
+            self.pause_seconds_max = max(self.pause_seconds_max, time.perf_counter() - began)
+            if not more:
+                return store.capture_chunk(CHUNK_BYTES, aside_first)
+            await asyncio.sleep(0)
+            if self._number != number:
+                return None
 
 
 class Saver(CaptureSaver):

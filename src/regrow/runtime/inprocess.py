@@ -39,6 +39,7 @@ from regrow.core.session import Event
 from regrow.core.wayback import FetchSaved, FindSaves, Load
 from regrow.errors import ConnectionLost, ProtocolError, RegrowError
 from regrow.launch import orders
+from regrow.protection import ErasureCode, Partial
 from regrow.runtime import inprocess_saves
 from regrow.runtime.client import Client
 from regrow.store.memory import MemoryStore
@@ -52,8 +53,9 @@ TICKS_MAX = 100_000  # Waiting longer than this is waiting for ever.
 class InProcessCluster:
     """Servers without processes. Make one client per worker.
 
-    `saving`: how servers save their own rows, for a job with partial recovery. `saves` has what they saved, and `joins`
-    says of each replacement, (server, report), to what it went back and how many updates are lost by then.
+    `protection` is for the tables of every collection on this cluster that does not bring its own. `saving`: how
+    servers save their own rows, for a job with partial recovery. `saves` has what they saved, and `joins` says of each
+    replacement, (server, report), to what it went back and how many updates are lost by then.
     """
 
     def __init__(
@@ -62,7 +64,13 @@ class InProcessCluster:
         servers: int,
         build_store: Callable[[JobSpec, int, bool], Store] = MemoryStore,
         saving: orders.OwnSaving | None = None,
+        protection: ErasureCode | Partial | None = None,
     ) -> None:
+        if protection is not None:
+            protection.check(servers=servers, mode="async")
+        if isinstance(protection, Partial):
+            saving = inprocess_saves.make_own_saving(protection)
+        self.protection = protection
         self.coordinator = Coordinator(servers=servers)
         self.server_count = servers
         self.servers: list[ServerDoor] = []

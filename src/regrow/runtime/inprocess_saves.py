@@ -18,11 +18,27 @@ from regrow.core.recall import SAVES_TENANT
 from regrow.core.recall_events import SavedRowsLoaded, SavesFound, SavesLoaded
 from regrow.core.wayback import FindSaves
 from regrow.launch.orders import OwnSaving
+from regrow.protection import Partial
 from regrow.store.interface import CapturedRows, Float32Array, Store
+from regrow.units import parse_interval
 
 CHUNK_BYTES = 16 << 20  # Too small: many calls. Too large: as much is taken at once.
 
 Told = OwnSaved | SavesFound | SavedRowsLoaded | SavesLoaded
+
+
+def make_own_saving(wish: Partial) -> OwnSaving:
+    """What servers of a script's cluster are told, who has no planner."""
+    given = parse_interval(wish.every)
+    share = 1.0 if wish.priority == "none" else wish.priority_share
+    return OwnSaving(
+        every_seconds=None if given.seconds is None else given.seconds * share,
+        every_steps=None if given.steps is None else max(1, round(given.steps * share)),
+        priority=wish.priority,
+        share=share,
+        tables=wish.priority_tables,
+        period=wish.ssu_period,
+    )
 
 
 def make_plan(saving: OwnSaving | None) -> SavePlan | None:

@@ -24,6 +24,7 @@ from regrow.checkpoint.manifests import table_infos
 from regrow.checkpoint.saves import Chain, Owner, SaveManifest
 from regrow.checkpoint.saves_ids import IdsKeeper
 from regrow.checkpoint.saves_load import Base, SavedRows
+from regrow.checkpoint.saves_pieces import sum_bundles
 from regrow.checkpoint.saves_write import SaveWriter
 from regrow.checkpoint.storage import Storage
 from regrow.core.job import JobSpec
@@ -118,14 +119,23 @@ class OwnSaver(CaptureSaver):
     async def _save_own(self, number: int, job: JobSpec, store: CapturedRows, fields: dict[str, Any]) -> SaveManifest:
         writer = await asyncio.to_thread(self.open_writer, job)
         directory = self._piece = writer.begin()
-        keeper = IdsKeeper()
+        is_plain = (self._encoding, self._bits) == ("raw", 32)  # so that rows can be read without their chunk
+        keeper = IdsKeeper(sum_bundles if is_plain else None)
         try:
-            infos = await self._store(number, directory, job, store, look_at=keeper.add)
+            tables = find_saved(job)
+            infos = await self._store(number, directory, job, store, look_at=keeper.add, tables=tables)
         except BaseException:
             # Only while there can be no manifest: one that comes late would be of a save without its chunks.
             await asyncio.to_thread(writer.discard, directory)
             raise
         return await asyncio.to_thread(lambda: writer.write(infos, keeper.encode(), **fields))
+
+
+def find_saved(job: JobSpec) -> frozenset[str]:
+    """The tables whose rows are in saves. Those with copies elsewhere (dense parameters) come back from these and not
+    from saves, where others have none."""
+    bare = frozenset(table.name for table in job.tables if not table.r)
+    return bare or frozenset(table.name for table in job.tables)
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)

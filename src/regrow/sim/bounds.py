@@ -84,6 +84,7 @@ UNSHRUNK = {
     "reload.FILL_ROWS": "rows at a time of a loop that fills in all of them; nothing happens in between",
     "checks.NUMBER_MAX": "what a number on the wire may be, not a bound",
     "cuts.ATTEMPT_SECONDS_MAX": "a limit of time that no world waits for; unit tests reach it",
+    "own_saves.CHOOSE_ROWS": "always small in the simulator (machines.make_server)",
     "own_saves.SAVE_SECONDS_MAX": "a limit of time that no world waits for; unit tests reach it",
     "coordinator.BROUGHT_SECONDS_MAX": "a limit of time that no world waits for; unit tests reach it",
 }

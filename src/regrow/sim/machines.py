@@ -81,6 +81,8 @@ def make_server(
                 begin(tenant, full)
 
             store.begin_capture = begin_capture
+            choose = store.choose_captured
+            store.choose_captured = lambda rows: choose(1)  # so that much happens before all is known
         return store
 
     return ServerDoor(

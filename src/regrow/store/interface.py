@@ -152,6 +152,12 @@ class WholeRecords(Sizes, Protocol):
         `clean_to`, who has them already; they are not pending, so whoever holds a parity of one must be told of it.
         """
 
+    def find_slots(self, table: int, ids: UInt32Array) -> UInt64Array:
+        """The slots of those of these rows that live on this server, as a bitmap like `touched`.
+
+        Any thread. IndexError if the table has no such row, on whatever server.
+        """
+
     def touched(self, table: int) -> UInt64Array:
         """Gives a copy of the bitmap of touched slots: bit s % 64 of word s // 64; bits beyond the last slot are zero.
 
@@ -314,9 +320,17 @@ class CapturedRows(Protocol):
     def begin_capture(self, tenant: int, full: bool) -> None:
         """Captures the tenant's dirty rows, or all touched ones if `full`, as they are now; they are then clean to it.
 
-        Short: no row is copied. Of tables with a priority (`PrioritizedRows`) not all dirty rows may be captured; the
-        others stay dirty. To other tenants nothing changes. ValueError while a capture is under way or a row of the
-        store is missing; blank rows do not matter, as they were never touched.
+        Short: no row is copied, and none is looked at. Of tables with a priority (`PrioritizedRows`) not all dirty rows
+        may be captured; the others stay dirty. To other tenants nothing changes. ValueError while a capture is under
+        way or a row of the store is missing; blank rows do not matter, as they were never touched.
+        """
+
+    def choose_captured(self, rows: int) -> bool:
+        """Goes on finding out which rows the capture has, for about so many rows. False: it is known.
+
+        Which they are is decided by the instant that the capture began at, whatever changes meanwhile, and does not
+        depend on these calls. They spare others the time: whoever asks for rows, or how many there are, before it is
+        known, waits until it is. ValueError without a capture or if rows < 1.
         """
 
     def capture_chunk(self, bytes_max: int, aside_first: bool = False) -> list[TableRows]:
@@ -328,6 +342,14 @@ class CapturedRows(Protocol):
         list may be empty before the end, which only `capture_left` tells. The arrays may be views of one block of
         memory, which is the caller's and lives as long as one of them. ValueError without a capture or if
         bytes_max < 1.
+        """
+
+    def prepare_chunk(self, bytes_max: int, aside_first: bool, slice_bytes: int) -> bool:
+        """Begins the chunk that the next `capture_chunk` gives, or goes on with it, for about `slice_bytes`.
+
+        False: it is ready, and to give it takes no time. The rows of a chunk are decided when it is begun: what is said
+        of them later does not count. Its rows are not taken before it is given. ValueError as of `capture_chunk`, or if
+        slice_bytes < 1.
         """
 
     def capture_left(self) -> int:
@@ -397,8 +419,14 @@ class PrioritizedRows(Protocol):
     def capture_skipped(self) -> int:
         """Counts the dirty rows that the last capture that began, of whichever tenant, left out; 0 before the first."""
 
+    def updates_skipped(self) -> int:
+        """Counts the updates of these rows that were uncaptured when that capture began, and stayed so."""
+
     def priority_bytes(self) -> int:
         """Bytes that all of this takes now, of all tenants: what a capture needs until it ends is not counted."""
+
+    def count_bytes(self) -> int:
+        """Of these bytes, those that are there to count updates exactly, whatever goes first."""
 
 
 class Store(

@@ -40,6 +40,7 @@ class MemoryStore:
         self.read_records = self._shard.read_records
         self.write_records = self._shard.write_records
         self.load_rows = self._shard.load_rows
+        self.find_slots = self._shard.find_slots
         self.touched = self._shard.touched
         # FlushedRows
         self.pending_rows = self._shard.pending_rows
@@ -64,6 +65,8 @@ class MemoryStore:
         self.add_tenant = self._shard.add_tenant
         self.dirty_rows = self._shard.dirty_rows
         self.begin_capture = self._shard.begin_capture
+        self.choose_captured = self._shard.choose_captured
+        self.prepare_chunk = self._shard.prepare_chunk
         self.capture_left = self._shard.capture_left
         self.capture_side_bytes = self._shard.capture_side_bytes
         self.end_capture = self._shard.end_capture
@@ -74,7 +77,9 @@ class MemoryStore:
         self.set_updates_noted = self._shard.set_updates_noted
         self.updates_uncaptured = self._shard.updates_uncaptured
         self.capture_skipped = self._shard.capture_skipped
+        self.updates_skipped = self._shard.updates_skipped
         self.priority_bytes = self._shard.priority_bytes
+        self.count_bytes = self._shard.count_bytes
 
     def sum_pushes(self, parts: list[Part]) -> Part:
         """See `WorkerRows.sum_pushes`."""

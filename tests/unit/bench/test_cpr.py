@@ -10,8 +10,10 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import itertools
+import json
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -205,6 +207,35 @@ def test_the_longest_time_without_a_word() -> None:
 # -- runs in one process -------------------------------------------------------------------------------------
 
 
+def test_runs_are_repeated_while_there_is_time() -> None:
+    now = [100.0]
+    allowance = cpr_runs.Allowance(60.0, clock=lambda: now[0])
+    assert allowance.allows(done=0)
+    now[0] = 130.0
+    assert allowance.allows(done=1), "two take 60 seconds"
+    now[0] = 141.0
+    assert not allowance.allows(done=2), "three would take 61.5"
+    now[0] = 1000.0
+    assert allowance.allows(done=0), "one is always made"
+
+
+def test_without_a_part_all_are_measured_and_real_clicks_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    asked: list[tuple[str, str | None]] = []
+
+    def fake(name: str) -> Any:
+        def measure(report: common.Report, *, quick: bool, data: str | None = None) -> None:
+            asked.append((name, data))
+
+        return SimpleNamespace(measure=measure)
+
+    monkeypatch.setattr(cpr, "import_part", fake)
+    assert cpr.run(quick=True, json_path=str(tmp_path / "cpr.json"), data="clicks.tsv") == 0
+    parts = [(name, None) for name in cpr.PARTS]
+    assert asked == [*parts[:2], ("auc", "clicks.tsv"), *parts[2:]]
+    written = json.loads((tmp_path / "cpr.json").read_text())
+    assert [row["part"] for row in written["rows"] if row["kind"] == "part"] == [name for name, _ in asked]
+
+
 def test_draws_have_every_number_of_failures_and_every_share_alike() -> None:
     size = cpr_pls.FULL
     draws = cpr_pls.draw_runs(size, seed=1)
@@ -326,7 +357,7 @@ def test_costs_of_counting() -> None:
     assert [row["priority"] for row in report.rows] == list(cpr_cost.KINDS)
     for variant in cpr_cost.VARIANTS:
         speed = {"samples_per_second": 100.0, "worker_seconds_per_sample": 0.01, "cpu_seconds_per_1000_samples": 20.0}
-        bytes_ = {"priority_bytes": 10, "rows_bytes": 1000}
+        bytes_ = {"priority_bytes": 10, "count_bytes": 4, "rows_bytes": 1000}
         report.rows.append({"kind": "counting", "variant": variant, "round": 0, **speed, **bytes_})
     cpr_cost.compare(report)
     assert report.ratios["counting_equal_speed_mfu"].value == 0.0
@@ -408,6 +439,11 @@ def test_nothing_to_draw(tmp_path: Path) -> None:
 @pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="matplotlib is not installed")
 def test_the_picture_is_drawn(tmp_path: Path) -> None:
     point = {"pls": 0.1, "auc_lost": 0.001}
-    rows = [*cpr_project.project(PUBLISHED, constants="ours"), {"kind": "pls", "none": point, "ssu": point}]
-    plots.draw({"bench": "cpr", "rows": rows}, tmp_path / "cpr.png")
-    assert (tmp_path / "cpr.png").stat().st_size > 1000
+    bars = [*cpr_project.project(PUBLISHED, constants="ours"), *cpr_project.project(PUBLISHED, constants="published")]
+    cells = cpr_project.play_grid(PUBLISHED, constants="published", jobs=2)
+    points = [{"kind": "pls", "none": point, "ssu": point}]
+    sizes = []
+    for rows in (points, [*points, *bars], [*points, *bars, *cells]):
+        plots.draw({"bench": "cpr", "rows": rows}, tmp_path / "cpr.png")
+        sizes.append((tmp_path / "cpr.png").stat().st_size)
+    assert 1000 < sizes[0] < sizes[1] < sizes[2], "each part has its panel"

@@ -5,12 +5,15 @@ Method: the machine alone, with a store that notes what it is asked, and a flush
 
 from __future__ import annotations
 
+import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from regrow.core.cut import ASIDE_BYTES_MAX
 from regrow.core.own_saves import (
+    CHOOSE_ROWS,
     RETRY_SECONDS,
     SAVE_SECONDS_MAX,
     WRITTEN_SECONDS,
@@ -29,7 +32,8 @@ class NotingStore:
 
     def __init__(self) -> None:
         self.asked: list[Any] = []
-        self.uncaptured = 0
+        self.skipped = 0
+        self.choosing = 0  # calls until it is known
         self.aside_bytes = 0
 
     def begin_capture(self, tenant: int, full: bool) -> None:
@@ -38,8 +42,14 @@ class NotingStore:
     def end_capture(self, durable: bool) -> None:
         self.asked.append(("end", durable))
 
-    def updates_uncaptured(self, tenant: int) -> int:
-        return self.uncaptured
+    def choose_captured(self, rows: int) -> bool:
+        assert rows == CHOOSE_ROWS
+        self.choosing -= 1
+        return self.choosing >= 0
+
+    def updates_skipped(self) -> int:
+        assert self.choosing < 0, "to ask before it is known would keep everybody waiting"
+        return self.skipped
 
     def capture_side_bytes(self) -> int:
         return self.aside_bytes
@@ -73,7 +83,7 @@ def saves(plan: SavePlan | None) -> tuple[OwnSaves, NotingStore, OneHolder]:
 
 def test_nothing_is_stored_before_the_copies_have_it() -> None:
     machine, store, flusher = saves(SavePlan(every_steps=5))
-    flusher.applied, flusher.updates, store.uncaptured = [[5, 6], [5, 6]], 33, 4
+    flusher.applied, flusher.updates, store.skipped = [[5, 6], [5, 6]], 33, 4
     flusher.updates_lost = 3  # by servers before this one
     assert machine.tick(1.0, step=4) == []
     assert machine.tick(1.0, step=5) == []
@@ -97,6 +107,25 @@ def test_nothing_is_saved_while_groups_are_at_different_pushes() -> None:
     assert store.asked == []
     flusher.applied[0] = [5, 5]
     assert machine.tick(1.0, step=5) == [SaveOwn(number=1, full=True, marks=(5, 5), updates=0)]
+
+
+def test_rows_are_chosen_some_each_tick_and_then_stored() -> None:
+    """Whichever comes last, the answer of the copies or the last row; meanwhile there is no rest between ticks."""
+    machine, store, flusher = saves(SavePlan(every_steps=5))
+    store.skipped, store.choosing, flusher.updates, flusher.acked = 3, 2, 10, 1
+    assert machine.tick(1.0, step=5) == []
+    flusher.updates = 50
+    assert machine.check_copies() == []
+    assert machine.rests_until == -math.inf
+    assert machine.tick(1.1, step=5) == []
+    assert machine.tick(1.2, step=6) == [SaveOwn(number=1, full=True, marks=(0, 0), updates=7, skipped=3)]
+    assert machine.rests_until == 1.0 + SAVE_SECONDS_MAX
+    machine.on_saved(OwnSaved(number=1))
+    store.choosing = 1
+    assert machine.tick(2.0, step=10) == []
+    assert machine.tick(2.1, step=10) == []
+    flusher.acked = 2
+    assert machine.tick(2.2, step=10) == [SaveOwn(number=2, full=False, marks=(0, 0), updates=47, skipped=3)]
 
 
 def test_what_failed_counts_as_changed_and_is_tried_again() -> None:

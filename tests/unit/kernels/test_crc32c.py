@@ -51,6 +51,15 @@ def test_checksums_chain(simd: str) -> None:
             assert _kernels.crc32c(DATA[cut:], seed=_kernels.crc32c(DATA[:cut])) == whole
 
 
+@pytest.mark.parametrize("block", [1, 7, 1000, len(DATA), len(DATA) + 1])
+def test_each_block_by_itself(block: int) -> None:
+    expected = [_kernels.crc32c(DATA[start : start + block]) for start in range(0, len(DATA), block)]
+    assert _kernels.crc32c_blocks(DATA, block).tolist() == expected
+    assert _kernels.crc32c_blocks(b"", block).tolist() == []
+    with pytest.raises(ValueError):
+        _kernels.crc32c_blocks(DATA, 0)
+
+
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
 def test_any_buffer_will_do(kind: type) -> None:
     assert _kernels.crc32c(kind(b"123456789")) == 0xE3069283

@@ -9,7 +9,7 @@ import pytest
 from regrow.config import TrainConfig
 from regrow.errors import ConfigError
 from regrow.launch.failures import Failure
-from regrow.launch.orders import OwnSaved, SaveEvery
+from regrow.launch.orders import Joined, OwnSaved, SaveEvery
 from regrow.launch.partial import Planner, choose_tables, find_largest
 from regrow.launch.replan import Replanner
 from regrow.launch.status import RunStatus
@@ -44,6 +44,27 @@ def test_a_user_may_choose() -> None:
     assert "as asked for" in plan.reason
     with pytest.raises(ConfigError, match="so none would end within it"):
         Planner(config(every="0.001s", model="kaggle", priority="none")).plan()
+
+
+def test_the_loss_to_expect_at_the_end() -> None:
+    """What is lost by now, and what the plan expects of the steps that are left."""
+    planner = Planner(config(steps=100, priority="none"))
+    status = RunStatus(planner.config, started_at=0.0)
+    planned = planner.plan()
+    assert planned.pls is not None and 0.05 < planned.pls <= 0.1
+    Replanner(planner, planned, status)
+    status.enter("training", 0.0)
+    described = status.describe_losses()
+    assert described is not None
+    assert (described["pls"], described["pls_expected"], described["pls_target"]) == (0.0, planned.pls, 0.1)
+    assert status.metrics(1.0)["partial"] == status.totals()["partial"] == described
+    assert status.losses is not None and status.samples_total
+    lost = status.losses.note_joined(0, Joined(saved=(0,) * 2, joined=(4,) * 2, updates_lost=10), status.samples_total)
+    assert status.expect_pls() == pytest.approx(planned.pls + (lost.pls or 0.0))
+    assert lost.pls
+    assert Planner(config(every="80steps")).plan().pls is None, "nobody knows how long a step takes"
+    status.pls_planned = None
+    assert status.expect_pls() is None
 
 
 def test_the_largest_tables() -> None:

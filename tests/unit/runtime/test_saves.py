@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from checkpoint_stores import LAYOUTS, NAME, made, publish_piece, records_of, save, store_of, whole
@@ -24,6 +25,7 @@ from regrow.checkpoint.saves_ids import IdsKeeper
 from regrow.checkpoint.saves_write import read_saves
 from regrow.checkpoint.storage import Storage
 from regrow.core.job import JobSpec
+from regrow.core.protection import Partial
 from regrow.core.recall_events import SavedRowsLoaded, SavesFound, SavesLoaded
 from regrow.errors import CheckpointError
 from regrow.runtime import checkpoint, saves
@@ -145,6 +147,35 @@ def test_a_successor_goes_on_saving_where_its_predecessor_ended(tmp_path: Path) 
     report = load(url, of, taker, incarnation=2)
     assert len(report.chain.saves) == 4, "two claims, a delta and a full"
     assert whole(of, taker.store, 0).tobytes() == whole(of, after, 0).tobytes()
+
+
+def test_what_has_copies_is_not_in_saves(tmp_path: Path) -> None:
+    """Dense parameters come back from copies; saves that have them all the same, of before, load as ever."""
+    plain = made(servers=3)
+    copied = msgspec.structs.replace(plain.tables[2], k=1, r=1)
+    of = msgspec.structs.replace(plain, tables=(*plain.tables[:2], copied), protection=Partial())
+    assert saves.find_saved(of) == {"a", "b"}
+    assert saves.find_saved(made(servers=3, r=1)) == {"a", "b", "c"}, "where all have parities, all are saved"
+    store = store_of(of, 0, records_of(of))
+
+    async def run(url: str) -> set[str]:
+        saver = make_saver(url, print)
+        await save_once(saver, of, store, full=True, number=1, pushes=1)
+        await asyncio.to_thread(saver.close)
+        assert saver.saved is not None
+        return {table for chunk in saver.saved.chunks for table in chunk.rows}
+
+    assert asyncio.run(run(str(tmp_path / "new"))) == {"a", "b"}
+    with pytest.MonkeyPatch.context() as before:
+        before.setattr(saves, "find_saved", lambda job: {table.name for table in job.tables})
+        assert asyncio.run(run(str(tmp_path / "old"))) == {"a", "b", "c"}
+    for url in ("new", "old"):
+        taker = Taker(store_of(of, 0, None))
+        saver = make_saver(str(tmp_path / url), print, incarnation=1)
+        asyncio.run(OwnLoader(saver=saver, server=0, tell=taker.take).load(of, (0, 1)))
+        assert sorted(taker.events[0].ids) == [0, 1]
+        for index in (0, 1):
+            assert whole(of, taker.store, index).tobytes() == whole(of, store, index).tobytes()
 
 
 def test_nothing_was_saved(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 from dict_priority import Priority
 
 from regrow.core import twins
+from regrow.core.bitmaps import to_words
 from regrow.core.coding import coefficient
 from regrow.core.job import JobSpec, TableSpec
 from regrow.store.interface import TENANTS_MAX, Float32Array, Int32Array, Part, TableRows, UInt32Array, UInt64Array
@@ -31,6 +32,7 @@ class Capture:
     captured: frozenset[Cell]
     left: set[Cell]
     aside: dict[Cell, Float32Array] = field(default_factory=dict)
+    prepared: list[Cell] | None = None  # of the chunk that is given next
 
 
 class DictStore:
@@ -53,7 +55,7 @@ class DictStore:
         self._dirty: list[set[Cell]] = []
         self._capture: Capture | None = None
         self._priorities: list[Priority] = []
-        self._noted = self._skipped = 0
+        self._noted = self._skipped = self._updates_skipped = 0
 
     # ---- sizes
 
@@ -291,6 +293,12 @@ class DictStore:
     def blank_rows(self) -> int:
         return sum(map(self._is_blank, self._absent))
 
+    def find_slots(self, table: int, ids: UInt32Array) -> UInt64Array:
+        if ids.size and int(ids.max()) >= self._table(table).rows:
+            raise IndexError("there is no such row")
+        servers, slots = self._layouts[table].place(ids, table=table)
+        return to_words(slots[servers == self._server], self.slots(table))
+
     # ---- captures
 
     def add_tenant(self) -> int:
@@ -313,17 +321,25 @@ class DictStore:
         self._skipped = len(dirty - captured)
         self._dirty[tenant] = dirty - captured
         priority.begin(captured)
+        self._updates_skipped = priority.uncaptured
         self._capture = Capture(tenant, captured, set(captured))
 
-    def capture_chunk(self, bytes_max: int, aside_first: bool = False) -> list[TableRows]:
-        check(bytes_max >= 1, "bytes_max must be at least 1")
+    def choose_captured(self, rows: int) -> bool:
+        self._under_way()
+        check(rows >= 1, "rows must be at least 1")
+        return False
+
+    def prepare_chunk(self, bytes_max: int, aside_first: bool, slice_bytes: int) -> bool:
+        check(slice_bytes >= 1, "slice_bytes must be at least 1")
         capture = self._under_way()
-        taken: list[Cell] = []
-        for cell in sorted(capture.left, key=lambda cell: (aside_first and cell not in capture.aside, cell)):
-            bytes_max -= self.chunk_row_bytes(cell[0])
-            if taken and bytes_max < 0:
-                break
-            taken.append(cell)
+        if capture.prepared is None:
+            capture.prepared = self._find_chunk(bytes_max, aside_first)
+        return False
+
+    def capture_chunk(self, bytes_max: int, aside_first: bool = False) -> list[TableRows]:
+        capture = self._under_way()
+        taken = self._find_chunk(bytes_max, aside_first) if capture.prepared is None else capture.prepared
+        capture.prepared = None
         capture.left -= set(taken)
         values = {cell: capture.aside.pop(cell, self._record(cell)) for cell in taken}
         weights = {cell: record[: self._dims()[cell[0]]].copy() for cell, record in values.items()}
@@ -333,6 +349,17 @@ class DictStore:
             if rows := self._numbered(table, values):
                 found.append(self._table_rows(table, rows))
         return found
+
+    def _find_chunk(self, bytes_max: int, aside_first: bool) -> list[Cell]:
+        check(bytes_max >= 1, "bytes_max must be at least 1")
+        capture = self._under_way()
+        taken: list[Cell] = []
+        for cell in sorted(capture.left, key=lambda cell: (aside_first and cell not in capture.aside, cell)):
+            bytes_max -= self.chunk_row_bytes(cell[0])
+            if taken and bytes_max < 0:
+                break
+            taken.append(cell)
+        return taken
 
     def capture_left(self) -> int:
         return 0 if self._capture is None else len(self._capture.left)
@@ -384,6 +411,12 @@ class DictStore:
 
     def capture_skipped(self) -> int:
         return self._skipped
+
+    def updates_skipped(self) -> int:
+        return self._updates_skipped
+
+    def count_bytes(self) -> int:
+        return 8 * sum(len(priority.counts) for priority in self._priorities)
 
     def priority_bytes(self) -> int:
         return 8 * sum(len(priority.counts) + len(priority.copies) for priority in self._priorities)

@@ -177,7 +177,7 @@ def observe(store: Store, job: JobSpec, *, tenants: int = 0) -> list[Any]:
     seen: list[Any] = [store.missing_rows(), store.blank_rows(), store.pending_bytes(), store.capture_left()]
     seen += [store.dirty_rows(tenant) for tenant in range(tenants)]
     seen += [store.updates_uncaptured(tenant) for tenant in range(tenants)]
-    seen += [store.updates_noted(), store.capture_skipped()]
+    seen += [store.updates_noted(), store.capture_skipped(), store.updates_skipped()]
     seen += [store.missing_rows(group) for group in range(len(groups_of(job)) + any(not t.r for t in job.tables))]
     for group in range(len(groups_of(job))):
         seen += [store.pending_rows(group), by_cell(store, store.take_flush(group, keep=True))]

@@ -152,6 +152,55 @@ def test_a_capture_that_failed_never_was(build: StoreBuilder, kind: str, taken: 
     assert left == 0
 
 
+@every_store
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("full", [False, True])
+def test_what_happens_while_rows_are_chosen_comes_after(build: StoreBuilder, kind: str, full: bool) -> None:
+    """A capture is of its instant: neither the rows it has, nor their values, nor counts depend on how long it takes to
+    choose, or on what is pushed meanwhile."""
+
+    def run(slices: bool) -> list[Any]:
+        store = make(build, kind)
+        for slot in range(12):
+            push(store, slot, times=slot + 1, size=slot + 1)
+        store.begin_capture(0, full)
+        more = slices
+        while more:
+            more = store.choose_captured(1)
+            push(store, 0, 30, times=50, size=100)
+        assert store.updates_uncaptured(0) - store.updates_skipped() == store.updates_noted() - 78
+        return [store.capture_skipped(), store.updates_skipped(), read_rows(store)]
+
+    assert run(True) == run(False)
+
+
+@every_store
+def test_a_chunk_is_of_the_instant_however_long_it_takes(build: StoreBuilder) -> None:
+    def run(slices: bool) -> list[Any]:
+        store = make(build, "none")
+        push(store, *range(30))
+        store.begin_capture(0, False)
+        found = []
+        while store.capture_left():
+            left = store.capture_left()
+            while slices and store.prepare_chunk(120, False, 1):
+                push(store, *range(40))
+                assert store.capture_left() == left, "nothing was given yet"
+            found.append([(t, ids.tolist(), [p.tolist() for p in parts]) for t, ids, parts in store.capture_chunk(120)])
+        store.end_capture(True)
+        return found
+
+    assert run(True) == run(False)
+    assert len(run(True)) > 2
+
+
+def read_rows(store: Store) -> list[Any]:
+    """All that a capture has, and then what is left to capture."""
+    rows = [(t, ids.tolist(), [p.tolist() for p in parts]) for t, ids, parts in store.capture_chunk(1 << 20)]
+    store.end_capture(True)
+    return rows
+
+
 # ---- who goes first
 
 
@@ -374,9 +423,17 @@ def test_both_stores_choose_the_same(kind: str, mode: Mode) -> None:
                 continue
             for store in stores:
                 store.begin_capture(tenant, full)
+            for _ in range(int(rng.integers(40))):  # while pushes go on
+                stores[0].choose_captured(int(rng.integers(1, 100)))
+                if rng.random() < 0.2:
+                    _push_both(stores, rng, some_slots(stores[0], RANDOM, rng, 0.1), step)
             skipped += stores[0].capture_skipped()
             for _ in range(int(rng.integers(3))):
                 _push_both(stores, rng, some_slots(stores[0], RANDOM, rng, 0.1), step)
+                for _ in range(int(rng.integers(3))):
+                    stores[0].prepare_chunk(bytes_max := int(rng.integers(1, 2000)), False, 100)
+                    stores[1].prepare_chunk(bytes_max, False, 100)
+                    _push_both(stores, rng, some_slots(stores[0], RANDOM, rng, 0.1), step)
                 _same_chunk(stores, int(rng.integers(1, 2000)))
             durable = rng.random() < 0.6
             while durable and stores[0].capture_left():

@@ -50,6 +50,7 @@ class Both:
         self.step = 0
         self.capturing = False
         self.captures = 0
+        self.prepared = False
         self.prioritized = 0
         self.skipped = 0
 
@@ -106,6 +107,11 @@ class Both:
     def assign(self) -> None:
         counts, slots = self.choose_rows()
         self.ask("assign_untouched", counts, slots, weights_for(self.job, counts, self.rng))
+
+    def find(self) -> None:
+        table = int(self.rng.integers(len(self.job.tables)))
+        rows = self.job.tables[table].rows
+        self.ask("find_slots", table, self.rng.permutation(rows)[: self.rng.integers(rows)].astype(np.uint32))
 
     def gather(self) -> None:
         counts, slots = self.choose_rows()
@@ -207,12 +213,27 @@ class Both:
             self.ask("begin_capture", int(self.rng.integers(self.tenants)), bool(self.rng.integers(3) == 0))
             self.capturing = True
             self.captures += 1
-            self.skipped += self.ask("capture_skipped")
+
+    def choose(self) -> None:
+        """In slices, or not before somebody asks: which rows a capture has is decided by its instant alone."""
+        if not self.capturing:
+            return self.begin()
+        rows = int(self.rng.integers(1, 200))
+        for store in (self.fast, self.slow):
+            store.choose_captured(rows)
+
+    def prepare(self) -> None:
+        if self.capturing:
+            bytes_max, slice_bytes = int(self.rng.integers(1, 3000)), int(self.rng.integers(1, 800))
+            for store in (self.fast, self.slow):
+                store.prepare_chunk(bytes_max, False, slice_bytes)
+            self.prepared = True
 
     def take(self) -> None:
         if not self.capturing:
             return self.begin()
-        if self.rng.integers(2):
+        if self.rng.integers(2) or self.prepared:
+            self.prepared = False
             self.ask("capture_chunk", int(self.rng.integers(1, 3000)))
         else:  # all that are aside: which of them go first is not promised
             self.ask("capture_chunk", max(1, self.slow.aside_chunk_bytes()), True)
@@ -222,8 +243,10 @@ class Both:
 
     def end(self) -> None:
         if self.capturing:
+            self.ask("updates_skipped")
+            self.skipped += self.ask("capture_skipped")
             self.ask("end_capture", bool(self.rng.integers(2)) and not self.fast.capture_left())
-            self.capturing = False
+            self.capturing = self.prepared = False
 
 
 def plain(value: Any) -> Any:
@@ -242,6 +265,7 @@ CHANGES: list[Callable[[Both], None]] = [
     Both.prioritize,
     Both.assign,
     Both.gather,
+    Both.find,
     Both.write,
     Both.load,
     Both.flush,
@@ -250,6 +274,9 @@ CHANGES: list[Callable[[Both], None]] = [
     Both.void,
     Both.add_tenant,
     Both.begin,
+    Both.choose,
+    Both.choose,
+    Both.prepare,
     Both.take,
     Both.take,
     Both.end,
@@ -269,6 +296,8 @@ def test_stores_cannot_be_told_apart(job: JobSpec, recovering: bool, seed: int) 
     for number in range(CALLS):
         if number == CALLS // 2:
             both.come_back()
+            both.add_tenant()
+            both.begin()
         calls[both.rng.integers(len(calls))](both)
         if number % 10 == 9:
             states = [observe(store, job, tenants=both.tenants) for store in (both.fast, both.slow)]
