@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from regrow.nn.embedding import KeyedJaggedTensor as KeyedJaggedTensor
     from regrow.nn.embedding import KeyedTensor as KeyedTensor
     from regrow.nn.embedding import PoolingType as PoolingType
+    from regrow.nn.job import Job as Job
+    from regrow.nn.job import join as join
     from regrow.protection import ErasureCode as ErasureCode
     from regrow.runtime.inprocess import InProcessCluster as InProcessCluster
 
@@ -24,11 +26,13 @@ _HOMES = {
     "EmbeddingCollection": "regrow.nn.embedding",
     "ErasureCode": "regrow.protection",
     "InProcessCluster": "regrow.runtime.inprocess",
+    "Job": "regrow.nn.job",
     "KeyedJaggedTensor": "regrow.nn.embedding",
     "KeyedTensor": "regrow.nn.embedding",
     "LocalCluster": "regrow.launch.cluster",
     "OptimizerSpec": "regrow.core.job",
     "PoolingType": "regrow.nn.embedding",
+    "join": "regrow.nn.job",
 }
 
 __all__ = sorted(_HOMES)
