@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 from regrow.config import TrainConfig
@@ -43,6 +44,7 @@ from regrow.launch.orders import (
     Malformed,
     Ready,
     Replace,
+    Said,
     StoredCut,
     Trained,
 )
@@ -112,7 +114,7 @@ def train(
 ) -> dict[str, Any]:
     """Runs to the end and returns the summary. A run that fails raises, after its summary is written."""
     check_files(config)
-    if memory_check:
+    if memory_check and not config.script:  # how large a script's tables are is not known before it runs
         memory.check(config)
     start = None if config.resume is None else checkpoints.find(config)
     planner = partial.Planner(config) if config.saves_own else None
@@ -130,6 +132,10 @@ def train(
 
 def check_files(config: TrainConfig) -> None:
     """Files are looked for here, once and early, rather than by every process."""
+    if config.script:
+        if config.script[0] != "-m" and not Path(config.script[0]).is_file():
+            raise UserError(f"there is no script {config.script[0]}")
+        return
     path = config.data_path
     if path is not None and not path.exists():
         raise UserError(f"data = {config.data!r}: there is no file {path}")
@@ -430,6 +436,8 @@ class _Run:
                 self._supervise(ProcessCondemned(who=peer, reason=reason, now=now))
             case Fenced():
                 self._supervise(ProcessFenced(who=who))
+            case Said(text=text):
+                self.display.say(text)
             case _:
                 if who.role == "coordinator" and isinstance(report, Listening):
                     self.crew.coordinator_address = report.address
@@ -560,10 +568,11 @@ class _Run:
             "sabotage_random": self.saboteur.done,
             "servers": config.servers,
             "workers": config.workers,
-            "model": config.model,
-            "data": config.data,
-            "batch": config.batch,
-            "optimizer": config.optimizer,
+            **(
+                {"script": list(config.script)}
+                if config.script
+                else {name: getattr(config, name) for name in ("model", "data", "batch", "optimizer")}
+            ),
             "seed": config.seed,
             **sum_usage(self.backend.handles),
             "run_seconds": round(time.monotonic() - self.status.started_at, 3),

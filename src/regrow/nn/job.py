@@ -226,6 +226,7 @@ class Job:
             client.pull(self._plan_nothing(), step=self._step + 1).wait()  # the commit of the last step
         client.drain()
         self._report()
+        client.pulse.begin()  # what a script does between its loops may take longer than any step
 
     def _check_stepped(self) -> None:
         if self._current is not None:
