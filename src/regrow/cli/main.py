@@ -24,7 +24,7 @@ from regrow.cli import ckpt
 from regrow.cli.bench import bench
 from regrow.cli.demo import demo
 from regrow.cli.plan import plan
-from regrow.cli.run import run
+from regrow.cli.run import run as run_script
 from regrow.cli.train import name_flags, train
 from regrow.config import RENAMED
 from regrow.errors import EXIT_FAILED, EXIT_OK, EXIT_SIGNAL_BASE, EXIT_USAGE, Interrupted, RegrowError
@@ -75,7 +75,7 @@ def simulate(ctx: click.Context) -> Any:
     return sim.main(ctx.args, prog_name="regrow sim", standalone_mode=False)
 
 
-for command in (train, run, demo, bench, ckpt.ckpt, ckpt.merge, plan):
+for command in (train, run_script, demo, bench, ckpt.ckpt, ckpt.merge, plan):
     cli.add_command(command)
 
 

@@ -48,8 +48,8 @@ def run(
     regrow run --mode sync --protect ec+delta --ckpt ckpt --every 10s --kill server:2@step:100 train.py
     regrow run --resume ckpt --servers 7 -m mypackage.train
 
-    In the script, `job = regrow.join()` is this worker's part of the run; see docs/scripts.md. `python train.py` runs the
-    same script alone, in one process.
+    In the script, `job = regrow.join()` is this worker's part of the run; see docs/scripts.md. `python train.py` runs
+    the same script alone, in one process.
     """
     given = {name: value for name, value in options.items() if value not in (None, ())}
     if script:

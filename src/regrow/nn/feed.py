@@ -42,7 +42,7 @@ class Feed:
         elif not isinstance(loader, Iterable):
             raise TypeError(f"a loop needs something to iterate over, not a {type(loader).__name__}")
         self.epochs = epochs
-        self.skipped = 0  # steps that were done before, as far as they have been passed over,
+        self.skipped = 0  # steps that were passed over,
         self.samples_skipped = 0  # and the samples of this worker in them
         self._loader = loader
         self._worker = worker
@@ -50,11 +50,8 @@ class Feed:
         self._seed = seed
         self._together = together
         self._numbered = loader if isinstance(loader, DataLoader) and _is_numbered(loader) else None
-
-    @property
-    def knows_its_place(self) -> bool:
-        """Whether batches that were done before need not be read again."""
-        return self._numbered is not None
+        self._epoch = self._begun = 0  # of numbered data: where the next step is
+        self._hands = self._deal_all() if self._numbered is None else iter(())  # of any other: what is left
 
     def count_steps(self) -> int | None:
         """Steps of all epochs, where that is known beforehand."""
@@ -65,40 +62,48 @@ class Feed:
         last = self._workers - 1 if self._together else self._workers - 1 - self._worker
         return self.epochs * ((batches + last) // self._workers)
 
-    def deal(self, *, skip: int, measure: Callable[[Any], int]) -> Iterator[Any]:
-        """The batch of each step behind the first `skip`.
+    def pass_over(self, steps: int, measure: Callable[[Any], int]) -> None:
+        """Leaves out so many steps that were done before, and counts them; `measure` says how many samples a batch
+        has. Numbered data is not read for it."""
+        while self._numbered is not None and steps and self._epoch < self.epochs:
+            mine, count = self._number_own()
+            done = min(steps, count - self._begun)
+            self.samples_skipped += sum(map(len, mine[self._begun : self._begun + done]))
+            self.skipped += done
+            steps -= done
+            self._begun += done
+            if self._begun == count:
+                self._epoch, self._begun = self._epoch + 1, 0
+        for mine in itertools.islice(self._hands, 0 if self._numbered is not None else steps):
+            self.skipped += 1
+            self.samples_skipped += 0 if mine is None else measure(mine)
 
-        `measure` says how many samples a batch has. `skipped` and `samples_skipped` count what was passed over.
-        """
-        for epoch in range(self.epochs):
-            if self._numbered is not None:
-                yield from self._deal_numbers(self._numbered, epoch, skip)
-            else:
-                yield from self._deal_all(skip, measure)
+    def deal(self) -> Iterator[Any]:
+        """The batch of each step that is left, or None where only others have one."""
+        yield from self._hands
+        while self._numbered is not None and self._epoch < self.epochs:
+            mine, count = self._number_own()
+            begun, self._begun = self._begun, 0
+            self._epoch += 1
+            found = iter(_with_batches(self._numbered, mine[begun:])) if mine[begun:] else iter(())
+            for _ in range(begun, count):
+                yield next(found, None)
 
-    def _deal_all(self, skip: int, measure: Callable[[Any], int]) -> Iterator[Any]:
-        batches = iter(self._loader)
-        while hand := list(itertools.islice(batches, self._workers)):
-            mine = hand[self._worker] if self._worker < len(hand) else None
-            if mine is None and not self._together:
-                continue
-            if self.skipped < skip:
-                self.skipped += 1
-                self.samples_skipped += 0 if mine is None else measure(mine)
-                continue
-            yield mine
+    def _deal_all(self) -> Iterator[Any]:
+        """Reads everything, and keeps this worker's part of each step."""
+        for _ in range(self.epochs):
+            batches = iter(self._loader)
+            while hand := list(itertools.islice(batches, self._workers)):
+                mine = hand[self._worker] if self._worker < len(hand) else None
+                if mine is not None or self._together:
+                    yield mine
 
-    def _deal_numbers(self, loader: DataLoader[Any], epoch: int, skip: int) -> Iterator[Any]:
-        """Looks at which samples each batch has, and reads those of this worker's batches that are to come."""
-        batches = list(_number_batches(loader, seed=self._seed, epoch=epoch))
+    def _number_own(self) -> tuple[list[list[int]], int]:
+        """The samples of this worker's batches in the present epoch, and how many steps that has."""
+        assert self._numbered is not None
+        batches = list(_number_batches(self._numbered, seed=self._seed, epoch=self._epoch))
         mine = batches[self._worker :: self._workers]
-        steps = -(-len(batches) // self._workers) if self._together else len(mine)
-        done = min(skip - self.skipped, steps)
-        self.skipped += done
-        self.samples_skipped += sum(map(len, mine[:done]))
-        found = iter(_with_batches(loader, mine[done:])) if mine[done:] else iter(())
-        for _ in range(done, steps):
-            yield next(found, None)
+        return mine, -(-len(batches) // self._workers) if self._together else len(mine)
 
 
 def _is_numbered(loader: DataLoader[Any]) -> bool:
@@ -116,8 +121,7 @@ def _number_batches(loader: DataLoader[Any], *, seed: int, epoch: int) -> Iterat
         )
     if type(batches) is BatchSampler and type(sampler) is RandomSampler:
         generator = torch.Generator().manual_seed(int(np.random.SeedSequence([seed, epoch]).generate_state(1)[0]))
-        options = {"replacement": sampler.replacement, "num_samples": sampler._num_samples}
-        shuffled = RandomSampler(sampler.data_source, generator=generator, **options)
+        shuffled = RandomSampler(sampler.data_source, sampler.replacement, sampler._num_samples, generator)
         return iter(BatchSampler(shuffled, batches.batch_size, batches.drop_last))
     for each in (sampler, batches):  # one of somebody else's may want to know
         if hasattr(each, "set_epoch"):
@@ -132,5 +136,8 @@ def _with_batches(loader: DataLoader[Any], batches: list[list[int]]) -> DataLoad
         for name in ("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "generator")
     }
     if loader.num_workers:
-        options |= {"multiprocessing_context": loader.multiprocessing_context, "prefetch_factor": loader.prefetch_factor}
+        options |= {
+            "multiprocessing_context": loader.multiprocessing_context,
+            "prefetch_factor": loader.prefetch_factor,
+        }
     return DataLoader(loader.dataset, batch_sampler=batches, **options)

@@ -22,8 +22,8 @@ it is told of several batches at once (`Expect`).
 What breaks without the rules:
 - Models that differ between workers: parameters begin with whoever comes first. `join` seeds torch, so that all build
   the same one.
-- A synchronous step that one worker leaves out: all others would wait. A batch that is not stepped is an error there and
-  then; a worker without a batch takes part with nothing.
+- A synchronous step that one worker leaves out: all others would wait. A batch that is not stepped is an error there
+  and then; a worker without a batch takes part with nothing.
 - Steps that depend on anything but the batch, the rows and the seed: a step that is done again after a failure would
   have other gradients.
 """
@@ -154,7 +154,8 @@ class Job:
     ) -> Iterator[Any]:
         """This worker's batches, each to be followed by `step`. What was done before is passed over.
 
-        `features` gives the KeyedJaggedTensors of a batch; left out, they are looked for in it. `steps`: at most so many.
+        `features` gives the KeyedJaggedTensors of a batch; left out, they are looked for in it. `steps`: at most so
+        many.
         """
         self._begin()
         feed = Feed(
@@ -171,12 +172,13 @@ class Job:
             self._seat.plan(before + limit)
         skip = max(0, self.done - before) if limit is None else min(max(0, self.done - before), limit)
         find = features or find_features
-        dealt = feed.deal(skip=skip, measure=lambda batch: read_ids(find(batch), [])[2])
-        dealt = itertools.islice(dealt, None if limit is None else limit - skip)
+        feed.pass_over(skip, lambda batch: read_ids(find(batch), [])[2])
+        self._step = before + feed.skipped
+        self.progress.step = max(self.progress.step, self._step)
+        self.progress.samples += feed.samples_skipped
+        dealt = itertools.islice(feed.deal(), None if limit is None else limit - skip)
         try:
-            for planned, lookup in self._ask_ahead(self._plan_ahead(dealt, find), lambda: before + feed.skipped):
-                if self.progress.step < self.done:
-                    self.progress.step, self.progress.samples = self.done, feed.samples_skipped
+            for planned, lookup in self._ask_ahead(self._plan_ahead(dealt, find)):
                 self._begin_step(planned, lookup)
                 if planned.batch is None:
                     self._finish_step(None)
@@ -184,8 +186,9 @@ class Job:
                 yield planned.batch
                 self._check_stepped()
         finally:
-            self._current = None
-        self._step = max(self._step, before + feed.skipped)
+            if self._current is not None:  # left in the middle of a step, which then was none
+                self._step = self._current[1].step - 1
+                self._current = None
         self.settle()
 
     def step(self, loss: Tensor, *, clip_norm: float | None = None) -> None:
@@ -196,7 +199,7 @@ class Job:
                 f"the loss became {value} at step {self._step}",
                 hint="lower the learning rates; diverged weights do not come back",
             )
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         self.commit(clip_norm=clip_norm, loss=value)
 
     def commit(self, *, clip_norm: float | None = None, loss: float | None = None) -> None:
@@ -209,8 +212,7 @@ class Job:
         """Leaves a batch out. It counts as a step, and changes nothing that was not moving already."""
         if self._current is None:
             raise UserError("there is no batch to skip", hint="job.skip comes in the place of job.step")
-        planned, lookup = self._current
-        lookup.forget_grads()
+        self._current[1].forget_grads()
         if self._dense is not None:
             self._dense.take_grads()
         self._finish_step(None)
@@ -272,20 +274,19 @@ class Job:
         values, lengths, size = read_ids(sources, wanted)
         return Planned(batch, sources, self._route(trained, static=True).plan(values, lengths, size), size, trained)
 
-    def _ask_ahead(
-        self, planned: Iterator[Planned], count_before: Callable[[], int]
-    ) -> Iterator[tuple[Planned, Lookup]]:
-        """Batches whose rows are on their way, in order; `count_before` says how many steps were passed over."""
+    def _ask_ahead(self, planned: Iterator[Planned]) -> Iterator[tuple[Planned, Lookup]]:
+        """Batches whose rows are on their way, in order."""
         client = self._begin()
         ahead: deque[tuple[Planned, Lookup]] = deque()
-        asked = 0
+        step = self._step
         while True:
             for each in itertools.islice(planned, self._seat.prefetch + 1 - len(ahead)):
-                asked += 1
-                step = count_before() + asked
+                step += 1
                 ticket = client.pull(each.plan, step=step)
                 width = sum(self._widths(each.trained))
-                ahead.append((each, Lookup(ticket=ticket, size=each.size, width=width, sources=each.sources, step=step)))
+                ahead.append(
+                    (each, Lookup(ticket=ticket, size=each.size, width=width, sources=each.sources, step=step))
+                )
             if not ahead:
                 return
             yield ahead.popleft()
@@ -343,7 +344,7 @@ class Job:
             where = "outside job.loop" if self._current is None else "with features that are not those of the batch"
             raise UserError(
                 f"the collection is called {where}, so its rows could not be trained",
-                hint="model.eval() or torch.no_grad() to look only; job.loop(loader, features=...) to say what to train",
+                hint="model.eval() or torch.no_grad() to look only; job.loop(loader, features=...) says what to train",
             )
         everything = (True,) * len(self._collections)
         while self._reads:

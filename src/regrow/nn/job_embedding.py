@@ -34,9 +34,7 @@ class JobEmbeddingBagCollection(nn.Module):
         self.lookups = [(t, name) for t, config in enumerate(self._configs) for name in config.feature_names]
         used = [name for _, name in self.lookups]
         # As TorchRec names them where one feature looks up in several tables.
-        self._names = [
-            f"{name}@{self._configs[t].name}" if used.count(name) > 1 else name for t, name in self.lookups
-        ]
+        self._names = [f"{name}@{self._configs[t].name}" if used.count(name) > 1 else name for t, name in self.lookups]
         self.widths = [self._configs[t].embedding_dim for t, _ in self.lookups]
         # Has no value. It is here so that whoever freezes a model by its parameters freezes the rows too.
         self.anchor = nn.Parameter(torch.zeros(0))

@@ -73,8 +73,10 @@ def read_ids(
     sources: Sequence[Features], wanted: Sequence[str]
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], int]:
     """Ids and lengths of the wanted features in their order, and the number of samples; batches may carry others."""
+    size = _count_samples(sources[0]) if sources else 0
+    if not wanted:
+        return np.zeros(0, np.int64), np.zeros(0, np.int32), size
     known = [list(source.keys()) for source in sources]
-    size = _count_samples(sources[0])
     if len(sources) == 1 and known[0] == list(wanted):
         return _read_values(sources[0]), _read_lengths(sources[0]), size
     parts: dict[str, tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]] = {}

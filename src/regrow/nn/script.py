@@ -1,8 +1,8 @@
 """A worker whose training is somebody's own script: `regrow run script.py ARGS`.
 
 The script runs as it would alone, as `__main__` with its own arguments; `regrow.join()` in it finds this worker's seat.
-What it prints is in the worker's log, and of worker 0 also with the launcher. When it ends, its worker says so and waits
-for what the launcher still wants of it.
+What it prints is in the worker's log, and of worker 0 also with the launcher. When it ends, its worker says so and
+waits for what the launcher still wants of it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 
 from regrow.config import TrainConfig
 from regrow.core.job import JobSpec, Mode
-from regrow.errors import ChildFailed, RegrowError, UserError
+from regrow.errors import RegrowError, UserError
 from regrow.launch import orders
 from regrow.nn import seat
 from regrow.nn.coded import Wish
@@ -105,16 +105,18 @@ def run(parent: Parent, config: TrainConfig) -> RunSeat:
     seat.offer(place)
     if place.worker == 0:
         sys.stdout = Echo(sys.stdout, parent)
-    _run_script(list(config.script), worker=place.worker)
+    _run_script(list(config.script))
     if not seat.is_taken():
         raise UserError("the script ended, and did not join the run", hint="job = regrow.join() is its first line")
     if place.client is None:
-        raise UserError("the script ended, and trained nothing", hint="for batch in job.loop(loader): ... job.step(loss)")
+        raise UserError(
+            "the script ended, and trained nothing", hint="for batch in job.loop(loader): ... job.step(loss)"
+        )
     place.client.drain()
     return place
 
 
-def _run_script(words: list[str], *, worker: int) -> None:
+def _run_script(words: list[str]) -> None:
     """As `python` would: `__main__`, with its own arguments, and its directory first on the path."""
     try:
         if words[0] == "-m":
@@ -129,10 +131,10 @@ def _run_script(words: list[str], *, worker: int) -> None:
         raise
     except SystemExit as end:
         if end.code not in (None, 0):
-            raise ChildFailed(f"the script of worker {worker} ended with exit code {end.code}") from None
+            raise UserError(f"the script ended with exit code {end.code}") from None
     except BaseException as error:
         traceback.print_exc()
-        raise UserError(f"worker {worker}: {type(error).__name__}: {error}", hint=_find_line(error, words)) from None
+        raise UserError(f"{type(error).__name__}: {error}", hint=_find_line(error, words)) from None
 
 
 def _find_line(error: BaseException, words: list[str]) -> str | None:

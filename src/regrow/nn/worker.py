@@ -148,9 +148,7 @@ def _obey(parent: Parent, client: SocketClient, config: TrainConfig, judge: Call
         tell = functools.partial(parent.report, Evaluating(samples=judged.test_samples or 0))
         digest = client.digest(_pace(tell)) if config.digest else None
         stripes, wrong = check(client) if config.check_parity else (None, None)
-        parent.report(
-            msgspec.structs.replace(judged, model_sha256=digest, parity_stripes=stripes, parity_wrong=wrong)
-        )
+        parent.report(msgspec.structs.replace(judged, model_sha256=digest, parity_stripes=stripes, parity_wrong=wrong))
 
 
 def judge_by_trainer(parent: Parent, trainer: Trainer) -> Evaluated:
