@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from regrow.nn.embedding import KeyedJaggedTensor as KeyedJaggedTensor
     from regrow.nn.embedding import KeyedTensor as KeyedTensor
     from regrow.nn.embedding import PoolingType as PoolingType
+    from regrow.nn.job import Job as Job
+    from regrow.nn.job import join as join
     from regrow.nn.optimizer import OptimizerSpec as OptimizerSpec
     from regrow.protection import ErasureCode as ErasureCode
     from regrow.protection import Partial as Partial
@@ -27,12 +29,14 @@ _HOMES = {
     "EmbeddingBagConfig": "regrow.nn.embedding",
     "ErasureCode": "regrow.protection",
     "InProcessCluster": "regrow.runtime.inprocess",
+    "Job": "regrow.nn.job",
     "KeyedJaggedTensor": "regrow.nn.embedding",
     "KeyedTensor": "regrow.nn.embedding",
     "LocalCluster": "regrow.launch.cluster",
     "OptimizerSpec": "regrow.nn.optimizer",
     "Partial": "regrow.protection",
     "PoolingType": "regrow.nn.embedding",
+    "join": "regrow.nn.job",
 }
 
 # What was called otherwise before; the old names warn for one release.

@@ -88,6 +88,11 @@ STEPS_DEFAULT = 300  # of a synthetic run, which has no end of its own
 THREADS_PER_WORKER_DEFAULT_MAX = 8  # past this the small matrices of a DLRM do not get faster
 
 
+# A script does things between its steps that nobody here knows of: plots, files, figures of its own.
+SCRIPT_SILENT = "worker=60"
+# With a script, these are its own.
+SCRIPTS_OWN = ("data", "model", "rows_max", "train_rows", "test_rows", "prefill", "steps", "epochs")
+
 # What options were called before. Checkpoints keep the configuration they were made with, for ever.
 RENAMED = {"groups": "rings"}
 
@@ -116,6 +121,9 @@ class TrainConfig:
     # True: every row gets a value before the first step, as after a long training, so that a recovery has all of them
     # to bring back. For measurements; the model learns nothing from it.
     prefill: bool = False
+    # Somebody's own script and its arguments, in the place of a model and data of ours: ("train.py", "--lr", "0.1"), or
+    # ("-m", "package.module", ...). It joins with `regrow.join()`; model, data, batch and steps are then its business.
+    script: tuple[str, ...] = ()
     # Zipf exponent of synthetic ids. 0: uniform, every batch touches other rows. Too large: a handful of rows take all
     # accesses and there is nothing to shard. The default gives the published skew of click data.
     skew: float = 1.25
@@ -373,7 +381,10 @@ class TrainConfig:
 
     @property
     def model_name(self) -> str:
-        """Fit for a directory name: the preset, or the stem of the model file."""
+        """Fit for a directory name: the preset, or the stem of the model file, or of the script."""
+        if self.script:
+            named = self.script[1:2] if self.script[0] == "-m" else self.script[:1]
+            return Path(*named).stem or "script"
         return Path(self.model).stem if self.model.endswith(".toml") else self.model
 
     @property
@@ -461,15 +472,17 @@ def _derive_values(config: TrainConfig) -> dict[str, Any]:
         derived["threads_per_worker"] = max(1, min(THREADS_PER_WORKER_DEFAULT_MAX, share))
     if given["batch"] is None:
         derived["batch"] = _batch_default(given)
-    if given["steps"] is None and given["epochs"] is None:
+    if given["steps"] is None and given["epochs"] is None and not given["script"]:
         # A synthetic stream without an end can only be counted in steps.
         endless = given["data"] == "synthetic" and given["train_rows"] is None
         derived |= {"steps": STEPS_DEFAULT} if endless else {"epochs": 1}
     if given["every"] is None:
         derived["every"] = AUTO if given["protection"] in OWN_SAVES else EVERY_DEFAULT
+    if given["script"] and not given["silent_seconds"]:
+        derived["silent_seconds"] = SCRIPT_SILENT
     if given["flush_pushes"] is None:
         derived["flush_pushes"] = flush_pushes_default(given["commit"])
-    for name in ("kill", "pause"):
+    for name in ("kill", "pause", "script"):
         if type(given[name]) is list:  # as JSON and TOML have it
             derived[name] = tuple(given[name])
     if type(given["mtbf_roles"]) is str:  # "servers, workers" is as good
@@ -507,8 +520,11 @@ def _check(config: TrainConfig) -> None:
     check_choice(config, "transport", TRANSPORTS)
     check_choice(config, "authenticate", AUTHENTICATE)
     check_choice(config, "protection", PROTECTIONS)
-    _check_data(config)
-    _check_model(config)
+    if config.script:
+        _check_script(config)
+    else:
+        _check_data(config)
+        _check_model(config)
     check_range(config, "servers", 1, SERVERS_MAX)
     check_range(config, "workers", 1, WORKERS_MAX)
     check_range(config, "batch", 1, 1 << 24)
@@ -573,6 +589,23 @@ def _check_rate(config: TrainConfig, name: str) -> None:
             "must be above 0 and at most 10000",
             hint="leave it out for the default of the optimizer",
         )
+
+
+def _check_script(config: TrainConfig) -> None:
+    """What a script decides for itself cannot be said here."""
+    given = " ".join(config.script)
+    if config.script[0] == "-m" and len(config.script) < 2:
+        raise ConfigError("script", given, "-m needs the name of a module")
+    for name in SCRIPTS_OWN:
+        if getattr(config, name) != _find_default(name):
+            raise ConfigError(name, getattr(config, name), "is the script's own business", hint="say it to the script")
+    if config.protection == "partial":
+        hint = "ec, delta, full and ec+delta do"
+        raise ConfigError("protection", config.protection, "does not go with a script of your own yet", hint=hint)
+
+
+def _find_default(name: str) -> Any:
+    return next(field.default for field in dataclasses.fields(TrainConfig) if field.name == name)
 
 
 def _check_data(config: TrainConfig) -> None:

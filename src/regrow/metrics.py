@@ -7,6 +7,7 @@ Only arrays go in; nothing here knows where the scores come from. `auc` is exact
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -42,6 +43,51 @@ def logloss(labels: ArrayLike, logits: ArrayLike) -> float:
     # log(1 + exp(z)) - y*z, in the form that neither overflows nor loses small values.
     losses = np.logaddexp(0.0, values.astype(np.float64)) - positive * values.astype(np.float64)
     return float(losses.mean())
+
+
+class Metric(Protocol):
+    """Something that is told of predictions, a batch at a time, and says how good they were."""
+
+    name: str
+
+    def update(self, labels: NDArray[Any], logits: NDArray[Any]) -> None: ...
+    def compute(self) -> float: ...
+
+
+class AUC:
+    """`auc` of all that it was told: exact, so it keeps every score."""
+
+    name = "auc"
+
+    def __init__(self) -> None:
+        self._labels: list[NDArray[Any]] = []
+        self._scores: list[NDArray[Any]] = []
+
+    def update(self, labels: NDArray[Any], logits: NDArray[Any]) -> None:
+        self._labels.append(np.asarray(labels).reshape(-1))
+        self._scores.append(np.asarray(logits).reshape(-1))
+
+    def compute(self) -> float:
+        return auc(np.concatenate(self._labels), np.concatenate(self._scores)) if self._labels else float("nan")
+
+
+class LogLoss:
+    """`logloss` of all that it was told."""
+
+    name = "logloss"
+
+    def __init__(self) -> None:
+        self._sum = 0.0
+        self._count = 0
+
+    def update(self, labels: NDArray[Any], logits: NDArray[Any]) -> None:
+        count = int(np.asarray(labels).size)
+        if count:
+            self._sum += logloss(np.asarray(labels).reshape(-1), np.asarray(logits).reshape(-1)) * count
+            self._count += count
+
+    def compute(self) -> float:
+        return self._sum / self._count if self._count else float("nan")
 
 
 @dataclass(slots=True)

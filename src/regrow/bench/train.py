@@ -148,6 +148,9 @@ class Recorder:
     def live(self) -> AbstractContextManager[None]:
         return contextlib.nullcontext()
 
+    def say(self, text: str) -> None:
+        """No script runs here."""
+
     def update(self, status: RunStatus, now: float) -> None:
         if status.phase != "training":
             return

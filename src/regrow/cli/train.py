@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -231,17 +232,19 @@ class TrainCommand(click.Command):
             if record is not None and parameter.name is not None:
                 records[parameter.name] = record
         for heading, knobs in KNOBS.items():
-            with formatter.section(heading):
-                formatter.write_dl([records.pop(knob.name) for knob in knobs])
+            shown = [records.pop(knob.name) for knob in knobs if knob.name in records]
+            if shown:
+                with formatter.section(heading):
+                    formatter.write_dl(shown)
         with formatter.section("Other"):
             formatter.write_dl(list(records.values()))
 
 
-def knob_options(function: Any) -> Any:
-    """Adds an option for every knob. None means: not given, so the file or the default decides."""
+def knob_options(function: Any, *, without: Collection[str] = ()) -> Any:
+    """Adds an option for every knob but those. None means: not given, so the file or the default decides."""
     defaults = {field.name: field.default for field in dataclasses.fields(TrainConfig)}
     for knobs in reversed(KNOBS.values()):
-        for knob in reversed(knobs):
+        for knob in reversed([knob for knob in knobs if knob.name not in without]):
             default = knob.default or default_text(defaults[knob.name])
             text = knob.help.replace("{models}", ", ".join(configuration.model_names()))
             name = f"{knob.flag}/--no-{knob.flag[2:]}" if knob.type is bool else knob.flag

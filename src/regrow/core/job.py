@@ -95,6 +95,17 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
         """Whether all of these servers may be lost together, and why (not)."""
         return self.protection.verdict(down, tables=self.tables, servers=self.servers)
 
+    def find_difference(self, other: JobSpec) -> str:
+        """The first thing in which another job is not this one, in words."""
+        for mine, theirs in zip(self.tables, other.tables, strict=False):
+            for name in mine.__struct_fields__:
+                if getattr(mine, name) != getattr(theirs, name):
+                    return f"table {mine.name!r} has {name} = {getattr(mine, name)}, there {getattr(theirs, name)}"
+        if len(self.tables) != len(other.tables):
+            return f"{len(self.tables)} tables, there {len(other.tables)}"
+        names = [name for name in self.__struct_fields__ if getattr(self, name) != getattr(other, name)]
+        return ", ".join(f"{name} = {getattr(self, name)}, there {getattr(other, name)}" for name in names)
+
     def invalid_reason(self) -> str | None:
         """Says what is wrong with this job, or None. Checked wherever a job enters a process."""
         if not 1 <= self.servers <= SERVERS_MAX:

@@ -46,6 +46,9 @@ class Display(Protocol):
 
     def update(self, status: RunStatus, now: float) -> None: ...
 
+    def say(self, text: str) -> None:
+        """A line that a script printed."""
+
     def finish(self, summary: dict[str, Any], path: Path) -> None: ...
 
 
@@ -57,6 +60,9 @@ class QuietDisplay:
 
     def update(self, status: RunStatus, now: float) -> None:
         pass
+
+    def say(self, text: str) -> None:
+        print(text, flush=True)
 
     def finish(self, summary: dict[str, Any], path: Path) -> None:
         pass
@@ -106,6 +112,9 @@ class PlainDisplay:
         self._failed = failed
         return True
 
+    def say(self, text: str) -> None:
+        print(text, file=self._result, flush=True)
+
     def finish(self, summary: dict[str, Any], path: Path) -> None:
         print(summary_text(summary, path), file=self._result, flush=True)
 
@@ -130,6 +139,9 @@ class LiveDisplay:
 
     def update(self, status: RunStatus, now: float) -> None:
         self._live.update(self._picture(status, now), refresh=True)
+
+    def say(self, text: str) -> None:
+        self._live.console.print(text, markup=False, highlight=False, soft_wrap=True)  # above the picture
 
     def finish(self, summary: dict[str, Any], path: Path) -> None:
         print(summary_text(summary, path), flush=True)

@@ -43,6 +43,7 @@ from regrow.launch.orders import (
     Malformed,
     Ready,
     Replace,
+    Said,
     StoredCut,
     Trained,
 )
@@ -113,7 +114,7 @@ def train(
 ) -> dict[str, Any]:
     """Runs to the end and returns the summary. A run that fails raises, after its summary is written."""
     check_start(config)
-    if memory_check:
+    if memory_check and not config.script:  # how large a script's tables are is not known before it runs
         memory.check(config)
     start = None if config.resume is None else checkpoints.find(config)
     planner = partial.Planner(config) if config.saves_own else None
@@ -425,6 +426,8 @@ class _Run:
                 self._supervise(ProcessCondemned(who=peer, reason=reason, now=now))
             case Fenced():
                 self._supervise(ProcessFenced(who=who))
+            case Said(text=text):
+                self.display.say(text)
             case _:
                 if who.role == "coordinator" and isinstance(report, Listening):
                     self.crew.coordinator_address = report.address
@@ -555,10 +558,11 @@ class _Run:
             "sabotage_random": self.saboteur.done,
             "servers": config.servers,
             "workers": config.workers,
-            "model": config.model,
-            "data": config.data,
-            "batch": config.batch,
-            "optimizer": config.optimizer,
+            **(
+                {"script": list(config.script)}
+                if config.script
+                else {name: getattr(config, name) for name in ("model", "data", "batch", "optimizer")}
+            ),
             "seed": config.seed,
             **sum_usage(self.backend.handles),
             "run_seconds": round(time.monotonic() - self.status.started_at, 3),

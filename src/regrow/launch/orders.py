@@ -292,6 +292,13 @@ class Progress(Report, frozen=True, kw_only=True, tag="progress"):
     lookups: int = 0
     distinct: int = 0
     redo_bytes_peak: int = 0
+    logged: dict[str, float | None] = {}  # what a script wants to be seen
+
+
+class Said(Report, frozen=True, kw_only=True, tag="said"):
+    """A line that a script printed."""
+
+    text: str
 
 
 class Trained(Report, frozen=True, kw_only=True, tag="trained"):
@@ -317,6 +324,7 @@ class Evaluated(Report, frozen=True, kw_only=True, tag="evaluated"):
     model_sha256: str | None = None
     parity_stripes: int | None = None
     parity_wrong: int | None = None
+    metrics: dict[str, float | None] = {}  # of a script, as it named them
 
 
 class CheckpointBegun(Report, frozen=True, kw_only=True, tag="checkpoint begun"):
@@ -417,6 +425,7 @@ AnyReport = (
     | Damaged
     | Planned
     | Progress
+    | Said
     | Trained
     | Evaluating
     | Evaluated

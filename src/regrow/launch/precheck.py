@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 from regrow.checkpoint.chunks import load_zstd
 from regrow.checkpoint.storage import Storage
@@ -21,14 +22,23 @@ ASK_FOR_DEVICES = "import torch; print('\\ndevices', torch.cuda.device_count() i
 
 def check_start(config: TrainConfig) -> None:
     """Raises a UserError for the first thing that is missing, or a StorageError if storage does not answer."""
-    path = config.data_path
-    if path is not None and not path.exists():
-        raise UserError(f"data = {config.data!r}: there is no file {path}")
-    check_fit(config)
+    if config.script:
+        check_script(config)
+    else:
+        path = config.data_path
+        if path is not None and not path.exists():
+            raise UserError(f"data = {config.data!r}: there is no file {path}")
+        check_fit(config)
     if config.saves:
         check_storage(config)
     if config.device != "cpu":
         check_device(config)
+
+
+def check_script(config: TrainConfig) -> None:
+    """A module is found by whoever runs it, which may have another path."""
+    if config.script[0] != "-m" and not Path(config.script[0]).is_file():
+        raise UserError(f"there is no script {config.script[0]}")
 
 
 def check_storage(config: TrainConfig) -> None:

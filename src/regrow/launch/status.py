@@ -207,6 +207,7 @@ class RunStatus:
         self.pls_planned: float | None = None  # and what PLS it expects of a whole run
         self.losses = self._make_losses() if config.saves_own else None
         self.evaluated: Evaluated | None = None
+        self.logged: dict[str, float | None] = {}  # by a script, for whoever looks
         self.test_samples_done = 0
         self.progress_at = started_at
         self.moved_at = started_at  # when anything at all was last done
@@ -351,8 +352,10 @@ class RunStatus:
                 histogram = ScoreHistogram(np.array(report.hist_pos), np.array(report.hist_neg))
                 worker.count(report, now, resumed=self.config.resume is not None)
                 self._standstill.end(now, self.restores)
-                if self._add_histogram(histogram):
+                self._add_histogram(histogram)
+                if report.loss is not None or worker.loss is None:
                     worker.loss = keep_finite(report.loss)
+                self.logged |= report.logged
                 self.progress_at = now
             case Trained():
                 worker.state, worker.trained_at = "trained", now
@@ -366,11 +369,10 @@ class RunStatus:
             case Evaluated():
                 self.evaluated = report
 
-    def _add_histogram(self, histogram: ScoreHistogram) -> bool:
-        """False for a report without samples, whose loss means nothing."""
+    def _add_histogram(self, histogram: ScoreHistogram) -> None:
         count = _count(histogram)
         if count == 0:
-            return False
+            return
         self._histograms.append(histogram)
         self._histogram_samples += count
         while len(self._histograms) > 1 and (
@@ -378,7 +380,6 @@ class RunStatus:
             or self._histogram_samples - _count(self._histograms[0]) >= AUC_WINDOW_SAMPLES
         ):
             self._histogram_samples -= _count(self._histograms.popleft())
-        return True
 
     def _make_losses(self) -> Losses:
         config = self.config
@@ -395,7 +396,7 @@ class RunStatus:
     def samples_total(self) -> int | None:
         """Of the whole run, as far as that is known."""
         total = self.steps_total
-        return None if total is None else total * self.config.batch
+        return None if total is None or self.config.script else total * self.config.batch
 
     @property
     def step(self) -> int:
@@ -555,6 +556,7 @@ class RunStatus:
             "bytes_in": self.bytes_in,
             "bytes_out": self.bytes_out,
             **({} if self.losses is None else {"partial": self.describe_losses()}),
+            **({"logged": self.logged} if self.logged else {}),
         }
 
     def totals(self) -> dict[str, Any]:
@@ -572,6 +574,7 @@ class RunStatus:
             "loss": round_known(self.loss, 6),
             "auc": keep_finite(judged.auc),
             "logloss": keep_finite(judged.logloss),
+            "metrics": judged.metrics,
             "test_samples": judged.test_samples,
             "model_sha256": judged.model_sha256,
             "parity_stripes": judged.parity_stripes,

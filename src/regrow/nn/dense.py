@@ -1,12 +1,16 @@
 """Dense parameters as a table of wide rows, so that servers hold and update them like everything else.
 
-All parameters of a module become views into one flat tensor; the table's rows are that tensor cut into pieces.
-Pulled rows are copied into it in one go, and gradients leave it the same way. The optimizer must be elementwise:
-where one row ends and the next begins means nothing to the model.
+The tensors of a module become views into one flat one; the table's rows are that tensor cut into pieces. Pulled rows
+are copied into it in one go, and gradients leave it the same way. The optimizer must be elementwise: where one row ends
+and the next begins means nothing to the model.
+
+Buffers, such as the running averages of BatchNorm, have no gradient. What a worker pushes for them is how far they have
+moved, and an optimizer that does nothing but subtract makes it the mean of all workers.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,52 +21,71 @@ from regrow.core.job import OptimizerSpec, TableSpec
 
 ROW_FLOATS = 512  # Narrower rows cost more bookkeeping per byte; wider ones spread a small model unevenly.
 ALIGNMENT_FLOATS = 16  # Every parameter starts on a cache line, as torch's own would.
-TABLE_NAME = "dense"
+TABLE_NAME, BUFFERS_NAME = "dense", "buffers"
 ELEMENTWISE = ("sgd", "momentum", "adagrad", "adam")
+MOVE = OptimizerSpec(kind="sgd", learning_rate=1.0)
+
+Named = Sequence[tuple[str, torch.Tensor]]
 
 
-class DenseTable:
-    """The parameters of a module on one side, the rows of a table on the other."""
+class FlatTable:
+    """Tensors on one side, the rows of a table on the other."""
 
-    def __init__(self, module: nn.Module, optimizer: OptimizerSpec) -> None:
-        if optimizer.kind not in ELEMENTWISE:
-            raise ValueError(f"dense parameters need an elementwise optimizer, not {optimizer.kind}")
-        self._parameters = [p for p in module.parameters() if p.requires_grad]
+    def __init__(self, tensors: Named, *, name: str, optimizer: OptimizerSpec) -> None:
+        self._tensors = [tensor for _, tensor in tensors]
         self._starts: list[int] = []
         end = 0
-        for parameter in self._parameters:
-            if parameter.dtype != torch.float32:
-                raise ValueError(f"dense parameters must be float32, not {parameter.dtype}")
+        for label, tensor in tensors:
+            if tensor.dtype != torch.float32:
+                raise ValueError(f"dense parameters must be float32; {label} is {tensor.dtype}")
             self._starts.append(end)
-            end += -(-parameter.numel() // ALIGNMENT_FLOATS) * ALIGNMENT_FLOATS
+            end += -(-tensor.numel() // ALIGNMENT_FLOATS) * ALIGNMENT_FLOATS
         rows = max(1, -(-end // ROW_FLOATS))
-        self.spec = TableSpec(name=TABLE_NAME, rows=rows, dim=ROW_FLOATS, init_bound=0.0, optimizer=optimizer)
-        # Values arrive in host memory; on a device the parameters are copies of it.
+        self.spec = TableSpec(name=name, rows=rows, dim=ROW_FLOATS, init_bound=0.0, optimizer=optimizer)
+        # Values arrive in host memory; on a device the tensors are copies of it.
         self._flat = torch.zeros(rows * ROW_FLOATS)
         self._grads = torch.zeros(rows * ROW_FLOATS)
-        self._views = self._adopt(self._flat)
-        self._grad_views = self._adopt(self._grads)
-        self._on_host = all(parameter.device.type == "cpu" for parameter in self._parameters)
+        self._views = self._cut(self._flat)
+        self._grad_views = self._cut(self._grads)
+        self._on_host = all(tensor.device.type == "cpu" for tensor in self._tensors)
         with torch.no_grad():
-            for parameter, view in zip(self._parameters, self._views, strict=True):
-                view.copy_(parameter)
-                if self._on_host:
-                    parameter.data = view
+            for tensor, view in zip(self._tensors, self._views, strict=True):
+                view.copy_(tensor)
 
     @property
     def values(self) -> np.ndarray[Any, Any]:
         """The flat values, to be filled from pulled rows (then call `adopt_values`)."""
         return self._flat.numpy()
 
+    def _cut(self, flat: torch.Tensor) -> list[torch.Tensor]:
+        return [
+            flat[start : start + tensor.numel()].view(tensor.shape)
+            for tensor, start in zip(self._tensors, self._starts, strict=True)
+        ]
+
+
+class DenseTable(FlatTable):
+    """The parameters of a module."""
+
+    def __init__(self, tensors: Named | nn.Module, optimizer: OptimizerSpec) -> None:
+        if optimizer.kind not in ELEMENTWISE:
+            raise ValueError(f"dense parameters need an elementwise optimizer, not {optimizer.kind}")
+        if isinstance(tensors, nn.Module):
+            tensors = [(name, p) for name, p in tensors.named_parameters() if p.requires_grad]
+        super().__init__(tensors, name=TABLE_NAME, optimizer=optimizer)
+        if self._on_host:
+            for tensor, view in zip(self._tensors, self._views, strict=True):
+                tensor.data = view
+
     def adopt_values(self) -> None:
         """Lets the module see that `values` has changed."""
         if not self._on_host:
             with torch.no_grad():
-                torch._foreach_copy_(list[torch.Tensor](self._parameters), self._views)
+                torch._foreach_copy_(list[torch.Tensor](self._tensors), self._views)
 
     def take_grads(self) -> np.ndarray[Any, Any]:
         """The gradients of the last backward, flat; they are cleared from the parameters."""
-        for parameter, view in zip(self._parameters, self._grad_views, strict=True):
+        for parameter, view in zip(self._tensors, self._grad_views, strict=True):
             if parameter.grad is None:
                 view.zero_()
             else:
@@ -70,8 +93,20 @@ class DenseTable:
                 parameter.grad = None
         return self._grads.numpy()
 
-    def _adopt(self, flat: torch.Tensor) -> list[torch.Tensor]:
-        return [
-            flat[start : start + parameter.numel()].view(parameter.shape)
-            for parameter, start in zip(self._parameters, self._starts, strict=True)
-        ]
+
+class BufferTable(FlatTable):
+    """Buffers of a module: they stay where they are, and are copied both ways."""
+
+    def __init__(self, tensors: Named) -> None:
+        super().__init__(tensors, name=BUFFERS_NAME, optimizer=MOVE)
+
+    def adopt_values(self) -> None:
+        """Lets the module see that `values` has changed."""
+        with torch.no_grad():
+            torch._foreach_copy_(self._tensors, self._views)
+
+    def take_grads(self) -> np.ndarray[Any, Any]:
+        """How far they have moved since `adopt_values`, as something to be subtracted."""
+        for buffer, view, moved in zip(self._tensors, self._views, self._grad_views, strict=True):
+            torch.sub(view, buffer.detach().cpu(), out=moved)
+        return self._grads.numpy()

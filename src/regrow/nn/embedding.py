@@ -183,7 +183,7 @@ class EmbeddingBagCollection(nn.Module):
         code = protection or getattr(cluster, "protection", None)
         if code is not None:
             code.check(servers=cluster.server_count, mode=mode)
-        coded = tuple(protect(_table_spec(config, optimizer), code) for config in self._configs)
+        coded = tuple(protect(make_table_spec(config, optimizer), code) for config in self._configs)
         if isinstance(code, Partial):
             coded += (protect(make_marks_table(cluster.server_count), code, dense=True),)
         self.job = JobSpec(
@@ -421,7 +421,8 @@ class _Lookup(torch.autograd.Function):
         return None, None
 
 
-def _table_spec(config: EmbeddingBagConfig, optimizer: OptimizerSpec) -> TableSpec:
+def make_table_spec(config: EmbeddingBagConfig, optimizer: OptimizerSpec) -> TableSpec:
+    """The table of a configuration, as servers know it."""
     return TableSpec(
         name=config.name,
         rows=config.num_embeddings,

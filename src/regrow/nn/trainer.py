@@ -10,7 +10,6 @@ steps done, which the servers know.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 import time
@@ -26,10 +25,11 @@ from regrow.config import TrainConfig
 from regrow.core.job import JobSpec, OptimizerSpec, TableSpec
 from regrow.data.batch import Batch, Dataset, batches_after
 from regrow.errors import RegrowError
-from regrow.metrics import ScoreHistogram, auc, logloss
+from regrow.metrics import auc, logloss
 from regrow.nn.coded import make_protection, protect
 from regrow.nn.dense import DenseTable
 from regrow.nn.dlrm import DLRM
+from regrow.nn.progress import Progress
 from regrow.nn.routing import make_router
 from regrow.runtime.client import Client, Ticket
 
@@ -40,36 +40,6 @@ EXPECTED_AHEAD = 2  # Steps in which rows can come before they are needed.
 # Steps after a failure before any are told of: first come the rows that every batch needs, and nothing shall be before
 # them. Too many: messages for every batch meanwhile.
 EXPECTED_AFTER = 12
-
-
-@dataclasses.dataclass(slots=True)
-class Progress:
-    """What has happened since the last report."""
-
-    step: int = 0
-    samples: int = 0
-    steps_before: int = 0  # of these: done before this worker began
-    samples_before: int = 0
-    loss_sum: float = 0.0
-    loss_samples: int = 0
-    wait_seconds: float = 0.0
-    lookups: int = 0
-    distinct: int = 0
-    scores: ScoreHistogram = dataclasses.field(default_factory=ScoreHistogram)
-    position: dict[str, Any] | None = None
-
-    def add(self, batch: Batch, ticket: Ticket, loss: float, logits: np.ndarray[Any, Any]) -> None:
-        self.samples += len(batch)
-        self.loss_sum += loss * len(batch)
-        self.loss_samples += len(batch)
-        plan: Any = ticket.plan
-        self.lookups += plan.lookups
-        self.distinct += plan.distinct
-        self.scores.add(batch.labels, logits)
-        self.position = batch.position
-
-    def clear(self) -> None:
-        self.loss_sum, self.loss_samples, self.scores = 0.0, 0, ScoreHistogram()
 
 
 def dlrm_job(config: TrainConfig, rows: list[int], dim: int, dense: TableSpec) -> JobSpec:
@@ -234,8 +204,9 @@ class Trainer:
         plan.unpool(embeddings.grad.cpu().contiguous().numpy(), grads)
         plan.static_put(self.dense_index, self.dense.take_grads(), grads)
         self.client.push(ticket, grads)
-        self.progress.step = step
-        self.progress.add(batch, ticket, loss.item(), logits.detach().cpu().numpy())
+        self.progress.add(step=step, samples=len(batch), loss=loss.item(), plan=plan)
+        self.progress.scores.add(batch.labels, logits.detach().cpu().numpy())
+        self.progress.position = batch.position
 
     def evaluate(self, tick: Callable[[int], None] = lambda samples: None) -> tuple[float, float, int]:
         """(AUC, log loss, samples) over the test rows, with the servers' current values."""

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 
@@ -15,10 +16,11 @@ from regrow import _kernels
 from regrow.config import TrainConfig
 from regrow.data.catalog import open_dataset
 from regrow.errors import DataError, RegrowError, UserError
-from regrow.launch import orders
 from regrow.launch.orders import AnyCommand, Evaluate, Evaluated, Evaluating, Planned, Stop, Trained
+from regrow.nn import script
 from regrow.nn.check import check_parity
-from regrow.nn.trainer import Progress, Trainer
+from regrow.nn.script import REPORT_SECONDS, make_report
+from regrow.nn.trainer import Trainer
 from regrow.runtime.client import SocketClient
 from regrow.runtime.parent import Parent
 
@@ -26,9 +28,6 @@ log = logging.getLogger("regrow.worker")
 
 PREFILL_ROWS = 1 << 16
 RECOVERY_SECONDS_MAX = 600.0  # A check waits so long for servers that are on their way back.
-
-REPORT_SECONDS = 0.5
-REPORT_SECONDS_PROTECTED = 0.1  # how exactly the end of a stall is seen
 
 
 def run(parent: Parent) -> None:
@@ -39,6 +38,9 @@ def run(parent: Parent) -> None:
     threads = max(1, assignment.threads)
     torch.set_num_threads(threads)
     _kernels.set_threads(threads)
+    if config.script:
+        _run_script(parent, config)
+        return
     if config.device.startswith("cuda") and not torch.cuda.is_available():
         raise UserError(
             f"device = {config.device!r}: this torch finds no CUDA device",
@@ -74,16 +76,34 @@ def run(parent: Parent) -> None:
         pulse.begin()  # steps from here on: what came before says nothing about how long they take
         trainer.train(
             steps=steps,
-            report=lambda progress: _report(parent, client, progress),
-            report_seconds=REPORT_SECONDS_PROTECTED if config.replaces_servers else REPORT_SECONDS,
+            report=lambda progress: parent.report(make_report(progress, client)),
+            report_seconds=script.REPORT_SECONDS_PROTECTED if config.replaces_servers else REPORT_SECONDS,
             # Whoever is to be killed at a step is killed by the launcher, which must hear of it at once.
             report_steps=frozenset(sabotage.step for sabotage in config.sabotage),
         )
         seconds = time.monotonic() - started
         parent.report(Trained(steps=trainer.progress.step, samples=trainer.progress.samples, seconds=seconds))
-        _obey(parent, trainer, client)
+        _obey(parent, client, config, lambda: judge_by_trainer(parent, trainer))
     finally:
         client.close()
+
+
+def _run_script(parent: Parent, config: TrainConfig) -> None:
+    place = script.run(parent, config)
+    client = place.client
+    assert client is not None
+    try:
+        seconds = time.monotonic() - place.began_at
+        parent.report(Trained(steps=place.steps, samples=place.samples, seconds=seconds))
+        _obey(parent, client, config, lambda: judge_by_script(place))
+    finally:
+        client.close()
+
+
+def judge_by_script(place: script.RunSeat) -> Evaluated:
+    """What the script has found, if it has looked."""
+    found = place.metrics
+    return Evaluated(auc=found.get("auc"), logloss=found.get("logloss"), metrics=dict(found))
 
 
 def step_count(config: TrainConfig, dataset: Any) -> int:
@@ -120,24 +140,20 @@ def check(client: SocketClient) -> tuple[int, int]:
     return stripes, wrong
 
 
-def _obey(parent: Parent, trainer: Trainer, client: SocketClient) -> None:
+def _obey(parent: Parent, client: SocketClient, config: TrainConfig, judge: Callable[[], Evaluated]) -> None:
     while not isinstance(command := _next_command(parent), Stop):
         if not isinstance(command, Evaluate):
             raise RegrowError(f"the launcher sent a command that a worker does not know: {command}")
-        auc, logloss, samples = trainer.evaluate(lambda done: parent.report(Evaluating(samples=done)))
-        tell = functools.partial(parent.report, Evaluating(samples=samples))
-        digest = client.digest(_pace(tell)) if trainer.config.digest else None
-        stripes, wrong = check(client) if trainer.config.check_parity else (None, None)
-        parent.report(
-            Evaluated(
-                auc=auc,
-                logloss=logloss,
-                test_samples=samples,
-                model_sha256=digest,
-                parity_stripes=stripes,
-                parity_wrong=wrong,
-            )
-        )
+        judged = judge()
+        tell = functools.partial(parent.report, Evaluating(samples=judged.test_samples or 0))
+        digest = client.digest(_pace(tell)) if config.digest else None
+        stripes, wrong = check(client) if config.check_parity else (None, None)
+        parent.report(msgspec.structs.replace(judged, model_sha256=digest, parity_stripes=stripes, parity_wrong=wrong))
+
+
+def judge_by_trainer(parent: Parent, trainer: Trainer) -> Evaluated:
+    auc, logloss, samples = trainer.evaluate(lambda done: parent.report(Evaluating(samples=done)))
+    return Evaluated(auc=auc, logloss=logloss, test_samples=samples)
 
 
 def _pace(tell: Callable[[], None]) -> Callable[[], None]:
@@ -156,24 +172,3 @@ def _pace(tell: Callable[[], None]) -> Callable[[], None]:
 def _next_command(parent: Parent) -> AnyCommand:
     with parent.pulse.rest():
         return parent.next_command()
-
-
-def _report(parent: Parent, client: SocketClient, progress: Progress) -> None:
-    parent.report(
-        orders.Progress(
-            step=progress.step,
-            samples=progress.samples,
-            steps_before=progress.steps_before,
-            samples_before=progress.samples_before,
-            loss=progress.loss_sum / max(1, progress.loss_samples),
-            hist_pos=progress.scores.positives.tolist(),
-            hist_neg=progress.scores.negatives.tolist(),
-            position=progress.position,
-            staleness_mean=client.staleness_sum / max(1, client.staleness_count),
-            staleness_max=client.staleness_max,
-            wait_seconds=progress.wait_seconds,
-            lookups=progress.lookups,
-            distinct=progress.distinct,
-            redo_bytes_peak=client.session.redo_bytes_peak,
-        )
-    )

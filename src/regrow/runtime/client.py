@@ -58,6 +58,7 @@ COORDINATOR_SECONDS_MAX = 10.0
 # nobody thought of. Too small: a worker that waits for a slow one gives up.
 ANSWER_SECONDS_MAX = 3600.0
 START_SECONDS_MAX = 60.0  # for the client's own thread, at both ends of its life
+ANOTHER_JOB_HINT = "all workers of a run declare the same tables; a new run needs servers of its own"
 RECORD_PADDING_FLOATS = 4  # as servers pad their records
 
 
@@ -466,7 +467,8 @@ class SocketClient(Client):
 
     def _connect(self, view: View) -> None:
         if view.job != self.job:
-            self._fail(RegrowError("the cluster runs another job"))
+            difference = self.job.find_difference(view.job)
+            self._fail(RegrowError(f"the cluster runs another job: {difference}", hint=ANOTHER_JOB_HINT))
             return
         for member in view.servers:
             self.endpoint.dial(member.identity, member.address)  # known ones stay as they are

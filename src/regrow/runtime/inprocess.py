@@ -41,7 +41,7 @@ from regrow.errors import ConnectionLost, ProtocolError, RegrowError
 from regrow.launch import orders
 from regrow.protection import ErasureCode, Partial
 from regrow.runtime import inprocess_saves
-from regrow.runtime.client import Client
+from regrow.runtime.client import ANOTHER_JOB_HINT, Client
 from regrow.store.memory import MemoryStore
 
 REPLY_BYTES_MAX = 4 << 30
@@ -255,7 +255,8 @@ class InProcessClient(Client):
 
     def _connect(self, view: View) -> None:
         if view.job != self.job:
-            self._fail(RegrowError("the cluster runs another job"))
+            difference = self.job.find_difference(view.job)
+            self._fail(RegrowError(f"the cluster runs another job: {difference}", hint=ANOTHER_JOB_HINT))
             return
         for server in self._cluster.servers:
             self._submit(Joined(peer=server.identity))

@@ -6,7 +6,6 @@ Method: the machine alone, with a store that notes what it is asked, and a flush
 from __future__ import annotations
 
 import math
-from types import SimpleNamespace
 from typing import Any
 
 import pytest

@@ -1,0 +1,143 @@
+"""From somebody's data loader to one worker's batches: who has which batch, and where to go on.
+
+Batches are dealt like cards: batch b of an epoch goes to worker b % workers, and one batch of each worker is a step.
+Every worker sees the same order, so nobody has to be told: a worker that takes a dead one's place needs one number, the
+steps done. Where the last step of an epoch has fewer batches than workers, the others have none: synchronously they
+take part in it with nothing.
+
+A `DataLoader` over a data set with numbers is dealt by these numbers, so that a worker reads its own batches only; a
+shuffling one is shuffled by the seed of the run, because torch's own order differs from process to process. Of anything
+else every worker reads all batches and keeps its own, also those that were done before.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler
+from torch.utils.data.distributed import DistributedSampler
+
+from regrow.errors import UserError
+
+
+class Feed:
+    """The batches of one worker, over all epochs of a loop."""
+
+    def __init__(
+        self, loader: Iterable[Any], *, worker: int, workers: int, epochs: int, seed: int, together: bool
+    ) -> None:
+        """`together`: all workers make each step, also those that have no batch for it (None)."""
+        if epochs < 1:
+            raise ValueError(f"epochs must be at least 1, not {epochs}")
+        if isinstance(loader, Iterator):
+            if epochs > 1:
+                raise UserError(
+                    f"{epochs} epochs of an iterator, which can be read only once",
+                    hint="pass what makes it: a DataLoader, a list, an object with __iter__",
+                )
+        elif not isinstance(loader, Iterable):
+            raise TypeError(f"a loop needs something to iterate over, not a {type(loader).__name__}")
+        self.epochs = epochs
+        self.skipped = 0  # steps that were passed over,
+        self.samples_skipped = 0  # and the samples of this worker in them
+        self._loader = loader
+        self._worker = worker
+        self._workers = workers
+        self._seed = seed
+        self._together = together
+        self._numbered = loader if isinstance(loader, DataLoader) and _is_numbered(loader) else None
+        self._epoch = self._begun = 0  # of numbered data: where the next step is
+        self._hands = self._deal_all() if self._numbered is None else iter(())  # of any other: what is left
+
+    def count_steps(self) -> int | None:
+        """Steps of all epochs, where that is known beforehand."""
+        try:
+            batches = len(self._loader)  # type: ignore[arg-type]
+        except TypeError:
+            return None
+        last = self._workers - 1 if self._together else self._workers - 1 - self._worker
+        return self.epochs * ((batches + last) // self._workers)
+
+    def pass_over(self, steps: int, measure: Callable[[Any], int]) -> None:
+        """Leaves out so many steps that were done before, and counts them; `measure` says how many samples a batch
+        has. Numbered data is not read for it."""
+        while self._numbered is not None and steps and self._epoch < self.epochs:
+            mine, count = self._number_own()
+            done = min(steps, count - self._begun)
+            self.samples_skipped += sum(map(len, mine[self._begun : self._begun + done]))
+            self.skipped += done
+            steps -= done
+            self._begun += done
+            if self._begun == count:
+                self._epoch, self._begun = self._epoch + 1, 0
+        for mine in itertools.islice(self._hands, 0 if self._numbered is not None else steps):
+            self.skipped += 1
+            self.samples_skipped += 0 if mine is None else measure(mine)
+
+    def deal(self) -> Iterator[Any]:
+        """The batch of each step that is left, or None where only others have one."""
+        yield from self._hands
+        while self._numbered is not None and self._epoch < self.epochs:
+            mine, count = self._number_own()
+            begun, self._begun = self._begun, 0
+            self._epoch += 1
+            found = iter(_with_batches(self._numbered, mine[begun:])) if mine[begun:] else iter(())
+            for _ in range(begun, count):
+                yield next(found, None)
+
+    def _deal_all(self) -> Iterator[Any]:
+        """Reads everything, and keeps this worker's part of each step."""
+        for _ in range(self.epochs):
+            batches = iter(self._loader)
+            while hand := list(itertools.islice(batches, self._workers)):
+                mine = hand[self._worker] if self._worker < len(hand) else None
+                if mine is not None or self._together:
+                    yield mine
+
+    def _number_own(self) -> tuple[list[list[int]], int]:
+        """The samples of this worker's batches in the present epoch, and how many steps that has."""
+        assert self._numbered is not None
+        batches = list(_number_batches(self._numbered, seed=self._seed, epoch=self._epoch))
+        mine = batches[self._worker :: self._workers]
+        return mine, -(-len(batches) // self._workers) if self._together else len(mine)
+
+
+def _is_numbered(loader: DataLoader[Any]) -> bool:
+    return not isinstance(loader.dataset, IterableDataset) and loader.batch_sampler is not None
+
+
+def _number_batches(loader: DataLoader[Any], *, seed: int, epoch: int) -> Iterator[list[int]]:
+    """The samples of every batch of an epoch: the same in every worker, and in every run with this seed."""
+    batches: Any = loader.batch_sampler
+    sampler: Any = getattr(batches, "sampler", None)
+    if isinstance(sampler, DistributedSampler):
+        raise UserError(
+            "the loader has a DistributedSampler, but batches are dealt to workers here",
+            hint="leave the sampler out (shuffle=True, or False), and every worker gets its own batches",
+        )
+    if type(batches) is BatchSampler and type(sampler) is RandomSampler:
+        generator = torch.Generator().manual_seed(int(np.random.SeedSequence([seed, epoch]).generate_state(1)[0]))
+        shuffled = RandomSampler(sampler.data_source, sampler.replacement, sampler._num_samples, generator)
+        return iter(BatchSampler(shuffled, batches.batch_size, batches.drop_last))
+    for each in (sampler, batches):  # one of somebody else's may want to know
+        if hasattr(each, "set_epoch"):
+            each.set_epoch(epoch)
+    return iter(batches)
+
+
+def _with_batches(loader: DataLoader[Any], batches: list[list[int]]) -> DataLoader[Any]:
+    """The same loader, for these batches only."""
+    options = {
+        name: getattr(loader, name)
+        for name in ("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn", "generator")
+    }
+    if loader.num_workers:
+        options |= {
+            "multiprocessing_context": loader.multiprocessing_context,
+            "prefetch_factor": loader.prefetch_factor,
+        }
+    return DataLoader(loader.dataset, batch_sampler=batches, **options)

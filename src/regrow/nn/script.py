@@ -1,0 +1,174 @@
+"""A worker whose training is somebody's own script: `regrow run script.py ARGS`.
+
+The script runs as it would alone, as `__main__` with its own arguments; `regrow.join()` in it finds this worker's seat.
+What it prints is in the worker's log, and of worker 0 also with the launcher. When it ends, its worker says so and
+waits for what the launcher still wants of it.
+"""
+
+from __future__ import annotations
+
+import io
+import linecache
+import math
+import runpy
+import sys
+import time
+import traceback
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from regrow.config import TrainConfig
+from regrow.core.job import JobSpec, Mode
+from regrow.errors import RegrowError, UserError
+from regrow.launch import orders
+from regrow.nn import seat
+from regrow.nn.coded import Wish
+from regrow.nn.progress import Progress
+from regrow.runtime.client import Client, SocketClient
+from regrow.runtime.parent import Parent
+
+REPORT_SECONDS = 0.5
+REPORT_SECONDS_PROTECTED = 0.1  # how exactly the end of a stall is seen
+LINE_LENGTH_MAX = 4000  # of what a script prints, as far as the launcher shows it
+
+
+class RunSeat:
+    """A worker's place in a run that a launcher started."""
+
+    def __init__(self, parent: Parent, config: TrainConfig) -> None:
+        who = parent.assignment.identity
+        self.worker, self.workers, self.servers = who.id, config.workers, config.servers
+        self.mode: Mode = config.mode  # type: ignore[assignment]
+        self.seed, self.prefetch = config.seed, config.prefetch
+        self.protection: Wish = config.code
+        self.report_seconds = REPORT_SECONDS_PROTECTED if config.replaces_servers else REPORT_SECONDS
+        # Whoever is to be killed at a step is killed by the launcher, which must hear of it at once.
+        self.report_steps: Collection[int] = frozenset(sabotage.step for sabotage in config.sabotage)
+        self.client: SocketClient | None = None
+        self.metrics: dict[str, float] = {}
+        self.steps = self.samples = 0
+        self.began_at = time.monotonic()
+        self._parent = parent
+        self._config = config
+
+    def connect(self, job: JobSpec) -> tuple[Client, bool]:
+        assignment, config = self._parent.assignment, self._config
+        assert assignment.coordinator is not None
+        self.client = SocketClient(
+            identity=assignment.identity,
+            token=bytes.fromhex(assignment.token),
+            coordinator=assignment.coordinator,
+            job=job,
+            redo_bytes_max=config.redo_bytes_max,
+            section_bytes_max=config.frame_bytes_max,
+            pulse=self._parent.pulse,
+            authenticate=assignment.authenticate,
+        )
+        self.began_at = time.monotonic()
+        self._parent.pulse.begin()  # steps from here on: what came before says nothing about how long they take
+        return self.client, assignment.start is not None and assignment.identity.incarnation == 0
+
+    def plan(self, steps: int) -> None:
+        self._parent.report(orders.Planned(steps=steps))
+
+    def report(self, progress: Progress, client: Client) -> None:
+        self.steps, self.samples = progress.step, progress.samples
+        self._parent.report(make_report(progress, client))
+
+    def note_metrics(self, metrics: Mapping[str, float]) -> None:
+        self.metrics |= metrics
+
+
+def make_report(progress: Progress, client: Client) -> orders.Progress:
+    """What a worker has done, as the launcher hears it."""
+    return orders.Progress(
+        step=progress.step,
+        samples=progress.samples,
+        steps_before=progress.steps_before,
+        samples_before=progress.samples_before,
+        loss=progress.loss_sum / progress.loss_samples if progress.loss_samples else None,
+        hist_pos=progress.scores.positives.tolist(),
+        hist_neg=progress.scores.negatives.tolist(),
+        position=progress.position,
+        staleness_mean=client.staleness_sum / max(1, client.staleness_count),
+        staleness_max=client.staleness_max,
+        wait_seconds=progress.wait_seconds,
+        lookups=progress.lookups,
+        distinct=progress.distinct,
+        redo_bytes_peak=client.session.redo_bytes_peak,
+        logged={name: value if math.isfinite(value) else None for name, value in progress.logged.items()},
+    )
+
+
+def run(parent: Parent, config: TrainConfig) -> RunSeat:
+    """Runs the script to its end. Everything that it pushed is safe then."""
+    place = RunSeat(parent, config)
+    seat.offer(place)
+    if place.worker == 0:
+        sys.stdout = Echo(sys.stdout, parent)
+    _run_script(list(config.script))
+    if not seat.is_taken():
+        raise UserError("the script ended, and did not join the run", hint="job = regrow.join() is its first line")
+    if place.client is None:
+        raise UserError(
+            "the script ended, and trained nothing", hint="for batch in job.loop(loader): ... job.step(loss)"
+        )
+    place.client.drain()
+    return place
+
+
+def _run_script(words: list[str]) -> None:
+    """As `python` would: `__main__`, with its own arguments, and its directory first on the path."""
+    try:
+        if words[0] == "-m":
+            sys.argv = words[1:]
+            sys.path.insert(0, "")
+            runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+        else:
+            sys.argv = words
+            sys.path.insert(0, str(Path(words[0]).resolve().parent))
+            runpy.run_path(words[0], run_name="__main__")
+    except RegrowError:
+        raise
+    except SystemExit as end:
+        if end.code not in (None, 0):
+            raise UserError(f"the script ended with exit code {end.code}") from None
+    except BaseException as error:
+        traceback.print_exc()
+        raise UserError(f"{type(error).__name__}: {error}", hint=_find_line(error, words)) from None
+
+
+def _find_line(error: BaseException, words: list[str]) -> str | None:
+    """Where in the user's own files it happened: the innermost line that is not ours or a library's."""
+    found = None
+    own = Path(words[0]).resolve().parent if words[0] != "-m" else Path.cwd()
+    for frame in traceback.extract_tb(error.__traceback__):
+        path = Path(frame.filename)
+        if path.is_absolute() and path.is_relative_to(own) and "site-packages" not in path.parts:
+            text = linecache.getline(frame.filename, frame.lineno or 0).strip()
+            found = f"{path.name}, line {frame.lineno}: {text}"
+    return None if found is None else f"{found} (the whole traceback is in the worker's log)"
+
+
+class Echo(io.TextIOBase):
+    """Standard output of a script: to its log, and by lines to the launcher."""
+
+    def __init__(self, log: Any, parent: Parent) -> None:
+        self._log = log
+        self._parent = parent
+        self._line = ""
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        self._log.write(text)
+        *lines, self._line = (self._line + text).split("\n")
+        for line in lines:
+            self._parent.report(orders.Said(text=line[:LINE_LENGTH_MAX]))
+        self._line = self._line[-LINE_LENGTH_MAX:]
+        return len(text)
+
+    def flush(self) -> None:
+        self._log.flush()

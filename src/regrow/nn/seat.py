@@ -1,0 +1,117 @@
+"""Where a worker sits: how many others there are, how it reaches the servers, and who hears what it has done.
+
+A script does not choose its seat. Under `regrow run` the launcher has one for it; alone it gets servers inside its own
+process. `regrow.join()` takes whichever is there, once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping
+from typing import Protocol
+
+from regrow.core.job import JobSpec, Mode
+from regrow.errors import UserError
+from regrow.nn.coded import Wish
+from regrow.nn.progress import Progress
+from regrow.runtime.client import Client
+
+ALONE_SERVERS = 1  # of a script without a launcher: there is nobody to share rows with
+SHOW_SECONDS = 2.0
+
+
+class Seat(Protocol):
+    """One worker's place in a run."""
+
+    worker: int
+    workers: int
+    servers: int
+    mode: Mode
+    seed: int
+    prefetch: int  # batches that are asked for ahead (asynchronous)
+    protection: Wish
+    report_seconds: float
+    report_steps: Collection[int]  # steps after which somebody wants to hear of it at once
+
+    def connect(self, job: JobSpec) -> tuple[Client, bool]:
+        """A client, and whether everybody starts from a checkpoint: then no step is half done."""
+
+    def plan(self, steps: int) -> None:
+        """How many steps there will be."""
+
+    def report(self, progress: Progress, client: Client) -> None:
+        """What was done since the last report."""
+
+    def note_metrics(self, metrics: Mapping[str, float]) -> None:
+        """How the model was judged."""
+
+
+class AloneSeat:
+    """The only worker, with its servers inside the same process: for a notebook, and for `python script.py`."""
+
+    worker, workers, servers = 0, 1, ALONE_SERVERS
+    mode: Mode = "async"
+    prefetch = 0  # nothing is gained by asking ahead where everything is answered at once
+    protection: Wish = None
+    report_seconds = SHOW_SECONDS
+    report_steps: Collection[int] = ()
+
+    def __init__(self, *, seed: int = 0, mode: Mode = "async", servers: int = ALONE_SERVERS) -> None:
+        self.seed = seed
+        self.mode = mode
+        self.servers = servers
+        self._steps: int | None = None
+        self._shown: tuple[float, int] | None = None
+
+    def connect(self, job: JobSpec) -> tuple[Client, bool]:
+        from regrow.runtime.inprocess import InProcessCluster
+
+        return InProcessCluster(servers=self.servers).client(job), False
+
+    def plan(self, steps: int) -> None:
+        self._steps = steps
+
+    def report(self, progress: Progress, client: Client) -> None:
+        now = time.monotonic()
+        before, self._shown = self._shown, (now, progress.samples)
+        loss = progress.loss_sum / progress.loss_samples if progress.loss_samples else None
+        words = [f"step {progress.step}" + (f" of {self._steps}" if self._steps else "")]
+        words += [] if loss is None else [f"loss {loss:.4f}"]
+        words += [f"{name} {value:.4g}" for name, value in progress.logged.items() if name != "loss"]
+        if before is not None and now > before[0]:
+            words.append(f"{(progress.samples - before[1]) / (now - before[0]):,.0f} samples/s")
+        print("  ".join(words), flush=True)
+
+    def note_metrics(self, metrics: Mapping[str, float]) -> None:
+        """The script has them."""
+
+
+_offered: Seat | None = None
+_taken = False
+
+
+def offer(seat: Seat) -> None:
+    """What the next `take` gives: before the script of a worker runs."""
+    global _offered, _taken
+    _offered, _taken = seat, False
+
+
+def is_taken() -> bool:
+    return _taken
+
+
+def take(*, seed: int | None = None, mode: Mode | None = None, servers: int | None = None) -> Seat:
+    """The seat of this process. Under a launcher it has one seat, and what it is like was said there."""
+    global _taken
+    if _offered is None:
+        return AloneSeat(seed=seed or 0, mode=mode or "async", servers=servers or ALONE_SERVERS)
+    if _taken:
+        raise UserError("this script joins twice", hint="call regrow.join() once, and pass the job around")
+    for name, wanted in (("seed", seed), ("mode", mode), ("servers", servers)):
+        if wanted is not None and wanted != getattr(_offered, name):
+            raise UserError(
+                f"the script joins with {name} = {wanted!r}, the run has {getattr(_offered, name)!r}",
+                hint=f"leave it out of regrow.join(), or say --{name} {wanted}",
+            )
+    _taken = True
+    return _offered

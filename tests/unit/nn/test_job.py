@@ -1,0 +1,488 @@
+"""Goal: a script that trains with a job trains the model that plain PyTorch would train, however it uses the parts;
+what cannot work is said where it happens; and a worker that takes another's place goes on at its own batch.
+
+Method: tiny click models on servers inside this process, against `nn.EmbeddingBag` and `torch.optim` with the same
+first values and batches. Several workers share a cluster through seats made here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import regrow
+from regrow.core.job import JobSpec
+from regrow.errors import RegrowError, UserError
+from regrow.nn.job import Job
+from regrow.nn.seat import AloneSeat
+from regrow.runtime.client import Client
+
+ROWS, DIM, BATCH = 40, 4, 8
+SGD = regrow.OptimizerSpec(kind="sgd", learning_rate=0.5)
+
+
+@dataclasses.dataclass
+class Clicks:
+    features: regrow.KeyedJaggedTensor
+    labels: Tensor
+
+
+def make_batches(count: int, *, names: tuple[str, ...] = ("user", "item"), seed: int = 0) -> list[Clicks]:
+    """Bags of nought to three ids."""
+    g = torch.Generator().manual_seed(seed)
+    batches = []
+    for _ in range(count):
+        lengths = torch.randint(0, 4, (len(names) * BATCH,), generator=g, dtype=torch.int32)
+        values = torch.randint(0, ROWS, (int(lengths.sum()),), generator=g)
+        labels = torch.randint(0, 2, (BATCH,), generator=g).float()
+        batches.append(Clicks(regrow.KeyedJaggedTensor(list(names), values, lengths), labels))
+    return batches
+
+
+def make_table(name: str, *features: str, dim: int = DIM, mean: bool = False) -> regrow.EmbeddingBagConfig:
+    pooling = regrow.PoolingType.MEAN if mean else regrow.PoolingType.SUM
+    return regrow.EmbeddingBagConfig(
+        num_embeddings=ROWS, embedding_dim=dim, name=name, feature_names=list(features), pooling=pooling
+    )
+
+
+class Model(nn.Module):
+    """Logits of whatever the collections give."""
+
+    def __init__(self, *collections: nn.Module, width: int = 2 * DIM, norm: bool = False) -> None:
+        super().__init__()
+        self.collections = nn.ModuleList(collections)
+        self.norm = nn.BatchNorm1d(width) if norm else nn.Identity()
+        self.top = nn.Linear(width, 1)
+
+    def forward(self, features: Any) -> Tensor:
+        pooled = torch.cat([collection(features).values() for collection in self.collections], dim=1)
+        return self.top(self.norm(pooled))[:, 0]
+
+
+class Bags(nn.Module):
+    """The same tables as plain modules. What they give is called as a collection gives it."""
+
+    def __init__(self, tables: dict[str, Tensor], features: list[tuple[str, str, str]]) -> None:
+        super().__init__()
+        self.tables = nn.ParameterDict({name: nn.Parameter(value.clone()) for name, value in tables.items()})
+        self.features = features  # (feature, table, mode)
+
+    def forward(self, features: Any) -> Any:
+        lengths = features.lengths().view(len(features.keys()), -1)
+        parts = features.values().split(lengths.sum(1).tolist())
+        pooled = []
+        for feature, table, mode in self.features:
+            index = features.keys().index(feature)
+            offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths[index].cumsum(0)[:-1]])
+            pooled.append(nn.functional.embedding_bag(parts[index], self.tables[table], offsets, mode=mode))
+        return regrow.KeyedTensor([f for f, _, _ in self.features], [p.shape[1] for p in pooled], torch.cat(pooled, 1))
+
+
+def loss_of(model: nn.Module, batch: Clicks) -> Tensor:
+    return nn.functional.binary_cross_entropy_with_logits(model(batch.features), batch.labels)
+
+
+def train(job: Job, model: nn.Module, batches: Any, **options: Any) -> list[float]:
+    losses = []
+    for batch in job.loop(batches, **options):
+        loss = loss_of(model, batch)
+        job.step(loss)
+        losses.append(loss.item())
+    return losses
+
+
+def make_job(*tables: regrow.EmbeddingBagConfig, **options: Any) -> tuple[Job, nn.Module]:
+    job = Job(AloneSeat(seed=3))
+    chosen = tables or (make_table("t_user", "user"), make_table("t_item", "item"))
+    model = job.dense(Model(job.embedding_bag_collection(chosen, optimizer=SGD), **options), SGD)
+    return job, model
+
+
+# -- against plain PyTorch --------------------------------------------------------------------------------
+
+
+def train_plainly(job: Job, model: nn.Module, features: list[tuple[str, str, str]], **options: Any) -> tuple[Any, Any]:
+    """A plain model with the job's first values, and its optimizer."""
+    names = list(dict.fromkeys(table for _, table, _ in features))
+    bags = Bags({name: job.read_weights(name) for name in names}, features)
+    plain = Model(bags, **options)
+    state = {key: value for key, value in model.state_dict().items() if "embedding_bags" not in key}
+    plain.load_state_dict(state, strict=False)
+    return plain, torch.optim.SGD(plain.parameters(), lr=0.5)
+
+
+def step_plainly(plain: nn.Module, optimizer: Any, batch: Clicks, clip: float | None = None) -> float:
+    optimizer.zero_grad()
+    loss = loss_of(plain, batch)
+    loss.backward()
+    if clip is not None:
+        nn.utils.clip_grad_norm_(plain.parameters(), clip)
+    optimizer.step()
+    return loss.item()
+
+
+CASES: dict[str, tuple[list[regrow.EmbeddingBagConfig], list[tuple[str, str, str]], dict[str, Any]]] = {
+    "sums": (
+        [make_table("t_user", "user"), make_table("t_item", "item")],
+        [("user", "t_user", "sum"), ("item", "t_item", "sum")],
+        {},
+    ),
+    "means": (
+        [make_table("t_user", "user", mean=True), make_table("t_item", "item")],
+        [("user", "t_user", "mean"), ("item", "t_item", "sum")],
+        {},
+    ),
+    "a table that features share": (
+        [make_table("t_both", "user", "item")],
+        [("user", "t_both", "sum"), ("item", "t_both", "sum")],
+        {},
+    ),
+    "a feature in two tables": (
+        [make_table("t_a", "user"), make_table("t_b", "user", dim=8)],
+        [("user", "t_a", "sum"), ("user", "t_b", "sum")],
+        {"width": 12},
+    ),
+    "averages": (
+        [make_table("t_user", "user"), make_table("t_item", "item")],
+        [("user", "t_user", "sum"), ("item", "t_item", "sum")],
+        {"norm": True},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_it_trains_what_plain_torch_trains(case: str) -> None:
+    tables, features, options = CASES[case]
+    job, model = make_job(*tables, **options)
+    plain, optimizer = train_plainly(job, model, features, **options)
+    batches = make_batches(12)
+    expected = [step_plainly(plain, optimizer, batch) for batch in batches]
+    assert train(job, model, batches) == pytest.approx(expected, abs=1e-5)
+    for name, weights in plain.collections[0].tables.items():
+        assert torch.allclose(job.read_weights(name), weights, atol=1e-5)
+    job.refresh()
+    mine = dict(model.named_parameters()) | dict(model.named_buffers())
+    for name, value in [*plain.named_parameters(), *plain.named_buffers()]:
+        if "tables" not in name and value.is_floating_point():
+            assert torch.allclose(mine[name], value, atol=1e-5), name
+
+
+def test_clipping_is_of_all_gradients_together() -> None:
+    job, model = make_job()
+    plain, optimizer = train_plainly(job, model, CASES["sums"][1])
+    for batch in job.loop(batches := make_batches(5)):
+        job.step(loss_of(model, batch), clip_norm=0.05)
+    for batch in batches:
+        step_plainly(plain, optimizer, batch, clip=0.05)
+    assert torch.allclose(job.read_weights("t_item"), plain.collections[0].tables["t_item"], atol=1e-5)
+
+
+def test_two_collections_share_a_step() -> None:
+    job = Job(AloneSeat(seed=3))
+    users = job.embedding_bag_collection([make_table("t_user", "user")], optimizer=SGD)
+    items = job.embedding_bag_collection([make_table("t_item", "item")], optimizer=SGD)
+    model = job.dense(Model(users, items), SGD)
+    one, alike = make_job()
+    batches = make_batches(6)
+    assert train(job, model, batches) == train(one, alike, batches)
+    assert torch.equal(job.read_weights("t_item"), one.read_weights("t_item"))
+
+
+def test_the_parts_of_a_step_by_themselves() -> None:
+    """backward, an optimizer of one's own for what stays here, and commit."""
+    job, model = make_job()
+    own = nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([own], lr=0.1)
+    for batch in job.loop(make_batches(4)):
+        loss = nn.functional.binary_cross_entropy_with_logits(model(batch.features) + own, batch.labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        job.commit()
+    assert own.item() != 0.0
+    assert job.progress.step == 4
+
+
+# -- what does not train ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["eval", "requires_grad_", "no_grad"])
+def test_frozen_rows_stay(how: str) -> None:
+    job, model = make_job()
+    collection: Any = model.collections[0]
+    before = job.read_weights("t_user")
+    if how == "eval":
+        collection.eval()
+    elif how == "requires_grad_":
+        collection.requires_grad_(False)
+    for batch in job.loop(make_batches(3)):
+        with torch.set_grad_enabled(how != "no_grad"):
+            pooled = collection(batch.features).values()
+        job.step(nn.functional.binary_cross_entropy_with_logits(model.top(pooled)[:, 0], batch.labels))
+    assert torch.equal(job.read_weights("t_user"), before)
+    job.refresh()
+    assert model.top.weight.grad is None
+
+
+def test_a_look_in_between_changes_nothing() -> None:
+    other, judged = make_batches(2, seed=5), []
+    job, model = make_job()
+    for batch in job.loop(make_batches(4)):
+        loss = loss_of(model, batch)
+        model.eval()
+        with torch.no_grad():
+            judged.append(model(other[0].features))
+        model.train()
+        job.step(loss)
+    same, model = make_job()
+    train(same, model, make_batches(4))
+    assert torch.equal(job.read_weights("t_user"), same.read_weights("t_user"))
+    assert not torch.equal(judged[0], judged[-1])
+
+
+def test_a_batch_that_is_left_out_counts() -> None:
+    job, model = make_job()
+    for index, batch in enumerate(job.loop(make_batches(4))):
+        loss = loss_of(model, batch)
+        if index == 1:
+            loss.backward()
+            job.skip()
+        else:
+            job.step(loss)
+    assert job.progress.step == 4
+    same, model = make_job()
+    three = make_batches(4)
+    del three[1]
+    train(same, model, three)
+    assert torch.equal(job.read_weights("t_user"), same.read_weights("t_user")), "with SGD nothing moves by itself"
+
+
+# -- what cannot work is said -----------------------------------------------------------------------------
+
+
+def test_a_batch_without_a_step() -> None:
+    job, _ = make_job()
+    with pytest.raises(UserError, match=r"step 1 was left without job\.step"):
+        for _ in job.loop(make_batches(2)):
+            pass
+
+
+def test_a_step_without_a_batch() -> None:
+    job, _ = make_job()
+    with pytest.raises(UserError, match="no batch to step"):
+        job.commit()
+
+
+def test_a_model_that_is_called_with_something_else() -> None:
+    job, model = make_job()
+    other = make_batches(1, seed=9)[0]
+    with pytest.raises(UserError, match=r"outside job\.loop"):
+        model(other.features)
+    with pytest.raises(UserError, match="not those of the batch"):
+        for _ in job.loop(make_batches(1)):
+            model(other.features)
+
+
+def test_a_copy_of_the_features_is_as_good() -> None:
+    job, model = make_job()
+    for batch in job.loop(make_batches(1)):
+        f = batch.features
+        copy = regrow.KeyedJaggedTensor(f.keys(), f.values().clone(), f.lengths().clone())
+        job.step(nn.functional.binary_cross_entropy_with_logits(model(copy), batch.labels))
+    assert job.progress.step == 1
+
+
+def test_what_comes_too_late() -> None:
+    job, model = make_job()
+    train(job, model, make_batches(1))
+    with pytest.raises(UserError, match="a collection comes after the first step"):
+        job.embedding_bag_collection([make_table("t_new", "user")])
+    with pytest.raises(UserError, match="a module comes after"):
+        job.dense(nn.Linear(1, 1))
+
+
+def test_batches_without_features() -> None:
+    job, _ = make_job()
+    with pytest.raises(UserError, match="no features were found in a batch of type Tensor"):
+        next(iter(job.loop([torch.zeros(3)])))
+    job, _ = make_job()
+    with pytest.raises(KeyError, match="no feature 'item'"):
+        next(iter(job.loop(make_batches(1, names=("user",)))))
+
+
+def test_features_that_are_said() -> None:
+    job, model = make_job()
+    hidden = [{"x": {1: batch}} for batch in make_batches(2)]
+    for batch in job.loop(hidden, features=lambda batch: [batch["x"][1].features]):
+        job.step(loss_of(model, batch["x"][1]))
+    assert job.progress.step == 2
+
+
+def test_ids_that_are_none() -> None:
+    job, _ = make_job()
+    (batch,) = make_batches(1)
+    wrong = regrow.KeyedJaggedTensor(["user", "item"], batch.features.values().float(), batch.features.lengths())
+    with pytest.raises(TypeError, match="whole numbers"):
+        next(iter(job.loop([Clicks(wrong, batch.labels)])))
+
+
+def test_a_loss_that_is_none() -> None:
+    job, model = make_job()
+    with pytest.raises(RegrowError, match="became nan at step 1"):
+        for batch in job.loop(make_batches(1)):
+            job.step(loss_of(model, batch) * float("nan"))
+
+
+def test_tables_of_one_name() -> None:
+    job = Job(AloneSeat())
+    job.embedding_bag_collection([make_table("t", "user")])
+    with pytest.raises(ValueError, match="two tables are named 't'"):
+        job.embedding_bag_collection([make_table("t", "item")])
+
+
+def test_nothing_to_train() -> None:
+    with pytest.raises(UserError, match="nothing to train"):
+        Job(AloneSeat()).settle()
+
+
+# -- judging ----------------------------------------------------------------------------------------------
+
+
+def test_it_is_judged_by_what_the_servers_have() -> None:
+    job, model = make_job()
+    train(job, model, make_batches(6))
+    tests = make_batches(3, seed=8)
+    found = job.evaluate(model, tests)
+    model.eval()
+    with torch.no_grad():
+        logits = torch.cat([model(batch.features) for batch in tests])
+    labels = torch.cat([batch.labels for batch in tests])
+    assert found["auc"] == pytest.approx(regrow.metrics.auc(labels.numpy(), logits.numpy()))
+    expected = nn.functional.binary_cross_entropy_with_logits(logits, labels).item()
+    assert found["logloss"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_judging_leaves_the_mode() -> None:
+    job, model = make_job()
+    job.evaluate(model, make_batches(1))
+    assert model.training
+
+
+# -- several workers, and successors ----------------------------------------------------------------------
+
+
+class SharedSeat(AloneSeat):
+    """One of several workers of a cluster in this process."""
+
+    def __init__(self, cluster: regrow.InProcessCluster, *, worker: int, workers: int, **options: Any) -> None:
+        super().__init__(servers=cluster.server_count, **options)
+        self.worker, self.workers = worker, workers
+        self._cluster = cluster
+
+    def connect(self, job: JobSpec) -> tuple[Client, bool]:
+        return self._cluster.client(job, worker=self.worker), False
+
+
+def join_cluster(cluster: regrow.InProcessCluster, **options: Any) -> tuple[Job, nn.Module]:
+    job = Job(SharedSeat(cluster, **options))
+    tables = (make_table("t_user", "user"), make_table("t_item", "item"))
+    return job, job.dense(Model(job.embedding_bag_collection(tables, optimizer=SGD)), SGD)
+
+
+def step_together(pairs: list[tuple[Job, nn.Module]], batches: list[Clicks], steps: int | None = None) -> None:
+    """One step of each worker after the other: all push before any pulls the next."""
+    loops: list[Iterator[Any]] = [job.loop(batches) for job, _ in pairs]
+    for _ in range(steps or 99):
+        hands = [next(loop, None) for loop in loops]
+        if all(hand is None for hand in hands):
+            return
+        for (job, model), batch in zip(pairs, hands, strict=True):
+            if batch is not None:
+                job.step(loss_of(model, batch))
+
+
+def test_workers_deal_the_batches() -> None:
+    cluster = regrow.InProcessCluster(servers=2)
+    pairs = [join_cluster(cluster, worker=worker, workers=2) for worker in range(2)]
+    step_together(pairs, make_batches(7))
+    assert [job.progress.step for job, _ in pairs] == [4, 3]
+    assert torch.equal(pairs[0][0].read_weights("t_user"), pairs[1][0].read_weights("t_user"))
+
+
+@pytest.mark.parametrize("died_after", [0, 1, 2, 5])
+def test_a_successor_goes_on_at_its_own_batch(died_after: int) -> None:
+    whole, model = make_job()
+    batches = make_batches(5)
+    train(whole, model, batches)
+    cluster = regrow.InProcessCluster(servers=1)
+    first, model = join_cluster(cluster, worker=0, workers=1, seed=3)
+    for count, batch in enumerate(first.loop(batches), start=1):
+        if count > died_after:
+            break
+        first.step(loss_of(model, batch))
+    cluster.tick()
+    second, model = join_cluster(cluster, worker=0, workers=1, seed=3)
+    assert len(train(second, model, batches)) == 5 - died_after
+    assert second.done == died_after
+    assert second.progress.samples == 5 * BATCH
+    assert torch.equal(second.read_weights("t_user"), whole.read_weights("t_user"))
+
+
+def test_several_loops_are_one_run() -> None:
+    batches = make_batches(6)
+    whole, model = make_job()
+    train(whole, model, batches)
+    cluster = regrow.InProcessCluster(servers=1)
+    first, model = join_cluster(cluster, worker=0, workers=1, seed=3)
+    train(first, model, batches[:4])
+    cluster.tick()
+    second, model = join_cluster(cluster, worker=0, workers=1, seed=3)
+    assert train(second, model, batches[:4]) == [], "all of the first loop was done before"
+    assert len(train(second, model, batches[4:])) == 2
+    assert torch.equal(second.read_weights("t_user"), whole.read_weights("t_user"))
+
+
+def test_a_loop_may_be_cut_short() -> None:
+    job, model = make_job()
+    assert len(train(job, model, make_batches(6), steps=2)) == 2
+    assert len(train(job, model, make_batches(6), epochs=2, steps=9)) == 9
+    assert job.progress.step == 11
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_a_loop_that_is_left_goes_on_in_the_next(mode: Any) -> None:
+    job = Job(AloneSeat(seed=3, mode=mode))
+    model = job.dense(Model(job.embedding_bag_collection(CASES["sums"][0], optimizer=SGD)), SGD)
+    batches = make_batches(6)
+    for index, batch in enumerate(job.loop(batches)):
+        if index == 2:
+            break
+        job.step(loss_of(model, batch))
+    assert len(train(job, model, batches[2:])) == 4
+    assert job.progress.step == 6
+    same, model = make_job()
+    train(same, model, batches)
+    assert torch.equal(job.read_weights("t_user"), same.read_weights("t_user"))
+
+
+def test_state_goes_out_and_comes_back() -> None:
+    job, model = make_job()
+    train(job, model, make_batches(4))
+    job.refresh()
+    state = {key: value.clone() for key, value in model.state_dict().items()}
+    assert set(state) == {
+        "collections.0.embedding_bags.t_user.weight",
+        "collections.0.embedding_bags.t_item.weight",
+        "top.weight",
+        "top.bias",
+    }
+    other, fresh = make_job()
+    other.settle()
+    fresh.load_state_dict(state)
+    assert torch.equal(other.read_weights("t_user"), job.read_weights("t_user"))
