@@ -43,15 +43,15 @@ staged and not committed is bounded by the workers' windows, as it consists of p
 
 from __future__ import annotations
 
-import dataclasses
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from regrow import _kernels
 from regrow.core.effects import Send
+from regrow.core.flush_group import FlushGroup, Part, StreamOut, find_least
 from regrow.core.groups import Groups, by_table
 from regrow.core.identity import Identity
 from regrow.core.messages import (
@@ -69,8 +69,6 @@ from regrow.core.messages import (
 )
 from regrow.core.protection import FlushSpec
 from regrow.store.interface import FlushedRows
-
-Part = tuple[Int32Array, UInt32Array, Float32Array]  # counts, slots, records
 
 STREAM_BYTES = 512 << 10  # Too small: messages cost more than rows. Too large: pulls wait behind one.
 # A flush leaves when no push has come for so long. Too short: slow pushes are flushed one by one. Too long: whoever
@@ -106,34 +104,6 @@ class Budget:
 
     def take(self, count: int) -> None:
         self._left -= count
-
-
-@dataclasses.dataclass(slots=True)
-class StreamOut:
-    """How far a new holder has been streamed to. A row is streamed when its (table, block) is before this."""
-
-    table: int = 0
-    block: int = 0
-    underway: int = 0
-    ending: bool = False
-
-
-class FlushGroup:
-    """One group of this server: what its holders know."""
-
-    def __init__(self, marks: int) -> None:
-        self.number = 0  # of the last flush
-        self.flushed: tuple[int, ...] = (0,) * marks  # the marks of that flush
-        self.updates = 0  # and how many updates there had been then, if this is the group that is copied
-        self.history: dict[int, tuple[int, ...]] = {0: self.flushed}  # number -> marks, from the least acknowledged
-        self.acked: dict[int, int] = {}  # holder -> last flush it has
-        self.prepared: dict[int, int] = {}  # holder -> last flush it has staged (two-phase commit)
-        self.committed = 0  # the last flush that holders were told to commit (two-phase commit)
-        self.since: dict[int, int] = {}  # holder -> the flush its stream ended with
-        self.streams: dict[int, StreamOut] = {}
-        self.last: Part | None = None  # what the last flush changed: the undo of a synchronous step
-        self.staged: deque[tuple[int, tuple[int, ...], Part]] = deque()  # sent, not committed (two-phase commit)
-        self.active = True  # False at a replacement until its holders have told where they are
 
 
 class Flusher:
@@ -187,7 +157,7 @@ class Flusher:
         group = self.groups[g]
         if not group.active:
             return (0,) * len(self._durable)
-        least = _find_least(group, acked)
+        least = find_least(group, acked)
         return self.applied[g] if least is None else group.history[least]
 
     def _settle(self) -> None:
@@ -198,7 +168,7 @@ class Flusher:
         self._committed = list(map(max, self._committed, self._durable))
         for group in self.groups:
             if len(group.history) > 2:  # 0 is what a new holder has, and the last flush is never dropped
-                least = _find_least(group, group.acked)
+                least = find_least(group, group.acked)
                 for number in [n for n in group.history if 0 < n < (group.number if least is None else least)]:
                     del group.history[number]
 
@@ -280,7 +250,7 @@ class Flusher:
             message = Flush(
                 group=g,
                 number=group.number,
-                stable=_find_least(group, group.acked) or 0,
+                stable=find_least(group, group.acked) or 0,
                 marks=marks,
                 staged=staged,
                 updates=self.updates,
@@ -300,7 +270,7 @@ class Flusher:
     def _count_unanswered(self, group: FlushGroup) -> int:
         """Flushes that some holder has not answered yet. One that is staged is answered: if it counted until its
         commit, a flush could wait for a commit that waits for a push in that very flush (two-phase commit)."""
-        least = _find_least(group, group.prepared)
+        least = find_least(group, group.prepared)
         return 0 if least is None else group.number - least
 
     def on_ack(self, holder: int, ack: FlushAck) -> list[Send]:
@@ -527,12 +497,29 @@ class Flusher:
             counts[table] = slots.size
             relatives = np.empty(slots.size * floats, np.float32)
             self._store.published(counts, slots, relatives)
+            told = self._find_told(g, table, slots, relatives.view(np.uint32).reshape(slots.size, floats))
+            if not told.all():
+                slots, relatives = slots[told], relatives.reshape(told.size, floats)[told].reshape(-1)
+                counts[table] = slots.size
+                if slots.size == 0:
+                    continue
             stream.underway += 1
             budget.take(relatives.nbytes)
             message = Stream(group=g, counts=counts, slots=slots, deltas=relatives)
             return [Send(target=self._peers[holder], message=message)]
         stream.ending = True
         return []
+
+    def _find_told(self, g: int, table: int, slots: UInt32Array, relatives: UInt32Array) -> npt.NDArray[np.bool_]:
+        """Which of these touched rows were touched by anything that was ever flushed. One that was assigned its first
+        weights and not flushed since is published as untouched: its holder must not know better, or a replacement would
+        take it for a row that was touched, and keep its initial value when it is assigned again."""
+        told: npt.NDArray[np.bool_] = (relatives != 0).any(axis=1)
+        if not told.all():
+            counts, pending, _ = self._store.take_flush(g, keep=True)
+            first = int(counts[:table].sum())
+            told |= ~np.isin(slots, pending[first : first + int(counts[table])])
+        return told
 
     def _stream_changes(self, g: int, holder: int, part: Part) -> list[Send]:
         """The part of a flush that a new holder needs: rows it has been streamed already."""
@@ -582,13 +569,6 @@ class Flusher:
         group.since[holder] = group.number
         group.history.setdefault(group.number, group.flushed)
         return [*sends, Send(target=self._peers[holder], message=end)]
-
-
-def _find_least(group: FlushGroup, acked: dict[int, int]) -> int | None:
-    """The last flush that every holder that counts has; None: none of them counts, all are streamed to."""
-    if group.streams:
-        acked = {holder: number for holder, number in acked.items() if holder not in group.streams}
-    return min(acked.values()) if acked else None
 
 
 def make_empty_part(tables: int) -> Part:

@@ -24,7 +24,7 @@ import numpy as np
 from regrow.core.checks import RowChecks, check_marks
 from regrow.core.decode import Decoder
 from regrow.core.effects import Refuse, Send
-from regrow.core.flusher import Part
+from regrow.core.flush_group import Part
 from regrow.core.groups import Groups
 from regrow.core.identity import Identity
 from regrow.core.messages import (

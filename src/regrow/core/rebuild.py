@@ -15,7 +15,8 @@ import numpy as np
 
 from regrow.core.checks import RowChecks, check_marks
 from regrow.core.effects import Log, Send
-from regrow.core.flusher import Flusher, Part
+from regrow.core.flush_group import Part
+from regrow.core.flusher import Flusher
 from regrow.core.groups import Groups
 from regrow.core.identity import Identity
 from regrow.core.messages import Fault, Have, Int32Array, Restored, UInt32Array, Undo

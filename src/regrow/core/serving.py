@@ -18,7 +18,8 @@ import numpy as np
 from regrow.core.checks import RequestChecks
 from regrow.core.cut import CutSide, Save, Unsave
 from regrow.core.effects import Refuse, Send
-from regrow.core.flusher import Flusher, Part
+from regrow.core.flush_group import Part
+from regrow.core.flusher import Flusher
 from regrow.core.identity import Identity
 from regrow.core.job import JobSpec
 from regrow.core.messages import (

@@ -21,7 +21,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from regrow.core.flusher import Part, make_empty_part
+from regrow.core.flush_group import Part
+from regrow.core.flusher import make_empty_part
 from regrow.core.groups import by_table
 from regrow.core.identity import Identity
 from regrow.core.messages import Assign, Float32Array, Pull, Push

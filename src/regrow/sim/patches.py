@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from regrow.core.cut import Unsave
-from regrow.core.decode import Sweep
+from regrow.core.decode_batch import Sweep
 from regrow.core.effects import Delivered, Send
 from regrow.core.messages import Flush, Opened, Push
 from regrow.core.states import CutState, SessionState, WayState

@@ -391,6 +391,24 @@ def test_changes_of_rows_that_were_streamed_follow_and_of_others_do_not(monkeypa
     assert brief(source.flusher.flush_all()) == [("Flush", 2, 1, 0)]
 
 
+@pytest.mark.parametrize("r", [1, 2])
+def test_a_row_that_was_never_flushed_is_not_streamed_as_touched(r: int) -> None:
+    """Assigned, not flushed, and its server dies: who brings it back must find it untouched, as all others do."""
+    source = Source(r=r, servers=4)
+    source.push(1, [1])
+    source.flusher.flush_all()
+    for replica in range(1, 4):
+        for ack in [FlushAck(group=g, number=1, staged=False) for g in range(len(source.flusher.coded))]:
+            if replica in source.flusher.groups[ack.group].acked:
+                source.flusher.on_ack(replica, ack)
+    source.touch([3, 5])  # as by an assignment: no push says so
+    source.replace(2)
+    streamed = [row for m in of_type(source.flusher.stream(UNLIMITED), Stream) for row in rows_in(m)]
+    assert streamed == ([(0, 1)] if r == 2 else [])
+    told = {row for send in source.flusher.flush_all() if send.target == server(2, 1) for row in rows_in(send.message)}
+    assert told >= ({(0, 3), (0, 5)} if r == 2 else set()), "they follow with the flush"
+
+
 def test_a_stream_of_nothing_ends_at_once() -> None:
     source = Source()
     source.replace(1)

@@ -1,0 +1,70 @@
+"""What a decoder keeps of stripes that lost members: which are to be decoded, and those that are being decoded now.
+Records, without rules of their own."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, Protocol
+
+import numpy as np
+
+from regrow.core.bitmaps import Bools
+from regrow.core.identity import Identity
+from regrow.core.messages import Float32Array, Int32Array, UInt32Array
+
+Places = np.ndarray[Any, np.dtype[np.int64]]
+
+
+class Standing(Protocol):
+    """How far a holder is with one group of one source."""
+
+    number: int
+    ended: bool
+    agreed: bool
+
+
+@dataclasses.dataclass(slots=True)
+class Sweep:
+    """Stripes of one shape whose parity `q` is here and that lost members: what to decode, and how far it is.
+
+    All tables with equal k and r have their stripes on the same servers, so they are decoded together.
+    """
+
+    k: int
+    r: int
+    q: int
+    tables: tuple[int, ...]
+    unknown: tuple[int, ...]  # lost data members
+    partners: tuple[int, ...]  # other parities whose syndromes are needed
+    # By place: touched in a lost member, and not begun. Known when the holders have agreed.
+    todo: Bools | None = None
+    cursor: int = 0  # in the background: places before it are done
+
+    @property
+    def key(self) -> tuple[int, int, int]:
+        return self.k, self.r, self.q
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Stripes:
+    """Some blocks of several tables. A place is the number of a block, counted through all tables of the job."""
+
+    places: Places  # ascending
+    counts: Int32Array  # by table
+    blocks: UInt32Array
+
+
+@dataclasses.dataclass(slots=True)
+class Batch:
+    """Some stripes being decoded together."""
+
+    sweep: Sweep
+    stripes: Stripes
+    parity_without: Float32Array  # the accumulator: answers, and later flushes of those who have answered
+    waiting: set[int]  # those who have not answered: members, and k + q for other parities
+    syndromes: dict[int, tuple[tuple[int, ...], Float32Array]]
+    background: bool
+    numbers: tuple[int, ...]  # of the lost members' flushes, when it began
+    changes: list[tuple[int, int, Places]]  # and since: (index of the member, flush, what it changed)
+    asked_by: Identity | None = None  # another holder wants the syndrome
+    asked_request: int = 0
