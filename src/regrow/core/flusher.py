@@ -427,7 +427,7 @@ class Flusher:
             for holder in self.groups[g].acked:
                 self._begin_stream(g, holder)
 
-    def join(self, groups: Iterable[int], *, updates_saved: int) -> tuple[int, ...]:
+    def join_recalled(self, groups: Iterable[int], *, updates_saved: int) -> tuple[int, ...]:
         """Rows that came from saves count as being where the copied ones are: what they lack of that is lost. Their
         holders will be told as if that were their first flush. Returns the marks."""
         copied = self.geometry.copied

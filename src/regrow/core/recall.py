@@ -118,7 +118,7 @@ class Recall:
 
     def _join(self) -> list[Effect]:
         assert self._found is not None
-        marks = self._flusher.join(self._mine, updates_saved=self._found.updates)
+        marks = self._flusher.join_recalled(self._mine, updates_saved=self._found.updates)
         lost = self._flusher.updates_lost  # by this server and all before it
         self.rows_total = self._count_missing()
         self.life.move("saves were found")

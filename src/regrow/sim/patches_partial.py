@@ -138,7 +138,7 @@ def back_before_mended(original: Any) -> Any:
 
 def decodes_for_recalled(original: Any) -> Any:
     def know(self: Any, **said: Any) -> Any:
-        return original(self, **{**said, "recalled": frozenset()})
+        return original(self, **{**said, "recalled": ()})
 
     return know
 

@@ -573,12 +573,12 @@ BUGS |= {
         ("I5", "I8", "I13"),
     ),
     "decodes-for-recalled": Bug(
-        "rows of a recalled server are decoded from parities that are being made anew",
-        Decoder,
+        "a holder takes a recalled server for one whose rows can be decoded",
+        Holder,
         "know",
         patches_partial.decodes_for_recalled,
         BOTH,
-        ("I5",),
+        ("refusal", "I1", "I5"),
     ),
     "recall-forgotten": Bug(
         "the successor of a recalled server is not recalled",
