@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, distributed, nn
 
 import regrow
 from regrow.checkpoint import DeltaCheckpointer
@@ -117,6 +117,19 @@ def test_the_empty_parameter_is_in_nobodys_way() -> None:
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     adam.step()
     model.load_state_dict(model.state_dict())
+
+
+def test_ddp_around_a_model_with_a_collection(tmp_path: Any) -> None:
+    """It asks of every parameter, the empty one too, that backward comes by before the next step."""
+    distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/met", rank=0, world_size=1)
+    try:
+        model = Model()
+        parallel = nn.parallel.DistributedDataParallel(model)
+        for _ in range(3):
+            parallel(batch(3, 5)).sum().backward()
+        assert model.embeddings.client.pushes == 3
+    finally:
+        distributed.destroy_process_group()
 
 
 # -- what is refused -------------------------------------------------------------------------------------------------
