@@ -62,6 +62,7 @@ SEEDS |= {
     "counted-from-the-save": ("partial-sync", 1, 40),
     "clean-before-durable": ("partial", 13, 100),
     "served-unread": ("partial-sync", 7, 60),
+    "skipped-of-now": ("partial", 6, 40),
     "joins-at-the-save": ("partial", 1, 20),
     "save-ends-twice": ("partial", 0, 10),
     "delta-after-a-loss": ("partial-cuts", 8, 200),
