@@ -320,6 +320,8 @@ std::string capture_digest(size_t dim) {
     size_t taken = 0;
     for (int64_t bytes_max = 1;; bytes_max = bytes_max * 7 + 100) {
       if (!shard.capture_left()) break;
+      // Now and then in slices, while rows that it will have change.
+      while (bytes_max % 2 && shard.prepare_chunk(bytes_max, bytes_max % 3 == 1, 50)) update();
       take_chunk(shard, dim, bytes_max, before);
       taken = dirty - shard.capture_left();
       digest += std::to_string(taken) + " ";
@@ -358,11 +360,18 @@ std::string priority_digest(size_t dim) {
       for (int64_t time = 0; time < 40 * (step % 3); ++time) shard.note_updates(counts, all);
       const uint64_t before = shard.updates_uncaptured(tenant);
       shard.begin_capture(tenant, step % 11 == 0);
-      const uint64_t has = before - shard.updates_uncaptured(tenant);
+      uint64_t meanwhile = 0;
+      for (bool more = step % 2; more; meanwhile += all.size()) {
+        more = shard.choose_captured(1);
+        shard.update(counts, all, grads.span(), step);
+        shard.note_updates(counts, all);
+      }
+      const uint64_t has = before + meanwhile - shard.updates_uncaptured(tenant);
+      CHECK(has == before - shard.updates_skipped());
       const bool durable = step % 4;
       while (durable && shard.capture_left()) shard.capture_chunk(1000);
       shard.end_capture(durable);
-      CHECK(durable || shard.updates_uncaptured(tenant) == before);
+      CHECK(durable || shard.updates_uncaptured(tenant) == before + meanwhile);
       captured += durable ? has : 0;
       digest += std::to_string(has) + " " + std::to_string(shard.capture_skipped()) + " ";
     }

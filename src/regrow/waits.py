@@ -506,6 +506,7 @@ PACES: dict[str, str] = {
 }
 # Functions that call something which blocks, for as long as their caller says or only until the next look.
 PACED = (
+    "runtime/checkpoint.py:CaptureSaver._take_chunk",
     "runtime/serve.py:Node._say_reading",
     "checkpoint/guard.py:Stop.wait",
     "checkpoint/merger.py:watch",

@@ -58,12 +58,13 @@ SEEDS: dict[str, tuple[str, int, int]] = {
     "durable-unanswered": ("2pc", 0, 100),
 }
 # What shows only when somebody hangs, hears things twice or has a wrong clock, or when records are loaded.
-PARTIAL = 6
+PARTIAL = 7
 SEEDS |= {
     "ahead-of-copies": ("partial", 12, 300),
     "counted-from-the-save": ("partial-sync", 1, 40),
     "clean-before-durable": ("partial", 13, 100),
     "served-unread": ("partial-sync", 7, 60),
+    "skipped-of-now": ("partial", 6, 40),
     "joins-at-the-save": ("partial", 1, 20),
     "save-ends-twice": ("partial", 0, 10),
     "delta-after-a-loss": ("partial-cuts", 8, 200),

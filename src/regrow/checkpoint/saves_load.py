@@ -78,7 +78,7 @@ class _Job:
     def bytes(self) -> int:
         return chunk_bytes(self.stored, self.info)
 
-    def select(self, table: str, ids: Ids) -> Ids:
+    def find_newest(self, table: str, ids: Ids) -> Ids:
         """Those of the rows of which it has the newest value."""
         return ids[self.newest[table].find(ids)] if table in self.newest else ids[:0]
 
@@ -139,7 +139,7 @@ class SavedRows:
         gone = 0
         with self._lock:
             for job in [job for job in self._jobs if not job.is_wanted]:
-                if not len(mine := job.select(table, ids)):
+                if not len(mine := job.find_newest(table, ids)):
                     continue
                 bundles = None if job.sums is None else job.find_bundles(table, mine)
                 if bundles is None:

@@ -2,9 +2,9 @@
 
 A worker that waits for a few rows needs them from nearly every chunk, and to read all chunks first is to read all there
 is. A chunk's own checksum is that of the whole file, so beside the ids of a chunk (saves_ids.py) there is a checksum of
-each *bundle* of rows, of weights and of each state apart: some kilobytes that can be read, checked and used alone. Where
-in the file they are follows from what the manifest says: tensors are stored in the order of their names, rows in the
-order of their ids.
+each *bundle* of rows, of weights and of each state apart: some kilobytes that can be read, checked and used alone.
+Where in the file they are follows from what the manifest says: tensors are stored in the order of their names, rows in
+the order of their ids.
 
 Only of rows stored as they are (32 bits, not compressed), and from files near by: a request to a store of objects takes
 longer than a chunk.

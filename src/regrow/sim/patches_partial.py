@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from regrow.core.recall import SAVES_TENANT
 from regrow.core.recall_events import SavesFound
 
 
@@ -41,6 +42,20 @@ def clean_before_durable(original: Any) -> Any:
         return original(self, saved)
 
     return on_saved
+
+
+def skipped_of_now(original: Any) -> Any:
+    """What a save leaves out is counted when it is known which rows it has, and not as of its instant."""
+
+    def check_copies(self: Any) -> Any:
+        effects = original(self)
+        now = self._store.updates_uncaptured(SAVES_TENANT) if effects else 0
+        return [
+            dataclasses.replace(save, updates=save.updates + save.skipped - now, skipped=now) if now else save
+            for save in effects
+        ]
+
+    return check_copies
 
 
 def older_save_first(original: Any) -> Any:

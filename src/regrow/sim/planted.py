@@ -504,6 +504,14 @@ BUGS |= {
         PARTIAL,
         ("I14",),
     ),
+    "skipped-of-now": Bug(
+        "updates that a save leaves out are counted after its instant",
+        OwnSaves,
+        "check_copies",
+        patches_partial.skipped_of_now,
+        PARTIAL,
+        ("I14",),
+    ),
     "served-unread": Bug(
         "a row is served before its save was read",
         Recall,

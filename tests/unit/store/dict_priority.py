@@ -19,6 +19,17 @@ FLOAT_MAX = float(np.finfo(np.float32).max)
 
 
 @dataclass
+class Capture:
+    """Rows as they were at one instant: where a row changed since, and only there, its record is aside."""
+
+    tenant: int
+    captured: frozenset[Cell]
+    left: set[Cell]
+    aside: dict[Cell, Float32Array] = field(default_factory=dict)
+    prepared: list[Cell] | None = None  # of the chunk that is given next
+
+
+@dataclass
 class Priority:
     """Tables that `rows_max` does not name are captured whole."""
 

@@ -8,11 +8,10 @@ are (table, slot). Arithmetic is that of `regrow.core.twins`. Nothing here is fa
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from dict_priority import Priority
+from dict_priority import Capture, Priority
 
 from regrow.core import twins
 from regrow.core.bitmaps import to_words
@@ -22,17 +21,6 @@ from regrow.store.interface import TENANTS_MAX, Float32Array, Int32Array, Part, 
 
 Cell = tuple[int, int]  # table, slot
 ADAMS = ("adam", "partial_rowwise_adam")
-
-
-@dataclass
-class Capture:
-    """Rows as they were at one instant: where a row changed since, and only there, its record is aside."""
-
-    tenant: int
-    captured: frozenset[Cell]
-    left: set[Cell]
-    aside: dict[Cell, Float32Array] = field(default_factory=dict)
-    prepared: list[Cell] | None = None  # of the chunk that is given next
 
 
 class DictStore:
