@@ -123,6 +123,10 @@ class StorageError(CheckpointError):
         self.missing = missing
 
 
+class StoreSilent(RegrowError):
+    """The disk under a server's rows does not answer. The server ends, and counts as dead."""
+
+
 class NotSaved(CheckpointError):
     """The model is trained and its results are known, but the checkpoint of the end, which was asked for, failed."""
 

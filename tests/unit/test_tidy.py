@@ -39,6 +39,7 @@ CORE_MAY_IMPORT = {
     "abc",
     "__future__",
     "collections",
+    "contextlib",
     "dataclasses",
     "enum",
     "functools",

@@ -9,6 +9,8 @@ at a table's parities to find out (a test counts the places that do). All of the
     lost_together_max   how many servers may die together, at the most: so many spares are worth having
     begins_together     must recoveries that are under way begin again, together, when another server dies?
     recalls_bare        do rows without parities come back from what their own server saved last?
+    keeps_epochs        are checkpoints kept in the files of each server's own store (which must have such)?
+    flush_seconds       ... and within which time are their rows to be on disk?
     verdict(down)       can this set of servers be lost together? With the reason, which names what is lost.
 
 To add one: a struct here with these answers and a new tag, its name in `Protection`, and whatever brings its rows back
@@ -75,6 +77,8 @@ class Unprotected(msgspec.Struct, frozen=True, kw_only=True, tag="unprotected"):
     lost_together_max: ClassVar[int] = 0
     begins_together: ClassVar[bool] = False
     recalls_bare: ClassVar[bool] = False
+    keeps_epochs: ClassVar[bool] = False
+    flush_seconds: ClassVar[float] = 0.0
 
     def verdict(self, down: Collection[int], *, tables: Sequence[TableSpec], servers: int) -> Verdict:
         if not down:
@@ -86,6 +90,22 @@ class Unprotected(msgspec.Struct, frozen=True, kw_only=True, tag="unprotected"):
             if table.r > 0:
                 return f"table {table.name!r} has parities (r = {table.r}), but the job is not coded"
         return None
+
+
+class Batched(Unprotected, frozen=True, kw_only=True, tag="batch"):
+    """Checkpoints inside the files of tiered stores: whoever loses a server loses what came since the newest, and all
+    begin again from that."""
+
+    # Rows of a checkpoint are on disk after so long. Too short: their writing gets in the way of reads. Too long: less
+    # often than that is a checkpoint made.
+    flush_seconds: float = 10.0  # type: ignore[misc]  # the answer of one protection is a value of it
+
+    keeps_epochs: ClassVar[bool] = True
+
+    def invalid_reason(self, *, tables: Sequence[TableSpec], servers: int, mode: str) -> str | None:
+        if not 0.0 <= self.flush_seconds <= 86400.0:
+            return f"rows of a checkpoint cannot be written within {self.flush_seconds} s"
+        return super().invalid_reason(tables=tables, servers=servers, mode=mode)
 
 
 class Coded(msgspec.Struct, frozen=True, kw_only=True, tag="coded"):
@@ -103,6 +123,8 @@ class Coded(msgspec.Struct, frozen=True, kw_only=True, tag="coded"):
     has_parities: ClassVar[bool] = True
     replaces_servers: ClassVar[bool] = True
     recalls_bare: ClassVar[bool] = False
+    keeps_epochs: ClassVar[bool] = False
+    flush_seconds: ClassVar[float] = 0.0
 
     @property
     def lost_together_max(self) -> int:
@@ -147,6 +169,8 @@ class Partial(msgspec.Struct, frozen=True, kw_only=True, tag="partial"):
     has_parities: ClassVar[bool] = True
     replaces_servers: ClassVar[bool] = True
     recalls_bare: ClassVar[bool] = True
+    keeps_epochs: ClassVar[bool] = False
+    flush_seconds: ClassVar[float] = 0.0
 
     @property
     def lost_together_max(self) -> int:
@@ -177,7 +201,7 @@ class Partial(msgspec.Struct, frozen=True, kw_only=True, tag="partial"):
         return None
 
 
-Protection = Unprotected | Coded | Partial
+Protection = Unprotected | Batched | Coded | Partial
 
 
 def judge_loss(down: Collection[int], lost: Sequence[tuple[str, int]]) -> Verdict:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import msgspec
 
 from regrow.core.job import TableSpec
-from regrow.core.protection import Coded, FlushSpec, Partial, Protection, Unprotected
+from regrow.core.protection import Batched, Coded, FlushSpec, Partial, Protection, Unprotected
 from regrow.protection import ErasureCode, PartialRecovery
 
 Wish = ErasureCode | PartialRecovery | None
@@ -20,10 +20,11 @@ def protect(table: TableSpec, wish: Wish, *, dense: bool = False) -> TableSpec:
     return msgspec.structs.replace(table, k=k, r=wish.r)
 
 
-def make_protection(wish: Wish) -> Protection:
-    """What the job says about it."""
+def make_protection(wish: Wish, *, flush_seconds: float | None = None) -> Protection:
+    """What the job says about it. `flush_seconds`: checkpoints stay in the files of the servers, and are to be written
+    within so long."""
     if wish is None:
-        return Unprotected()
+        return Unprotected() if flush_seconds is None else Batched(flush_seconds=flush_seconds)
     flush = FlushSpec(
         pushes=wish.flush_pushes,
         bytes=wish.flush_bytes,

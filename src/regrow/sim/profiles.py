@@ -14,7 +14,7 @@ import msgspec
 from regrow.core.cuts import CutPlan
 from regrow.core.job import JobSpec, Mode, OptimizerKind, OptimizerSpec, TableSpec
 from regrow.core.own_saves import SavePlan
-from regrow.core.protection import Coded, Commit, FlushSpec, Partial, Protection, Unprotected
+from regrow.core.protection import Batched, Coded, Commit, FlushSpec, Partial, Protection, Unprotected
 from regrow.sim.bounds import Bounds, draw_bounds
 from regrow.sim.choices import Choices
 
@@ -43,6 +43,8 @@ class Profile:
     clocks: bool = False  # every machine has its own
     loads: bool = False  # records are written before anybody trains, and read at the end
     faults: int = 6  # at most so many in a run
+    paged: bool = False  # rows may be on disk (paged.py), and a death may end everybody: all begin again
+    batch: bool = False  # checkpoints stay in the files of the stores
     supervised: bool = False  # the launcher has the real supervisor, with spares (supervised.py)
     weights: tuple[tuple[str, int], ...] = (
         ("server", 6),
@@ -182,6 +184,29 @@ PROFILES |= {
     )
 }
 
+# Rows on disk, without parities: who dies takes everybody back to the newest checkpoint.
+FALLING = (("fall", 8), ("worker", 4), ("worker zombie", 2), ("coordinator", 2))
+FALLING_SYNC = (("fall", 8), ("coordinator", 2))  # synchronously no worker has a successor without parities
+BARE = ((1, 1),)
+PROFILES |= {
+    profile.name: profile
+    for profile in (
+        Profile(name="tiered", r=(0,), ks=BARE, weights=FALLING, cuts=True, paged=True),
+        Profile(name="tiered-sync", mode="sync", r=(0,), ks=BARE, weights=FALLING_SYNC, cuts=True, paged=True),
+        Profile(name="tiered-batch", r=(0,), ks=BARE, weights=FALLING, cuts=True, paged=True, batch=True),
+        Profile(
+            name="tiered-batch-sync",
+            mode="sync",
+            r=(0,),
+            ks=BARE,
+            weights=FALLING_SYNC,
+            cuts=True,
+            paged=True,
+            batch=True,
+        ),
+    )
+}
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class CutScenario:
@@ -223,6 +248,7 @@ class Scenario:
     cuts: CutScenario | None = None
     saves: SaveScenario | None = None  # servers save their own rows
     bounds: Bounds = dataclasses.field(default_factory=dict)
+    frames_spare: int = 0  # of a cache, beyond the rows that are needed at once
 
 
 # What may be slow, the more interesting more often.
@@ -278,6 +304,8 @@ def make_scenario(profile: Profile, choices: Choices) -> Scenario:
     protection: Protection = Coded(k=max(ks), r=most, rings=rings, flush=flush) if most else Unprotected()
     if profile.partial:
         protection = Partial(r=most, flush=flush)
+    if profile.batch:
+        protection = Batched()
     job = JobSpec(tables=tuple(tables), servers=ring * rings, workers=workers, mode=profile.mode, protection=protection)
     assert job.invalid_reason() is None, job.invalid_reason()
     lane_count = choices.pick(4, dull=0.1)
@@ -302,6 +330,7 @@ def make_scenario(profile: Profile, choices: Choices) -> Scenario:
         lanes=lanes,
         cuts=_make_cuts(choices) if profile.cuts else None,
         saves=_make_saves(choices) if profile.partial else None,
+        frames_spare=choices.pick(4) if profile.paged else 0,
     )
     if not profile.bounds:
         return scenario
