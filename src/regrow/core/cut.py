@@ -15,12 +15,12 @@ Capturing itself copies nothing: the store notes what belongs to the instant, an
 before it was stored. So training goes on while the driver stores what was captured (`Save`, then `Saved`). What is set
 aside is looked at with every change, not when the driver comes for more: a storage that hangs never does.
 
-A store that keeps checkpoints in its own files (`Batched`) has nothing to hand over: at the instant it counts its *epoch*
-up, rows of before are on its disk after a while, and then the server says so like any other.
+A store that keeps checkpoints in its own files (`Batched`) has nothing to hand over: at the instant it counts its
+*epoch* up, rows of before are on its disk after a while, and then the server says so like any other.
 
 What breaks without the rules:
-- If a server said so before its rows are on the disk, or kept the newer epoch and let go of the older before all servers
-  have it, a crash of all would find no checkpoint that everybody has. It commits with `CutEnd{durable}`.
+- If a server said so before its rows are on the disk, or let go of the older epoch before all servers have the newer, a
+  crash of all would find no checkpoint that everybody has. It lets go with `CutEnd{durable}` (`commit_epoch`).
 - If a server forgot that rows changed when it has stored them, a checkpoint that fails elsewhere would take them along,
   and the next delta would lack them. It forgets when it is told that the checkpoint exists (`CutEnd{durable}`).
 - If an answer about an older cut counted for the newest, parts of two instants would be mixed. Everything is numbered,
@@ -186,7 +186,7 @@ class CutSide:
         """The disk has more than before: all rows of the epoch? Then the server's part is stored."""
         if self._epochs is None or self._epoch_told or self.life.state is not CutState.CAPTURED:
             return []
-        error = "" if not self._epochs.tier_report().get("is_full") else "there is no space left for the files of rows"
+        error = "" if not self._epochs.tier_report().get("full") else "there is no space left for the files of rows"
         if not error and self._epochs.poll_complete() < self._epoch:
             return []
         self._epoch_told = True

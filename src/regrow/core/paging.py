@@ -80,9 +80,9 @@ class Paging:
         return f"<{len(self._tickets)} wait for the disk>"
 
     @property
-    def waits(self) -> bool:
-        """Whether anybody waits for the disk."""
-        return bool(self._since)
+    def waits(self) -> int:
+        """How many wait for the disk."""
+        return len(self._since)
 
     # --- Who needs rows ---
 

@@ -66,8 +66,9 @@ def make_server(
     disks: Disks | None = None,
     marks: tuple[int, ...] | None = None,
 ) -> ServerDoor:
-    """`disks`: rows may be on one of them; `marks`: those on it are of a checkpoint. `on_capture` hears of every capture, at its instant, and for whom it is; None: there are none. `start`: the cut a
-    run begins with. `saves`: when the server saves its own rows, if it does, and which first."""
+    """`on_capture` hears of every capture, at its instant, and for whom it is; None: there are none. `start`: the cut a
+    run begins with. `saves`: when the server saves its own rows, if it does, and which first. `disks`: rows may be on
+    one of them; `marks`: those that are on it are of a checkpoint."""
 
     def build_store(job: JobSpec, server: int, recovering: bool) -> Any:
         store: Any = MemoryStore(job, server, recovering) if disks is None else disks.build(job, identity)

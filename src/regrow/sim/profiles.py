@@ -301,11 +301,9 @@ def make_scenario(profile: Profile, choices: Choices) -> Scenario:
         sweep_bytes_per_s=(0, 2000, 1)[choices.pick(3, dull=0.3)],  # 1: not before the workers are done
     )
     most = max(table.r for table in tables)
-    protection: Protection = Coded(k=max(ks), r=most, rings=rings, flush=flush) if most else Unprotected()
+    protection: Protection = Coded(k=max(ks), r=most, rings=rings, flush=flush) if most else _make_bare(profile)
     if profile.partial:
         protection = Partial(r=most, flush=flush)
-    if profile.batch:
-        protection = Batched()
     job = JobSpec(tables=tuple(tables), servers=ring * rings, workers=workers, mode=profile.mode, protection=protection)
     assert job.invalid_reason() is None, job.invalid_reason()
     lane_count = choices.pick(4, dull=0.1)
@@ -336,6 +334,11 @@ def make_scenario(profile: Profile, choices: Choices) -> Scenario:
         return scenario
     bounds = draw_bounds(choices, job, window_pushes=scenario.window_pushes)
     return dataclasses.replace(scenario, bounds=bounds)
+
+
+def _make_bare(profile: Profile) -> Protection:
+    """Of a job without parities."""
+    return Batched() if profile.batch else Unprotected()
 
 
 def _make_cuts(choices: Choices) -> CutScenario:
