@@ -22,7 +22,7 @@ from regrow.core.job import JobSpec
 from regrow.errors import ChildFailed, ConnectionLost, UserError
 from regrow.launch.backend import Ended, News, end, list_running, name_of
 from regrow.launch.crew import Crew
-from regrow.launch.orders import Answer, Condemn, Error, Listening, Malformed, Ready, Replace, Stop
+from regrow.launch.orders import Answer, Condemn, Error, Listening, Malformed, Ready, Replace, Stop, TieredRows
 from regrow.launch.processes import LocalProcesses
 from regrow.launch.rundir import Logs, print_warning
 from regrow.launch.supervisor import (
@@ -44,6 +44,7 @@ from regrow.launch.supervisor import (
     TakeStance,
     Tick,
 )
+from regrow.launch.tiers import SERVER, check_empty, remove_all
 from regrow.protection import GIB, MIB, ErasureCode
 from regrow.runtime.client import Client, SocketClient
 from regrow.runtime.sockets import SocketDir
@@ -60,7 +61,8 @@ FRAME_BYTES_MAX = 1 * GIB
 class LocalCluster:
     """A coordinator and `servers` server processes on this machine.
 
-    `protection` is for the tables of every collection on this cluster that does not bring its own.
+    `protection` is for the tables of every collection on this cluster that does not bring its own. `store_dir`: rows
+    are on disk there, in files that go with the cluster, and `cache_bytes` of them in the memory of each server.
     """
 
     def __init__(
@@ -71,6 +73,8 @@ class LocalCluster:
         transport: str | None = None,
         authenticate: str = "auto",
         protection: ErasureCode | None = None,
+        store_dir: str | Path | None = None,
+        cache_bytes: int = GIB,
     ) -> None:
         if servers < 1:
             raise UserError(f"servers = {servers}: a cluster needs at least one")
@@ -80,8 +84,13 @@ class LocalCluster:
             raise UserError(f"authenticate = {authenticate!r}: must be one of {', '.join(AUTHENTICATE)}")
         if protection is not None:
             protection.check(servers=servers, mode="async")
+        if store_dir is not None:
+            if protection is not None:
+                raise UserError("rows on disk (store_dir) have no parities", hint="leave protection or store_dir out")
+            check_empty(Path(store_dir))
         self.server_count = servers
         self.protection = protection
+        self._store_dir = None if store_dir is None else Path(store_dir).resolve()
         self._token = secrets.token_hex(32)
         self._authenticate = authenticate
         self._sockets = SocketDir()
@@ -103,6 +112,7 @@ class LocalCluster:
             servers=servers,
             frame_bytes_max=FRAME_BYTES_MAX,
             authenticate=authenticate,
+            tiers=None if store_dir is None else TieredRows(directory=str(self._store_dir), cache_bytes=cache_bytes),
         )
         atexit.register(self.close)
         try:
@@ -160,6 +170,8 @@ class LocalCluster:
         with self._sockets, contextlib.closing(self._backend):
             everybody = list_running(self._backend)
             end(self._backend, everybody, asked_seconds=STOP_SECONDS, term_seconds=2.0, hurry=lambda: False)
+        if self._store_dir is not None:
+            remove_all(self._store_dir.glob(f"{SERVER}*"))
         if self._failure is None:
             shutil.rmtree(self._logs, ignore_errors=True)
 
