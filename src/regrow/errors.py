@@ -57,6 +57,14 @@ class DataError(UserError):
     """Training data that cannot be read: names the file, the line and the field."""
 
 
+class StoreDamaged(RegrowError):
+    """Rows on disk are not what was written: names the file and the rows. Their values are not served."""
+
+
+class StoreFull(RegrowError):
+    """The device has no room for rows that have to leave the memory. What is in memory is still right."""
+
+
 class Refusal(enum.StrEnum):
     """What a refusal means for whoever is refused. Nothing depends on the words beside it."""
 
