@@ -90,12 +90,15 @@ bool TierLog::has_room(size_t record_bytes) const {
 }
 
 uint64_t TierLog::segments_free() const {
-  const auto idle = std::count_if(freed_.begin(), freed_.end(), [this](uint64_t index) { return !segments_[index].readers; });
-  return static_cast<uint64_t>(idle) + (settings_.segments_max - std::min<uint64_t>(settings_.segments_max, segments_.size()));
+  const auto idle =
+      std::count_if(freed_.begin(), freed_.end(), [this](uint64_t index) { return !segments_[index].readers; });
+  return static_cast<uint64_t>(idle) +
+         (settings_.segments_max - std::min<uint64_t>(settings_.segments_max, segments_.size()));
 }
 
 bool TierLog::take_segment() {
-  const auto idle = std::find_if(freed_.rbegin(), freed_.rend(), [this](uint64_t index) { return !segments_[index].readers; });
+  const auto idle =
+      std::find_if(freed_.rbegin(), freed_.rend(), [this](uint64_t index) { return !segments_[index].readers; });
   uint64_t index = segments_.size();
   if (idle != freed_.rend()) {
     index = *idle;

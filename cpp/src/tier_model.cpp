@@ -11,6 +11,8 @@
 namespace regrow {
 namespace {
 
+constexpr uint64_t calls_max = 100000;  // of a life, which usually ends after some hundreds
+
 using Rows = std::vector<std::vector<float>>;  // records of a table, one behind the other, padding included
 
 struct Failure {
@@ -42,7 +44,7 @@ class Model {
   void run_life(ModelRun& run) {
     ++run.lives;
     committed_before_ = committed_;
-    const uint64_t writes = draw(4) ? draw(60) : draw(600);
+    const uint64_t writes = draw(8) ? draw(40) : draw(300);
     bool is_open = false;
     try {
       open(writes);
@@ -51,7 +53,12 @@ class Model {
         ++run.went_back;
         compare_all(run);
       }
-      for (;;) step(run);
+      // A life that does not write is stuck.
+      for (uint64_t calls = 0; calls < calls_max; ++calls) step(run);
+      std::string text = "nothing is written any more:";
+      for (const auto& [key, value] : store_->report())
+        text += " " + key + " " + std::to_string(static_cast<uint64_t>(value));
+      throw Failure{text};
     } catch (const CrashNow&) {
       run.crashes_opening += !is_open;
     } catch (const StoreFull&) {
@@ -86,7 +93,7 @@ class Model {
     settings.fingerprint = 77;
     settings.cache_bytes = 9000 + draw(3) * 6000;
     settings.segment_bytes = 4096;  // the same in every life
-    settings.log_bytes_max = 40 * 4096;
+    settings.log_bytes_max = 48 * 4096;
     settings.unwritten_bytes_max = 4 * 4096;
     settings.clean_bytes_max = 4096 * (1 + draw(4));
     settings.policy = draw(8) ? TierPolicy::lru : TierPolicy::none;
@@ -224,8 +231,8 @@ class Model {
       for (int32_t i = 0; i < pull.counts[t]; ++i, ++row) {
         float* record = now_[t].data() + pull.slots[row] * store_->record_floats(t);
         for (int64_t c = 0; c < tables_[t].dim; ++c, ++at) {
-          expect(record[c] == weights[at], "slot " + std::to_string(pull.slots[row]) + " of table " +
-                                               std::to_string(t) + " is wrong in memory");
+          expect(record[c] == weights[at],
+                 "slot " + std::to_string(pull.slots[row]) + " of table " + std::to_string(t) + " is wrong in memory");
           record[c] -= 0.5f * grads[at];
         }
         touched_[t][pull.slots[row]] = true;

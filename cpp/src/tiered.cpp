@@ -58,8 +58,7 @@ void TieredShard::check_counts(std::span<const int32_t> counts, std::span<const 
     const uint32_t most = counts[t] ? kernels().max_u32(slot, static_cast<size_t>(counts[t])) : 0;
     if (counts[t] && most >= tables_[t].slots)
       throw std::out_of_range("slot " + std::to_string(most) + " of table " + std::to_string(t) +
-                              " is out of range; this server has " + std::to_string(tables_[t].slots) +
-                              " slots of it");
+                              " is out of range; this server has " + std::to_string(tables_[t].slots) + " slots of it");
   }
 }
 
@@ -75,9 +74,8 @@ void TieredShard::check_call(std::span<const int32_t> counts, std::span<const ui
 void TieredShard::check_range(size_t table, int64_t first_slot, int64_t count, size_t floats) const {
   const Table& found = at(table);
   if (first_slot < 0 || count < 0 || first_slot > int64_t{found.slots} || count > int64_t{found.slots} - first_slot)
-    throw std::out_of_range(text(count) + " slots from " + text(first_slot) + " on, of table " +
-                            std::to_string(table) + ", are out of range; this server has " +
-                            std::to_string(found.slots) + " slots of it");
+    throw std::out_of_range(text(count) + " slots from " + text(first_slot) + " on, of table " + std::to_string(table) +
+                            ", are out of range; this server has " + std::to_string(found.slots) + " slots of it");
   const size_t due = static_cast<size_t>(count) * found.stride;
   if (floats != due)
     throw std::invalid_argument("these records have " + std::to_string(due) + " floats; the array has " +
@@ -171,8 +169,8 @@ void TieredShard::before_change(Table& table, uint32_t slot, uint32_t index) {
   ++dirty_now_;
 }
 
-void TieredShard::update(std::span<const int32_t> counts, std::span<const uint32_t> slots,
-                         std::span<const float> grads, int64_t step) {
+void TieredShard::update(std::span<const int32_t> counts, std::span<const uint32_t> slots, std::span<const float> grads,
+                         int64_t step) {
   check_call(counts, slots, grads.size());
   std::vector<UpdateNumbers> numbers;
   for (const Table& table : tables_) {

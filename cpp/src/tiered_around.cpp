@@ -40,8 +40,8 @@ void TieredShard::plan_row(RowRef row, uint32_t number, ReadPlan& plan) const {
   const Table& table = tables_[row.table];
   const uint32_t place = table.places.find(row.slot);
   if (place != SlotMap::none) {
-    plan.rows.push_back({DiskFile::log, log_->offset_of(place), sizeof(LogHeader) + table.record_bytes(), row, number,
-                         place});
+    plan.rows.push_back(
+        {DiskFile::log, log_->offset_of(place), sizeof(LogHeader) + table.record_bytes(), row, number, place});
     return;
   }
   const uint64_t offset = table.home.group_begin(table.home.group_of(row.slot)) + table.home.within(row.slot);
@@ -93,8 +93,7 @@ const float* TieredShard::checked(const ReadPlan::Wanted& wanted) const {
   HomeHeader header;
   std::memcpy(&header, wanted.found, sizeof header);
   const std::byte* record = wanted.found + sizeof header;
-  const uint32_t crc =
-      home_checksum(wanted.row.table, wanted.row.slot, header.epoch, record, table.record_bytes());
+  const uint32_t crc = home_checksum(wanted.row.table, wanted.row.slot, header.epoch, record, table.record_bytes());
   return header.crc == crc ? reinterpret_cast<const float*>(record) : nullptr;
 }
 
@@ -121,11 +120,12 @@ void TieredShard::read_rows(size_t index, std::span<const uint32_t> slots, float
 }
 
 // Waits until the log can take one more record.
-void TieredShard::make_room(size_t record_bytes) {
-  while (!may_append(record_bytes)) {
+void TieredShard::make_room() {
+  while (!may_leave()) {
     settle();
-    if (may_append(record_bytes)) return;
+    if (may_leave()) return;
     if (lanes_->failure(Lane::writes)) throw StoreFull(lanes_->failure_text(Lane::writes));
+    if (dirty_old_) write_epoch();
     if (clean()) continue;
     if (lanes_->is_idle(Lane::writes)) {
       log_->flush();
@@ -146,7 +146,7 @@ void TieredShard::write_row(Table& table, uint32_t slot, const float* record) {
     std::memcpy(frames_of(table).record(frame), record, table.record_bytes());
     return;
   }
-  make_room(table.record_bytes());
+  make_room();
   table.places.put(slot, log_->append(index, slot, static_cast<uint32_t>(epoch_), {record, table.stride}));
   ++counters_.rows_around;
 }
@@ -206,7 +206,8 @@ void TieredShard::write_records(size_t table, int64_t first_slot, int64_t count,
   std::vector<uint32_t> slots(static_cast<size_t>(count));
   std::iota(slots.begin(), slots.end(), static_cast<uint32_t>(first_slot));
   keep_aside_all(table, slots);
-  for (size_t i = 0; i < slots.size(); ++i) write_row(tables_[table], slots[i], source.data() + i * tables_[table].stride);
+  for (size_t i = 0; i < slots.size(); ++i)
+    write_row(tables_[table], slots[i], source.data() + i * tables_[table].stride);
 }
 
 size_t TieredShard::load_rows(size_t table, std::span<const uint32_t> ids,
@@ -228,7 +229,8 @@ size_t TieredShard::load_rows(size_t table, std::span<const uint32_t> ids,
   finish_reads();
   std::vector<std::pair<uint32_t, size_t>> rows;  // slot, number
   for (size_t i = 0; i < ids.size(); ++i)
-    if (const Place place = found.layout.place(ids[i]); place.server == settings_.server) rows.emplace_back(place.slot, i);
+    if (const Place place = found.layout.place(ids[i]); place.server == settings_.server)
+      rows.emplace_back(place.slot, i);
   std::sort(rows.begin(), rows.end());
   std::vector<uint32_t> slots;
   for (const auto& [slot, number] : rows) slots.push_back(slot);

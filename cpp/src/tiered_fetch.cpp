@@ -76,14 +76,14 @@ uint64_t TieredShard::fetch(std::span<const int32_t> counts, std::span<const uin
   const std::vector<size_t> needed = frames_needed(ticket.rows, false);
   for (size_t i = 0; i < needed.size(); ++i)
     if (needed[i] > frames_[i]->count())
-      throw std::invalid_argument(std::to_string(needed[i]) + " rows of " +
-                                  std::to_string(frames_[i]->stride() * sizeof(float)) +
-                                  " bytes do not fit the cache, which has " + std::to_string(frames_[i]->count()) +
-                                  " frames for them");
+      throw std::invalid_argument(
+          std::to_string(needed[i]) + " rows of " + std::to_string(frames_[i]->stride() * sizeof(float)) +
+          " bytes do not fit the cache, which has " + std::to_string(frames_[i]->count()) + " frames for them");
   const bool is_first = tickets_.empty() || tickets_.back().admitted;
   const bool admitted = is_first && admit(ticket);
   if (!admitted) check_full(ticket);
-  if (admitted && !ticket.reading && ticket.shared.empty()) {  // nothing was on disk: it was never changed, or just left
+  if (admitted && !ticket.reading &&
+      ticket.shared.empty()) {  // nothing was on disk: it was never changed, or just left
     unpin(ticket);
     return 0;
   }
@@ -96,7 +96,7 @@ uint64_t TieredShard::fetch(std::span<const int32_t> counts, std::span<const uin
 // Rows cannot leave, and the ticket cannot get what it needs until they do.
 void TieredShard::check_full(const Ticket& ticket) {
   const int code = lanes_->failure(Lane::writes);
-  const bool has_no_log = !log_->has_room(0) && !cleaning_ && !begin_round();
+  const bool has_no_log = !may_leave() && lanes_->is_idle(Lane::writes) && !dirty_old_ && !cleaning_ && !begin_round();
   if (!code && !has_no_log) return;
   const std::vector<size_t> needed = frames_needed(ticket.rows, true);
   for (size_t i = 0; i < needed.size(); ++i) {
@@ -113,9 +113,23 @@ void TieredShard::check_full(const Ticket& ticket) {
   }
 }
 
-bool TieredShard::may_append(size_t record_bytes) const {
-  return log_->has_room(record_bytes) && log_->bytes_unwritten() < settings_.unwritten_bytes_max &&
+// A row of a checkpoint may be written.
+bool TieredShard::may_append() const {
+  return log_->has_room(entry_bytes_max_) && log_->bytes_unwritten() < settings_.unwritten_bytes_max &&
          !lanes_->failure(Lane::writes);
+}
+
+// Segments that so many bytes of entries take at most.
+uint64_t TieredShard::segments_for(uint64_t bytes) const {
+  const uint64_t each = settings_.segment_bytes - page_bytes_ - entry_bytes_max_;
+  return (bytes + each - 1) / each;
+}
+
+// A row may leave the memory, or be written around it. Room for two checkpoints stays: for what is still to be written
+// of the one being made, and for all of the next. Or else the log could be full of what only a checkpoint can free,
+// without room to make one.
+bool TieredShard::may_leave() const {
+  return may_append() && log_->segments_free() > reserve_segments_ + segments_for(dirty_old_ * entry_bytes_max_);
 }
 
 // Writes what a frame has to the log; it is then as it was written.
@@ -137,7 +151,7 @@ bool TieredShard::evict(Frames& frames) {
     Frame& frame = frames.at(*index);
     const bool is_pinned = frame.pins && settings_.bug != TierBug::pin_ignored;
     const bool is_loading = tables_[frame.table].frames.find(frame.slot) != *index;
-    if (is_pinned || is_loading || (frame.dirty_epoch && !may_append(frames.stride() * sizeof(float)))) {
+    if (is_pinned || is_loading || (frame.dirty_epoch && !may_leave())) {
       frames.note(*index);
       continue;
     }
@@ -268,9 +282,8 @@ void TieredShard::forget_given_up() {
 
 bool TieredShard::is_ready(const Ticket& ticket) const {
   if (!ticket.admitted || ticket.reading) return false;
-  return std::all_of(ticket.shared.begin(), ticket.shared.end(), [&](RowRef row) {
-    return tables_[row.table].loading.find(row.slot) == SlotMap::none;
-  });
+  return std::all_of(ticket.shared.begin(), ticket.shared.end(),
+                     [&](RowRef row) { return tables_[row.table].loading.find(row.slot) == SlotMap::none; });
 }
 
 std::vector<uint64_t> TieredShard::poll_fetched() {

@@ -54,11 +54,23 @@ TieredShard::TieredShard(const TierSettings& settings, const std::vector<TableSe
     rows += table.slots;
   }
   settings_.segment_bytes = choose_segment_bytes(settings.segment_bytes, record_bytes_max, page_bytes_);
-  const uint64_t segments_max = std::min(settings.log_bytes_max, log_bytes_most) / settings_.segment_bytes;
-  if (segments_max < segments_least)
-    throw std::invalid_argument("the log needs at least " + text(static_cast<int64_t>(segments_least)) +
-                                " segments of " + std::to_string(settings_.segment_bytes) + " bytes, and may have " +
-                                std::to_string(settings.log_bytes_max) + " bytes");
+  entry_bytes_max_ = sizeof(LogHeader) + record_bytes_max;
+  uint64_t frames_bytes = 0;
+  for (const auto& frames : frames_)
+    frames_bytes += frames->count() * (sizeof(LogHeader) + frames->stride() * sizeof(float));
+  reserve_segments_ = segments_for(frames_bytes) + 1;
+  const uint64_t log_bytes_asked = (2 * reserve_segments_ + 8 * segments_least) * settings_.segment_bytes;
+  if (!settings_.log_bytes_max)
+    settings_.log_bytes_max = !settings.bytes_max              ? std::max(home_end_ / 2, log_bytes_asked)
+                              : settings.bytes_max > home_end_ ? settings.bytes_max - home_end_
+                                                               : 0;
+  const uint64_t segments_max = std::min(settings_.log_bytes_max, log_bytes_most) / settings_.segment_bytes;
+  if (segments_max < reserve_segments_ + segments_least)
+    throw std::invalid_argument(
+        "of " + std::to_string(settings.bytes_max) + " bytes, rows take " + std::to_string(home_end_) +
+        " and the log may have " + std::to_string(settings_.log_bytes_max) +
+        " bytes; for a checkpoint of all rows in a cache of " + std::to_string(settings.cache_bytes) +
+        " bytes it needs at least " + std::to_string((reserve_segments_ + segments_least) * settings_.segment_bytes));
   const double places = static_cast<double>(places_bytes) + places_bytes_per_row * static_cast<double>(rows);
   const auto target = static_cast<uint64_t>(places / place_entry_bytes) * entry_bytes_min;
   log_bytes_target_ = std::min(segments_max * settings_.segment_bytes, std::max(target, 8 * settings_.segment_bytes));
@@ -82,8 +94,8 @@ TieredShard::~TieredShard() { lanes_.reset(); }
 void TieredShard::add_table(const TableSettings& settings, uint64_t home_begin) {
   check_settings(settings);
   if (settings.r)
-    throw std::invalid_argument("rows on disk have no parities: table " + text(settings.table) + " has r = " +
-                                text(settings.r));
+    throw std::invalid_argument("rows on disk have no parities: table " + text(settings.table) +
+                                " has r = " + text(settings.r));
   const Layout layout(settings_.servers, settings.k, 0, settings_.rings, settings.table);
   const uint32_t slots = checked_slots(layout, settings.rows);
   const auto stride = static_cast<size_t>(regrow::record_floats(settings.optimizer, settings.dim));
@@ -221,16 +233,16 @@ void TieredShard::scan_log(const TierState& found, uint64_t epoch) {
   for (uint64_t first = 0; first < segments && indices.size() < lives.size(); first += heads) {
     std::vector<Piece> pieces;
     for (uint64_t index = first; index < std::min(segments, first + heads); ++index)
-      pieces.push_back({DiskFile::log, index * settings_.segment_bytes, blocks.data() + (index - first) * page_bytes_,
-                        page_bytes_});
+      pieces.push_back(
+          {DiskFile::log, index * settings_.segment_bytes, blocks.data() + (index - first) * page_bytes_, page_bytes_});
     disk_->read(pieces);
     counters_.bytes_read_log += pieces.size() * page_bytes_;
     for (uint64_t index = first; index < first + pieces.size(); ++index) {
       const auto head = read_segment_head(blocks.data() + (index - first) * page_bytes_, settings_.fingerprint);
       if (!head) continue;
       const auto life = lives.find(head->sequence);
-      const bool counts = life != lives.end() && (settings_.bug == TierBug::no_incarnation ||
-                                                  life->second->number == head->incarnation);
+      const bool counts = life != lives.end() &&
+                          (settings_.bug == TierBug::no_incarnation || life->second->number == head->incarnation);
       if (counts) indices[head->sequence] = index;
     }
   }

@@ -35,7 +35,8 @@ void TieredShard::settle() {
     committed_ = std::max(committed_, promises_.front().committed);
     promises_.pop_front();
   }
-  while (!state_memory_.empty() && lanes_->is_done(Lane::writes, state_memory_.front().first)) state_memory_.pop_front();
+  while (!state_memory_.empty() && lanes_->is_done(Lane::writes, state_memory_.front().first))
+    state_memory_.pop_front();
 }
 
 // Writes the state as it is now, behind `before`, first one copy of it, then the other.
@@ -122,7 +123,7 @@ bool TieredShard::write_epoch() {
         ++dirty_now_;
         frame.dirty_epoch = static_cast<uint32_t>(epoch_);
       } else {
-        if (!may_append(frames.stride() * sizeof(float))) return false;
+        if (!may_append()) return false;
         log_frame(frames, index);
         ++counters_.rows_flushed;
         --rows;
@@ -161,7 +162,7 @@ uint64_t TieredShard::floor() const {
 
 bool TieredShard::wants_cleaning() const {
   const uint64_t used = log_->used() * settings_.segment_bytes;
-  return 2 * used > log_bytes_target_ || log_->segments_free() < 2;
+  return 2 * used > log_bytes_target_ || log_->segments_free() <= 2 * reserve_segments_ + 2;
 }
 
 // Takes the oldest segments that have nothing but what may go home.
@@ -281,10 +282,9 @@ void TieredShard::read_pages() {
     Incarnation& present = state_.incarnations.back();
     present.log_end = std::max(present.log_end, LogPosition{state_.tail - 1, 0});
     std::vector<IoStep> steps;
-    steps.push_back({IoStep::Kind::sync, {}, DiskFile::home});
+    if (settings_.bug != TierBug::home_not_synced) steps.push_back({IoStep::Kind::sync, {}, DiskFile::home});
     round.job = submit_state(std::move(steps));
     round.step = Cleaning::Step::frees;
-    if (settings_.bug == TierBug::tail_not_durable) round.job = 0;
     return;
   }
   round.end = std::min(round.versions.size(), round.next + home_rows_per_step);
@@ -323,15 +323,16 @@ void TieredShard::patch_pages() {
     const uint64_t begin = table.home.group_begin(table.home.group_of(slot));
     while (round.pieces[piece].offset != begin) ++piece;
     std::byte* target = round.pieces[piece].data + table.home.within(slot);
-    const HomeHeader header{
-        home_checksum(version.row.table, slot, version.epoch, version.record, table.record_bytes()), version.epoch};
+    const HomeHeader header{home_checksum(version.row.table, slot, version.epoch, version.record, table.record_bytes()),
+                            version.epoch};
     std::memcpy(target, &header, sizeof header);
     std::memcpy(target + sizeof header, version.record, table.record_bytes());
     const uint64_t bit = uint64_t{1} << (slot % 64);
     if (table.homed[slot / 64] & bit) continue;
     table.homed[slot / 64] |= bit;
     const uint64_t block = slot / sector_bits * sector_bytes / page_bytes_ * page_bytes_;
-    if (blocks.empty() || blocks.back() != std::pair{version.row.table, block}) blocks.emplace_back(version.row.table, block);
+    if (blocks.empty() || blocks.back() != std::pair{version.row.table, block})
+      blocks.emplace_back(version.row.table, block);
   }
   counters_.rows_homed += round.end - round.next;
   IoStep step{IoStep::Kind::write, round.pieces};
@@ -436,7 +437,8 @@ std::map<std::string, double> TieredShard::report() const {
   put("epoch_complete", complete_);
   put("epoch_committed", committed_);
   put("epoch_spoiled", spoiled_);
-  put("full", lanes_->failure(Lane::writes) == ENOSPC || (!log_->has_room(0) && !cleaning_));
+  put("full", lanes_->failure(Lane::writes) == ENOSPC ||
+                  (!may_leave() && lanes_->is_idle(Lane::writes) && !dirty_old_ && !cleaning_));
   return found;
 }
 

@@ -74,8 +74,7 @@ class Disk {
 };
 
 // The files of a directory, made if they are not there, emptied if `wipe`. `io`: direct (past the page cache, many
-// reads at a time), threads (through it, by a few threads), mmap (for memory-backed files), auto (measures).
-std::unique_ptr<Disk> open_files(const std::string& directory, const std::string& io, int threads, bool wipe,
-                                 uint64_t bytes_max);
+// reads at a time), threads (through it, by a few threads), auto (measures, and says what it found).
+std::unique_ptr<Disk> open_files(const std::string& directory, const std::string& io, int threads, bool wipe);
 
 }  // namespace regrow

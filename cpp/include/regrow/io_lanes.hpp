@@ -39,11 +39,11 @@ class IoLanes {
   // A lane whose job failed waits in front of it. 0: it does not; else the code of the system, and the text.
   int failure(Lane lane) const { return at(lane).failed.load(std::memory_order_acquire); }
   std::string failure_text(Lane lane);
-  void retry(Lane lane);                    // the job that failed, once more
-  void skip(Lane lane);                     // counts it as done, with failed bytes; for reads
-  void wait(Lane lane, uint64_t id);        // until it is done or the lane fails
-  void pump(Lane lane, size_t jobs);        // without threads: does up to so many jobs
-  int fd() const { return event_fd_; }      // readable when some job was done since clear_fd()
+  void retry(Lane lane);                // the job that failed, once more
+  void skip(Lane lane);                 // counts it as done, with failed bytes; for reads
+  void wait(Lane lane, uint64_t id);    // until it is done or the lane fails
+  void pump(Lane lane, size_t jobs);    // without threads: does up to so many jobs
+  int fd() const { return event_fd_; }  // readable when some job was done since clear_fd()
   void clear_fd();
   void ring();  // makes it readable
   bool has_threads() const { return threads_; }

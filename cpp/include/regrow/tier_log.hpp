@@ -1,6 +1,7 @@
 // The log of a tiered store: versions of rows, one behind the other, in segments. Only written at its end and freed at
-// its beginning, in the order of segments; a segment that is free may lie anywhere in the file. What was appended can be
-// read from memory until it is in the file. Here is where versions are; which of them count is TieredShard's to know.
+// its beginning, in the order of segments; a segment that is free may lie anywhere in the file. What was appended can
+// be read from memory until it is in the file. Here is where versions are; which of them count is TieredShard's to
+// know.
 #pragma once
 
 #include <cstdint>
@@ -103,11 +104,11 @@ class TierLog {
   IoLanes& lanes_;
   uint64_t incarnation_ = 0;
   uint64_t sequence_next_ = 1;
-  std::vector<Segment> segments_;     // by their place in the file
-  std::deque<uint64_t> order_;        // those in use, oldest first
-  std::deque<uint64_t> buffered_;     // those with memory
-  std::vector<uint64_t> freed_;       // to be used again, perhaps still read
-  std::optional<uint64_t> open_;      // what is appended to
+  std::vector<Segment> segments_;  // by their place in the file
+  std::deque<uint64_t> order_;     // those in use, oldest first
+  std::deque<uint64_t> buffered_;  // those with memory
+  std::vector<uint64_t> freed_;    // to be used again, perhaps still read
+  std::optional<uint64_t> open_;   // what is appended to
   uint64_t bytes_appended_ = 0, bytes_written_ = 0;
 };
 

@@ -32,12 +32,12 @@ enum class TierPolicy { lru, none, self };
 // Mistakes that a test plants to see that they are found.
 enum class TierBug {
   none,
-  no_incarnation,        // versions of a life that was left behind count for later checkpoints
-  freed_first,           // versions go home before the checkpoint they belong to is committed
-  no_sync,               // a checkpoint is called complete before it was synced
-  pin_ignored,           // rows leave while somebody has them pinned
-  pinned_not_written,    // a checkpoint is called complete without the rows that are pinned
-  tail_not_durable,      // segments are written over before the state says that they are free
+  no_incarnation,      // versions of a life that was left behind count for later checkpoints
+  freed_first,         // versions go home before the checkpoint they belong to is committed
+  no_sync,             // a checkpoint is called complete before it was synced
+  pin_ignored,         // rows leave while somebody has them pinned
+  pinned_not_written,  // a checkpoint is called complete without the rows that are pinned
+  home_not_synced,     // segments are let go of before what was in them is durable at home
 };
 
 struct TierSettings {
@@ -46,8 +46,11 @@ struct TierSettings {
   int64_t rings = 1;
   uint64_t fingerprint = 0;
   size_t cache_bytes = 0;
-  uint64_t log_bytes_max = 0;      // too small: rows cannot leave the memory; too large: disk, and memory for places
-  uint64_t segment_bytes = 0;      // 0: what fits the records
+  // Of all files; 0: what the rows need, and for the log half as much or what the cache asks for, whichever is more.
+  // Too small: refused; too large: disk, and memory for the places of rows in the log.
+  uint64_t bytes_max = 0;
+  uint64_t log_bytes_max = 0;               // 0: what follows from bytes_max
+  uint64_t segment_bytes = 0;               // 0: what fits the records
   uint64_t unwritten_bytes_max = 32 << 20;  // of the log in memory: rows wait to leave beyond it
   uint64_t clean_bytes_max = 16 << 20;      // of the log that a round of the cleaner takes
   TierPolicy policy = TierPolicy::lru;
@@ -124,7 +127,7 @@ class TieredShard {
     std::array<Bits, tenants_max> dirty;
     size_t rows_left = 0;
     size_t word_next = 0;
-    SlotMap aside;             // slot -> number of the record
+    SlotMap aside;  // slot -> number of the record
     std::deque<Buffer<float>> records;
     size_t aside_left = 0;
   };
@@ -169,7 +172,7 @@ class TieredShard {
     AlignedBytes memory;
   };
   struct Ticket {
-    uint64_t id;  // 0: given up
+    uint64_t id;               // 0: given up
     std::vector<RowRef> rows;  // each once
     bool admitted = false;
     bool reading = false;
@@ -240,7 +243,7 @@ class TieredShard {
   bool find_in_memory(RowRef row, float* record);              // anywhere but on disk
   void read_rows(size_t table, std::span<const uint32_t> slots, float* out);
   void write_row(Table& table, uint32_t slot, const float* record);
-  void make_room(size_t record_bytes);
+  void make_room();
   void finish_reads();
   void keep_aside_all(size_t table, std::span<const uint32_t> slots);
   void mark_changed(Table& table, uint32_t slot) { table.changed[slot / 64] |= uint64_t{1} << (slot % 64); }
@@ -255,7 +258,9 @@ class TieredShard {
   bool admit(Ticket& ticket);
   bool find_room(std::span<const size_t> needed);
   bool evict(Frames& frames);
-  bool may_append(size_t record_bytes) const;
+  bool may_append() const;
+  bool may_leave() const;
+  uint64_t segments_for(uint64_t bytes) const;
   void log_frame(Frames& frames, uint32_t frame);
   void admit_waiting();
   void take_reads(Ticket& ticket, std::vector<std::string>& damaged);
@@ -289,14 +294,16 @@ class TieredShard {
   std::vector<std::unique_ptr<Frames>> frames_;
   uint64_t home_end_ = 0;
   uint64_t log_bytes_target_ = 0;
+  uint64_t entry_bytes_max_ = 0;
+  uint64_t reserve_segments_ = 0;  // of the log, for all rows in memory: so that a checkpoint can always be completed
   uint64_t page_bytes_ = 0;
 
-  TierState state_;            // as the last job of the write lane that was submitted leaves it
+  TierState state_;  // as the last job of the write lane that was submitted leaves it
   uint64_t state_version_ = 0;
-  uint64_t epoch_ = 1;         // of changes made now
+  uint64_t epoch_ = 1;                     // of changes made now
   uint64_t complete_ = 0, committed_ = 0;  // durable
-  uint64_t spoiled_ = 0;       // an epoch of which a row could not be kept: it is never complete
-  size_t dirty_now_ = 0, dirty_old_ = 0;  // frames that changed in this epoch, and in older ones
+  uint64_t spoiled_ = 0;                   // an epoch of which a row could not be kept: it is never complete
+  size_t dirty_now_ = 0, dirty_old_ = 0;   // frames that changed in this epoch, and in older ones
   struct Promise {
     uint64_t job, complete, committed;
   };
