@@ -14,6 +14,7 @@
 #include "regrow/dispatch.hpp"
 #include "regrow/shard.hpp"
 #include "shard_runs.hpp"
+#include "table_rules.hpp"
 
 namespace regrow {
 namespace {
@@ -197,7 +198,7 @@ CapturedChunk Shard::capture_chunk(int64_t bytes_max, bool aside_first) {
   std::vector<size_t> row_bytes;
   for (const Table& table : tables_) {
     size_t words = 1;  // its number
-    for (const Part part : parts(table)) words += part.width;
+    for (const RecordPart part : record_parts(table.settings)) words += part.width;
     row_bytes.push_back(words * sizeof(uint32_t));
   }
   const Share share = this->share(bytes_max, aside_first, row_bytes);
@@ -213,10 +214,10 @@ CapturedChunk Shard::capture_chunk(int64_t bytes_max, bool aside_first) {
     const Table& table = tables_[t];
     select(tables_[t], share.aside[t], share.rest[t], next);
     keep_copies(t, {next, share.count(t)});
-    const size_t rows = number(table, {next, share.count(t)}, words);
+    const size_t rows = number_rows(table.layout, table.settings.rows, settings_.server, {next, share.count(t)}, words);
     captured.counts[t] = static_cast<int32_t>(rows);
     words += rows;
-    for (const Part part : parts(table)) {
+    for (const RecordPart part : record_parts(table.settings)) {
       copy_rows(table, {next, rows}, part, reinterpret_cast<float*>(words));
       words += rows * part.width;
     }
@@ -225,20 +226,11 @@ CapturedChunk Shard::capture_chunk(int64_t bytes_max, bool aside_first) {
   return captured;
 }
 
-// Weights, then the optimizer's state: as many parts as wide as the weights as there are, and what is left.
-std::vector<Shard::Part> Shard::parts(const Table& table) const {
-  const size_t dim = table.records.dim;
-  const size_t end = dim + static_cast<size_t>(state_floats(table.settings.optimizer, table.settings.dim));
-  std::vector<Part> parts;
-  for (size_t first = 0; first < end; first += dim) parts.push_back({first, std::min(dim, end - first)});
-  return parts;
-}
-
 size_t Shard::load_rows(size_t table, std::span<const uint32_t> ids, const std::vector<std::span<const float>>& values,
                         std::optional<size_t> clean_to) {
   at(table);  // or there is none
   Table& found = tables_[table];
-  const std::vector<Part> parts = this->parts(found);
+  const std::vector<RecordPart> parts = record_parts(found.settings);
   const Records& records = found.records;
   if (clean_to) check_tenant(*clean_to);
   if (found.recovery && found.parity)
@@ -294,27 +286,7 @@ size_t Shard::load_rows(size_t table, std::span<const uint32_t> ids, const std::
   return loaded;
 }
 
-// The rows in these slots, rising, and the slots in the same order; holes, which no row has, come last and do not
-// count.
-size_t Shard::number(const Table& table, std::span<uint32_t> slots, uint32_t* ids) const {
-  const auto server = static_cast<uint32_t>(settings_.server);
-  for (size_t i = 0; i < slots.size(); ++i) {
-    const uint32_t slot = slots[i];
-    // No row has the largest number there is, so a hole that has a larger one need not keep it.
-    const auto id = static_cast<uint32_t>(std::min<uint64_t>(table.layout.row_of(server, slot), UINT32_MAX));
-    size_t at = i;  // with k > 1, slots of one block of stripes change places: never by more than k
-    for (; at > 0 && ids[at - 1] > id; --at) {
-      ids[at] = ids[at - 1];
-      slots[at] = slots[at - 1];
-    }
-    ids[at] = id;
-    slots[at] = slot;
-  }
-  const auto rows = static_cast<uint64_t>(table.settings.rows);
-  return static_cast<size_t>(std::lower_bound(ids, ids + slots.size(), rows) - ids);
-}
-
-void Shard::copy_rows(const Table& table, std::span<const uint32_t> slots, Part part, float* out) const {
+void Shard::copy_rows(const Table& table, std::span<const uint32_t> slots, RecordPart part, float* out) const {
   const bool past_caches = slots.size() * part.width * sizeof(float) >= cached_bytes_max;
   ThreadPool::shared().parallel_for((slots.size() + rows_per_task - 1) / rows_per_task, [&](size_t task, size_t) {
     const size_t first = task * rows_per_task;
@@ -349,7 +321,7 @@ void Shard::select(Table& table, size_t aside, size_t rest, uint32_t* slots) con
 }
 
 // Some floats of each row: of what was kept of it, if it has changed since.
-void Shard::copy_part(const Run& run, Part part, float* out, bool past_caches) const {
+void Shard::copy_part(const Run& run, RecordPart part, float* out, bool past_caches) const {
   Records records = run.table.records;
   records.base += part.first;
   records.dim = part.width;

@@ -425,7 +425,7 @@ class PagedRows(Sizes, Protocol):
     def fetch_fd(self) -> int:
         """A descriptor that is readable when `poll_fetched` or `poll_complete` may have something new.
 
-        Both make it unreadable again. The store owns and closes it. Any thread.
+        `poll_fetched` makes it unreadable again. The store owns and closes it. Any thread.
         """
 
     def fetch(self, counts: Int32Array, slots: UInt32Array) -> int:
