@@ -10,13 +10,13 @@ from typing import Any
 
 from regrow.errors import ConfigError
 from regrow.protection import check_choice, check_range
-from regrow.units import GIB, MIB, Interval
+from regrow.units import GIB, KIB, Interval
 
 STORES = ("memory", "tiered")
 STORE_IO = ("auto", "direct", "mmap", "threads")
 CACHE_POLICIES = ("lru", "none", "self")
 CACHE_BYTES_DEFAULT = GIB
-CACHE_BYTES_MIN = MIB
+CACHE_BYTES_MIN = 64 * KIB
 THREADS_MAX = 256
 TIERED_PROTECTIONS = ("none", "full", "delta", "batch")
 # Rows of a checkpoint are written within a part of the time between two, so that the next one finds the disk free.

@@ -59,9 +59,9 @@ BAD_OPTIONS: list[tuple[dict[str, Any], str, str | None]] = [
     ({"store": "tiered"}, "store = 'tiered': needs a directory for its files", "--store-dir DIR"),
     ({"store_dir": "d"}, "store_dir = 'd': store \"memory\" does not use it", "--store tiered"),
     ({"cache_bytes": 4 * MIB}, 'cache_bytes = 4194304: store "memory" does not use it', "--store tiered"),
-    ({"cache_bytes": 1}, "cache_bytes = 1: must be at least 1048576", None),
+    ({"cache_bytes": 1}, "cache_bytes = 1: must be at least 65536", None),
     ({"store_threads": 0}, "store_threads = 0: must be at least 1", None),
-    ({"store_bytes_max": 1}, "store_bytes_max = 1: must be at least 1048576", None),
+    ({"store_bytes_max": 1}, "store_bytes_max = 1: must be at least 65536", None),
     ({"store_io": "fast"}, "store_io = 'fast': must be one of: auto, direct, mmap, threads", None),
     ({"cache_policy": "fifo"}, "cache_policy = 'fifo': must be one of: lru, none, self", None),
     (
