@@ -5,6 +5,7 @@
 namespace regrow::bindings {
 void bind_system(nanobind::module_& m);  // instruction set, threads, memory, checksum
 void bind_shard(nanobind::module_& m);   // Shard, shard_bytes, sum_pushes, has_repeated_slots: a server's side
+void bind_tiered(nanobind::module_& m);  // TieredShard, run_tier_model: a server's side with rows on disk
 void bind_gf(nanobind::module_& m);      // gf_xor, xor_matching: a decoder's side
 void bind_router(nanobind::module_& m);  // Router, Plan: a worker's side
 void bind_fold(nanobind::module_& m);    // newest_rows, gather_rows: a merger's side
@@ -15,6 +16,7 @@ NB_MODULE(_kernels, m) {
   using namespace regrow::bindings;
   bind_system(m);
   bind_shard(m);
+  bind_tiered(m);
   bind_gf(m);
   bind_router(m);
   bind_fold(m);

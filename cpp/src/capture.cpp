@@ -14,6 +14,7 @@
 #include "regrow/dispatch.hpp"
 #include "regrow/shard.hpp"
 #include "shard_runs.hpp"
+#include "table_rules.hpp"
 
 namespace regrow {
 namespace {
@@ -199,7 +200,7 @@ void Shard::begin_chunk(int64_t bytes_max, bool aside_first) {
   std::vector<size_t> row_bytes;
   for (const Table& table : tables_) {
     size_t words = 1;  // its number
-    for (const Part part : parts(table)) words += part.width;
+    for (const RecordPart part : record_parts(table.settings)) words += part.width;
     row_bytes.push_back(words * sizeof(uint32_t));
   }
   Started made;
@@ -223,7 +224,7 @@ size_t Shard::copy_some(size_t rows_max) {
   const size_t count = at.share.count(at.table);
   if (!at.selected) {
     select(table, at.share.aside[at.table], at.share.rest[at.table], at.slots_next);
-    at.rows = number(table, {at.slots_next, count}, at.words_next);
+    at.rows = number_rows(table.layout, table.settings.rows, settings_.server, {at.slots_next, count}, at.words_next);
     at.captured.counts[at.table] = static_cast<int32_t>(at.rows);
     at.words_next += at.rows;
     at.selected = true;
@@ -236,7 +237,7 @@ size_t Shard::copy_some(size_t rows_max) {
   const std::span<const uint32_t> taken(at.slots_next + first, ends ? count - first : rows);  // holes come last
   keep_copies(at.table, taken);
   uint32_t* words = at.words_next;
-  for (const Part part : parts(table)) {
+  for (const RecordPart part : record_parts(table.settings)) {
     const bool past_caches = at.rows * part.width * sizeof(float) >= cached_bytes_max;
     copy_rows(table, taken.first(rows), part, reinterpret_cast<float*>(words) + first * part.width, past_caches);
     words += at.rows * part.width;
@@ -272,20 +273,11 @@ CapturedChunk Shard::capture_chunk(int64_t bytes_max, bool aside_first) {
   return captured;
 }
 
-// Weights, then the optimizer's state: as many parts as wide as the weights as there are, and what is left.
-std::vector<Shard::Part> Shard::parts(const Table& table) const {
-  const size_t dim = table.records.dim;
-  const size_t end = dim + static_cast<size_t>(state_floats(table.settings.optimizer, table.settings.dim));
-  std::vector<Part> parts;
-  for (size_t first = 0; first < end; first += dim) parts.push_back({first, std::min(dim, end - first)});
-  return parts;
-}
-
 size_t Shard::load_rows(size_t table, std::span<const uint32_t> ids, const std::vector<std::span<const float>>& values,
                         std::optional<size_t> clean_to) {
   at(table);  // or there is none
   Table& found = tables_[table];
-  const std::vector<Part> parts = this->parts(found);
+  const std::vector<RecordPart> parts = record_parts(found.settings);
   const Records& records = found.records;
   if (clean_to) check_tenant(*clean_to);
   const bool absent = found.recovery && found.recovery->absent_rows();
@@ -362,27 +354,7 @@ std::vector<uint64_t> Shard::find_slots(size_t table, std::span<const uint32_t> 
   return words;
 }
 
-// The rows in these slots, rising, and the slots in the same order; holes, which no row has, come last and do not
-// count.
-size_t Shard::number(const Table& table, std::span<uint32_t> slots, uint32_t* ids) const {
-  const auto server = static_cast<uint32_t>(settings_.server);
-  for (size_t i = 0; i < slots.size(); ++i) {
-    const uint32_t slot = slots[i];
-    // No row has the largest number there is, so a hole that has a larger one need not keep it.
-    const auto id = static_cast<uint32_t>(std::min<uint64_t>(table.layout.row_of(server, slot), UINT32_MAX));
-    size_t at = i;  // with k > 1, slots of one block of stripes change places: never by more than k
-    for (; at > 0 && ids[at - 1] > id; --at) {
-      ids[at] = ids[at - 1];
-      slots[at] = slots[at - 1];
-    }
-    ids[at] = id;
-    slots[at] = slot;
-  }
-  const auto rows = static_cast<uint64_t>(table.settings.rows);
-  return static_cast<size_t>(std::lower_bound(ids, ids + slots.size(), rows) - ids);
-}
-
-void Shard::copy_rows(const Table& table, std::span<const uint32_t> slots, Part part, float* out,
+void Shard::copy_rows(const Table& table, std::span<const uint32_t> slots, RecordPart part, float* out,
                       bool past_caches) const {
   ThreadPool::shared().parallel_for((slots.size() + rows_per_task - 1) / rows_per_task, [&](size_t task, size_t) {
     const size_t first = task * rows_per_task;
@@ -417,7 +389,7 @@ void Shard::select(Table& table, size_t aside, size_t rest, uint32_t* slots) con
 }
 
 // Some floats of each row: of what was kept of it, if it has changed since.
-void Shard::copy_part(const Run& run, Part part, float* out, bool past_caches) const {
+void Shard::copy_part(const Run& run, RecordPart part, float* out, bool past_caches) const {
   Records records = run.table.records;
   records.base += part.first;
   records.dim = part.width;

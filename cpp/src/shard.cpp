@@ -11,6 +11,7 @@
 #include "regrow/init.hpp"
 #include "regrow/thread_pool.hpp"
 #include "shard_runs.hpp"
+#include "table_rules.hpp"
 
 namespace regrow {
 namespace {
@@ -18,44 +19,6 @@ namespace {
 constexpr size_t floats_per_task = 1 << 18;
 // Rows read into more than this (a quarter of a usual last-level cache) are written past the caches.
 constexpr size_t cached_bytes_max = 8 << 20;
-
-std::string text(int64_t number) { return std::to_string(number); }
-
-void check_finite(const char* name, double value, double least) {
-  if (!(value >= least) || !(value <= 3.0e38))
-    throw std::invalid_argument(std::string(name) + " must be a finite number of at least " + std::to_string(least) +
-                                ", not " + std::to_string(value));
-}
-
-void check_share(const char* name, double value) {
-  if (!(value >= 0.0 && value < 1.0))
-    throw std::invalid_argument(std::string(name) + " must be in [0, 1), not " + std::to_string(value));
-}
-
-void check_shape(int64_t rows, int64_t dim) {
-  if (rows < 1 || rows > rows_max)
-    throw std::invalid_argument("rows must be between 1 and " + text(rows_max) + ", not " + text(rows));
-  if (dim < 1 || dim > dim_max)
-    throw std::invalid_argument("dim must be between 1 and " + text(dim_max) + ", not " + text(dim));
-}
-
-void check_settings(const TableSettings& settings) {
-  check_shape(settings.rows, settings.dim);
-  check_finite("learning_rate", settings.numbers.learning_rate, 0.0);
-  check_finite("eps", settings.numbers.eps, 0.0);
-  check_finite("weight_decay", settings.numbers.weight_decay, 0.0);
-  check_finite("init_bound", settings.init_bound, 0.0);
-  check_share("beta1", settings.numbers.beta1);
-  check_share("beta2", settings.numbers.beta2);
-  check_share("momentum", settings.numbers.momentum);
-}
-
-uint32_t checked_slots(const Layout& layout, int64_t rows) {
-  const uint64_t slots = layout.slots_per_server(static_cast<uint64_t>(rows));
-  if (slots > static_cast<uint64_t>(rows_max))
-    throw std::invalid_argument("a table of " + text(rows) + " rows needs more slots than 32 bits can number");
-  return static_cast<uint32_t>(slots);
-}
 
 size_t bit_words(uint64_t bits) { return (bits + 63) / 64; }
 
@@ -176,13 +139,7 @@ void Shard::fill_initial(const Table& table) const {
 
 // The initial weights of a row; those of a hole are zero.
 void Shard::write_initial(const Table& table, uint32_t slot, float* weights) const {
-  const uint64_t row = table.layout.row_of(static_cast<uint32_t>(settings_.server), slot);
-  if (row >= static_cast<uint64_t>(table.settings.rows)) {
-    std::memset(weights, 0, table.records.dim * sizeof(float));
-    return;
-  }
-  kernels().fill_initial(weights, table.records.dim, row_key(table.initial_key, row),
-                         static_cast<float>(table.settings.init_bound));
+  write_initial_weights(table.layout, table.settings, settings_.server, slot, table.initial_key, weights);
 }
 
 const Shard::Table& Shard::at(size_t table) const {

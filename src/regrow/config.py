@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import re
 import sys
 from collections.abc import Callable, Mapping
@@ -20,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from regrow.defaults import choose_batch, cores_usable
 from regrow.errors import ConfigError, UserError
 from regrow.fields import SPELLED, check_types, parse_field, read_options
 from regrow.hanging import parse_silent
@@ -46,6 +46,7 @@ from regrow.protection import (
     nearest,
     parse_sabotage,
 )
+from regrow.tiers import CACHE_BYTES_DEFAULT, check_store, choose_flush_seconds
 from regrow.units import GIB, KIB, MIB, Interval, parse_interval, parse_seconds
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ OPTIMIZERS = ("rowwise_adagrad", "adagrad", "sgd", "momentum", "adam", "partial_
 DENSE_OPTIMIZERS = ("sgd", "momentum", "adagrad", "adam")
 TRANSPORTS = ("unix", "tcp")
 AUTHENTICATE = ("auto", "always", "never")
-PROTECTIONS = ("none", "ec", "full", "delta", "ec+delta", "partial", "ec+partial")
+PROTECTIONS = ("none", "ec", "full", "delta", "ec+delta", "partial", "ec+partial", "batch")
 # Those with parities or copies in the memory of other servers, and those whose servers save their own rows.
 CODES: dict[str, type[ErasureCode | PartialRecovery]] = {
     "ec": ErasureCode,
@@ -79,9 +80,6 @@ DENSE_LEARNING_RATES = {"adam": 0.0003, "adagrad": 0.01, "sgd": 0.1, "momentum":
 
 WORKERS_MAX = 1024
 PREFETCH_MAX = 64
-BATCH_DEFAULT, BATCH_SMALL = 2048, 128
-STEPS_PER_EPOCH_WANTED = 400
-CRITEO_ROW_BYTES, CRITEO_GZ_ROW_BYTES = 241, 88  # mean of the public file
 EVERY_DEFAULT = "60s"
 FRAMES_PER_FLUSH = 2  # the push that fills a flush goes along with it
 STEPS_DEFAULT = 300  # of a synthetic run, which has no end of its own
@@ -187,6 +185,25 @@ class TrainConfig:
     # broken or hostile peer can make a process take that much memory.
     frame_bytes_max: int = 256 * MIB
 
+    # -- where rows are kept -----------------------------------------------------------------------------
+
+    # memory: all rows of a server in its memory. tiered: on disk, with a cache in memory; for tables that are larger.
+    store: str = "memory"
+    # Where tiered servers keep their files. On a disk that is slow, or shared, every miss waits for it.
+    store_dir: str | None = None
+    # Of rows in memory, per server (tiered). Too small: every batch waits for the disk; less than two batches is
+    # refused. Too large: memory that the workers would need.
+    cache_bytes: int = CACHE_BYTES_DEFAULT
+    # How files are read and written: direct, past the system's own cache; mmap; threads; auto measures.
+    store_io: str = "auto"
+    # Threads of a server for its files. Too few: reads queue up. Too many: they take processors from everybody.
+    store_threads: int = 4
+    # Of the files of one server. Too small: no space for what changes. None: what its rows need, and a half more.
+    store_bytes_max: int | None = None
+    # lru: rows not used for longest leave the cache, between batches. none: no cache. self: as lru, but every access
+    # tidies up itself. The last two are to compare with.
+    cache_policy: str = "lru"
+
     # -- what is survived --------------------------------------------------------------------------------
 
     # What keeps rows when a process dies. "none": nothing, and losing one ends the run. "ec": parities in the memory of
@@ -195,6 +212,7 @@ class TrainConfig:
     # newest. "ec+delta": both, so that more losses than r, or of the whole machine, cost what came since the last copy.
     # "partial": a server that dies goes back alone to what it last saved; nothing is trained again, and what is lost
     # is counted. "ec+partial": parities, and where more than r servers of a stripe are lost, only those go back alone.
+    # "batch": with tiered rows, checkpoints in their files; who dies takes everybody back to the newest.
     protection: str = "none"
     # Rows that share r parities. Too small: parities take 1/k of the memory of the rows, and as much traffic.
     # Too large: a lost row is computed from more servers, and k + r of them are needed in a ring.
@@ -417,7 +435,22 @@ class TrainConfig:
     @property
     def saves(self) -> bool:
         """Whether this run makes checkpoints."""
-        return self.protection in ("full", "delta", "ec+delta", *OWN_SAVES)
+        return self.protection in ("full", "delta", "ec+delta", "batch", *OWN_SAVES)
+
+    @property
+    def saves_epochs(self) -> bool:
+        """Whether they stay in the files of the servers' rows."""
+        return self.protection == "batch"
+
+    @property
+    def merges(self) -> bool:
+        """Whether somebody merges and prunes them while training goes on."""
+        return self.saves and not self.saves_epochs
+
+    @property
+    def flush_seconds(self) -> float | None:
+        """How long the rows of such a checkpoint may take to be written; None: there are none."""
+        return choose_flush_seconds(self.interval) if self.saves_epochs else None
 
     @property
     def interval(self) -> Interval:
@@ -471,7 +504,7 @@ def _derive_values(config: TrainConfig) -> dict[str, Any]:
         share = cores_usable() // max(1, workers)
         derived["threads_per_worker"] = max(1, min(THREADS_PER_WORKER_DEFAULT_MAX, share))
     if given["batch"] is None:
-        derived["batch"] = _batch_default(given)
+        derived["batch"] = choose_batch(given)
     if given["steps"] is None and given["epochs"] is None and not given["script"]:
         # A synthetic stream without an end can only be counted in steps.
         endless = given["data"] == "synthetic" and given["train_rows"] is None
@@ -495,22 +528,6 @@ def _derive_values(config: TrainConfig) -> dict[str, Any]:
         if type(given[name]) is int:
             derived[name] = float(given[name])
     return derived
-
-
-def _batch_default(given: Mapping[str, Any]) -> int:
-    """The largest power of two up to 2048 that leaves every worker about 400 steps in an epoch, but at least 128."""
-    kind, _, path = str(given["data"]).partition(":")
-    workers = given["workers"]
-    if kind != "criteo" or not isinstance(workers, int) or workers < 1:
-        return BATCH_DEFAULT
-    rows = given["train_rows"]
-    if not isinstance(rows, int):
-        try:
-            rows = os.path.getsize(path) // (CRITEO_GZ_ROW_BYTES if path.endswith(".gz") else CRITEO_ROW_BYTES)
-        except OSError:
-            return BATCH_DEFAULT  # that the file is missing will be said elsewhere
-    fitting = max(1, rows // (workers * STEPS_PER_EPOCH_WANTED))
-    return max(BATCH_SMALL, min(BATCH_DEFAULT, 1 << (fitting.bit_length() - 1)))
 
 
 def _check(config: TrainConfig) -> None:
@@ -564,6 +581,7 @@ def _check_protection(config: TrainConfig) -> None:
     for name, low, high in CODE_RANGES:
         check_range(config, name, low, high)
     check_choice(config, "commit", COMMITS)
+    check_store(config)
     check_checkpoints(config)
     check_partial(config)
     if config.code is not None:
@@ -629,10 +647,3 @@ def _check_model(config: TrainConfig) -> None:
         f"must be one of {', '.join(names)}, or a FILE.toml",
         hint=nearest(config.model, names, quiet=True),
     )
-
-
-def cores_usable() -> int:
-    """Cores this process may run on, which in a container can be fewer than the machine has."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

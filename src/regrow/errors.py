@@ -57,6 +57,14 @@ class DataError(UserError):
     """Training data that cannot be read: names the file, the line and the field."""
 
 
+class StoreDamaged(RegrowError):
+    """Rows on disk are not what was written: names the file and the rows. Their values are not served."""
+
+
+class StoreFull(RegrowError):
+    """The device has no room for rows that have to leave the memory. What is in memory is still right."""
+
+
 class Refusal(enum.StrEnum):
     """What a refusal means for whoever is refused. Nothing depends on the words beside it."""
 
@@ -113,6 +121,10 @@ class StorageError(CheckpointError):
     def __init__(self, message: str, *, hint: str | None = None, missing: bool = False) -> None:
         super().__init__(message, hint=hint)
         self.missing = missing
+
+
+class StoreSilent(RegrowError):
+    """The disk under a server's rows does not answer. The server ends, and counts as dead."""
 
 
 class NotSaved(CheckpointError):

@@ -270,9 +270,12 @@ def check_checkpoints(config: Any) -> None:
     check_choice(config, "ckpt_encoding", ("raw", "zstd"))
     if config.ckpt_bits not in (32, 8, 4):
         raise ConfigError("ckpt_bits", config.ckpt_bits, "is not 32, 8 or 4")
-    if config.saves and config.ckpt is None:
+    if config.saves and config.ckpt is None and not config.saves_epochs:
         hint = "--ckpt DIRECTORY, or a URL such as s3://bucket/run"
         raise ConfigError("protection", config.protection, "needs a place for checkpoints", hint=hint)
+    if config.ckpt is not None and config.saves_epochs:
+        hint = "leave ckpt out; `regrow ckpt restore DIR --to URL` makes a checkpoint elsewhere of it"
+        raise ConfigError("ckpt", config.ckpt, 'protection "batch" keeps checkpoints in store_dir', hint=hint)
     if config.ckpt is not None and not config.saves:
         hint = 'protect "full", "delta", "ec+delta", "partial" or "ec+partial"'
         raise ConfigError("ckpt", config.ckpt, f'protection "{config.protection}" makes no checkpoints', hint=hint)

@@ -338,6 +338,15 @@ WAITS: tuple[Wait, ...] = (
         states=("OWN_SAVE.CAPTURED", "OWN_SAVE.STORING"),
     ),
     Wait(
+        name="disk",
+        who="whoever needs a row that is on the disk of its server (`--store tiered`)",
+        what="the disk to bring it, and room for it in the cache",
+        bounds=("core.paging:DISK_SECONDS_MAX",),
+        notices="the server, at a tick",
+        then="`StoreSilent`: the server counts as dead; all begin again from a checkpoint, or the run ends",
+        calls=("runtime/inprocess.py:InProcessCluster._wait_for_disks",),
+    ),
+    Wait(
         name="storage",
         who="whoever reads or writes checkpoints",
         what="one call of storage, retries included",
@@ -434,6 +443,7 @@ WAITS: tuple[Wait, ...] = (
 
 # Constants of time that bound no wait: how often something is done, how long something is shown.
 PACES: dict[str, str] = {
+    "tiers:FLUSH_SECONDS_MAX": "how fast rows of a checkpoint are written to the files of servers",
     "checkpoint.guard:LOOK_SECONDS": "between two looks",
     "checkpoint.merger:GRACE_SECONDS": "how long a piece is kept for readers that may still need it",
     "checkpoint.merger:INTERVAL_SECONDS": "between two looks of a merger",

@@ -70,6 +70,13 @@ SEEDS |= {
     "delta-after-a-loss": ("partial-cuts", 8, 200),
 }
 SEEDS |= {
+    "ticket-kept": ("tiered", 0, 10),
+    "push-overtakes": ("tiered", 0, 20),
+    "served-evicted": ("tiered", 0, 10),
+    "saved-before-complete": ("tiered-batch", 16, 200),
+    "commits-alone": ("tiered-batch-sync", 18, 200),
+}
+SEEDS |= {
     "clock-goes-back": ("clocks", 0, 20),
     "slow-forgives-all": ("clocks-sync", 17, 200),
     "own-pause-is-silence": ("hangs-sync", 0, 30),

@@ -19,6 +19,7 @@ from regrow import config as configuration
 from regrow import protection
 from regrow.config import LEARNING_RATES, OPTIMIZERS, RENAMED, ErasureCode, Sabotage, TrainConfig
 from regrow.errors import ConfigError, UserError
+from regrow.units import MIB
 
 FAULT_HINT = "for a server, a worker (with their numbers) or the coordinator (without)"
 
@@ -51,7 +52,7 @@ BAD_OPTIONS: list[tuple[dict[str, Any], str, str | None]] = [
     ),
     (
         {"protection": "raid"},
-        "protection = 'raid': must be one of: none, ec, full, delta, ec+delta, partial, ec+partial",
+        "protection = 'raid': must be one of: none, ec, full, delta, ec+delta, partial, ec+partial, batch",
         None,
     ),
     (
@@ -73,6 +74,31 @@ BAD_OPTIONS: list[tuple[dict[str, Any], str, str | None]] = [
         {"protection": "ec+partial", "servers": 5},
         "protection = 'ec+partial': needs a place for checkpoints",
         "--ckpt DIRECTORY, or a URL such as s3://bucket/run",
+    ),
+    ({"store": "disk"}, "store = 'disk': must be one of: memory, tiered", None),
+    ({"store": "tiered"}, "store = 'tiered': needs a directory for its files", "--store-dir DIR"),
+    ({"store_dir": "d"}, "store_dir = 'd': store \"memory\" does not use it", "--store tiered"),
+    ({"cache_bytes": 4 * MIB}, 'cache_bytes = 4194304: store "memory" does not use it', "--store tiered"),
+    ({"cache_bytes": 1}, "cache_bytes = 1: must be at least 65536", None),
+    ({"store_threads": 0}, "store_threads = 0: must be at least 1", None),
+    ({"store_bytes_max": 1}, "store_bytes_max = 1: must be at least 65536", None),
+    ({"store_io": "fast"}, "store_io = 'fast': must be one of: auto, direct, mmap, threads", None),
+    ({"cache_policy": "fifo"}, "cache_policy = 'fifo': must be one of: lru, none, self", None),
+    (
+        {"store": "tiered", "store_dir": "d", "protection": "ec"},
+        "store = 'tiered': parities and copies of rows are in memory only; "
+        'protection "ec" does not go with rows on disk',
+        "protect none, full, delta or batch",
+    ),
+    (
+        {"protection": "batch"},
+        "protection = 'batch': keeps checkpoints in the files of tiered rows",
+        '--store tiered --store-dir DIR, or protect "full" or "delta" with --ckpt',
+    ),
+    (
+        {"store": "tiered", "store_dir": "d", "protection": "batch", "ckpt": "c"},
+        "ckpt = 'c': protection \"batch\" keeps checkpoints in store_dir",
+        "leave ckpt out; `regrow ckpt restore DIR --to URL` makes a checkpoint elsewhere of it",
     ),
     (
         {"protection": "delta"},
@@ -287,8 +313,8 @@ def test_defaults_are_filled_in() -> None:
 def test_no_field_is_left_open() -> None:
     """What is None afterwards means something: no limit, or the other one of steps and epochs."""
     none = {name for name, value in TrainConfig().to_dict().items() if value is None}
-    limits = {"rows_max", "train_rows", "test_rows", "ckpt_bytes_per_s"}
-    assert none == limits | {"epochs", "out", "mtbf", "ckpt", "resume", "expect_mtbf"}
+    limits = {"rows_max", "train_rows", "test_rows", "ckpt_bytes_per_s", "store_bytes_max"}
+    assert none == limits | {"epochs", "out", "mtbf", "ckpt", "resume", "expect_mtbf", "store_dir"}
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,7 @@ CORE_MAY_IMPORT = {
     "abc",
     "__future__",
     "collections",
+    "contextlib",
     "dataclasses",
     "enum",
     "functools",
@@ -80,10 +81,12 @@ MAY_IMPORT = {
     "units": set(),
     "presets": set(),
     "protection": {"units", "fields"},
+    "tiers": {"units", "protection"},
+    "defaults": set(),
     "hanging": {"units"},
     "waits": set(),
     "fields": set(),
-    "config": {"presets", "protection", "units", "hanging", "fields"},
+    "config": {"presets", "protection", "units", "hanging", "fields", "tiers", "defaults"},
     "metrics": set(),
     "planner": {"units"},
     "core": set(),
@@ -110,12 +113,13 @@ MAY_IMPORT = {
         "planner",
         "presets",
         "protection",
+        "tiers",
         "units",
     },
     "bench": {"supervision", "core", "orders", "runtime", "store", "checkpoint", "data", "nn", "launch"}
     | {"config", "metrics", "planner", "presets", "protection"},
     "cli": {"launch", "bench", "sim", "checkpoint", "core", "config", "planner", "presets", "data", "units"}
-    | {"protection"},
+    | {"protection", "tiers"},
     "regrow": {"core", "runtime", "nn", "launch", "config", "protection"},
 }
 

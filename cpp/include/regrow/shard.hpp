@@ -82,6 +82,8 @@ struct CapturedChunk {
 size_t shard_bytes(int64_t rows, int64_t dim, int64_t k, int64_t r, int64_t rings, int64_t servers,
                    Optimizer optimizer);
 
+struct RecordPart;  // of a record: floats that follow each other
+
 class Shard {
  public:
   explicit Shard(const ShardSettings& settings);
@@ -280,10 +282,6 @@ class Shard {
     std::vector<Noted> noted;
     size_t noted_next = 0;
   };
-  struct Part {  // of a record: floats that follow each other
-    size_t first;
-    size_t width;
-  };
   struct Share {  // what a call takes of each table: rows kept aside, and others
     std::vector<size_t> aside, rest;
     size_t rows;
@@ -339,10 +337,9 @@ class Shard {
   size_t aside_left(const Table& table) const;
   void select(Table& table, size_t aside, size_t rest, uint32_t* slots) const;
   Share share(int64_t bytes_max, bool aside_first, const std::vector<size_t>& row_bytes) const;
-  std::vector<Part> parts(const Table& table) const;
-  size_t number(const Table& table, std::span<uint32_t> slots, uint32_t* ids) const;
-  void copy_rows(const Table& table, std::span<const uint32_t> slots, Part part, float* out, bool past_caches) const;
-  void copy_part(const Run& run, Part part, float* out, bool past_caches) const;
+  void copy_rows(const Table& table, std::span<const uint32_t> slots, RecordPart part, float* out,
+                 bool past_caches) const;
+  void copy_part(const Run& run, RecordPart part, float* out, bool past_caches) const;
   void forget(Table& table, std::span<const uint32_t> slots) const;
   void free_lists(Table& table) const;
   void begin_chunk(int64_t bytes_max, bool aside_first);

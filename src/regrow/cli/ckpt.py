@@ -131,7 +131,8 @@ def verify(url: str, quick: bool, as_json: bool) -> int:
 def restore(where: str, target: str, approximate: bool) -> None:
     """Writes a cut as one full somewhere else and reads it back: to go back to it, to move it, to keep it.
 
-    A copy that is there already is not touched. If a piece is damaged, another way to the same cut is taken.
+    A copy that is there already is not touched. If a piece is damaged, another way to the same cut is taken. The
+    directory of a run with --protect batch can be named too: its newest checkpoint becomes an ordinary one.
     """
     from regrow.checkpoint import maintain
     from regrow.checkpoint.guard import Stop
@@ -140,9 +141,18 @@ def restore(where: str, target: str, approximate: bool) -> None:
     from regrow.checkpoint.storage import Storage
     from regrow.cli import ckpt_views as views
     from regrow.core.names import piece_name
+    from regrow.launch import tiers
     from regrow.units import size_text
 
     url, wish = address.split_cut(where)
+    if tiers.holds_epochs(url):
+        from regrow.launch.tier_restore import restore_epochs
+
+        with views.Bar("copying") as bar:
+            made = restore_epochs(url, target, progress=bar)
+        what = f"one full, {made.rows:,} rows, {size_text(made.bytes)}"
+        views.say(f"{target}@{made.target.id}: {what}, read back and verified")
+        return
     listing = read_listing(url)
     cut = listing.find_cut(wish)
     there = Storage.open(target)

@@ -19,6 +19,7 @@ from regrow.cli.options import BYTES
 from regrow.config import TrainConfig
 from regrow.errors import ConfigError, RegrowError
 from regrow.protection import PRIORITIES
+from regrow.tiers import CACHE_POLICIES, STORE_IO, STORES
 from regrow.units import MIB
 
 
@@ -115,13 +116,39 @@ KNOBS: dict[str, tuple[Knob, ...]] = {
         ),
         Knob(name="frame_bytes_max", type=BYTES, help="The largest message a process accepts."),
     ),
+    "Where rows are kept": (
+        Knob(
+            name="store",
+            type=CHOICE(STORES),
+            help="memory: all of them in the servers' memory. tiered: on disk, with a cache in memory.",
+        ),
+        Knob(name="store_dir", metavar="DIR", default="none", help="With tiered: where the files are."),
+        Knob(name="cache_bytes", type=BYTES, help="With tiered: rows in memory, per server."),
+        Knob(
+            name="store_io",
+            type=CHOICE(STORE_IO),
+            help="How files are read and written. auto: what is fastest here, and it says why.",
+        ),
+        Knob(name="store_threads", type=int, help="Of each server, for its files."),
+        Knob(
+            name="store_bytes_max",
+            type=BYTES,
+            default="what the rows need, and a half more",
+            help="Of the files of each server.",
+        ),
+        Knob(
+            name="cache_policy",
+            type=CHOICE(CACHE_POLICIES),
+            help="lru; to compare with: none (no cache), self (every access tidies up).",
+        ),
+    ),
     "What to survive": (
         Knob(
             name="protection",
             type=CHOICE(configuration.PROTECTIONS),
             flag_short="--protect",
             help="What keeps rows when a process dies. none: the run ends. ec: erasure coding. full, delta: storage. "
-            "partial: who dies goes back alone, and loses a little.",
+            "partial: who dies goes back alone, and loses a little. batch: in the files of tiered rows.",
         ),
         Knob(name="k", type=int, help="Rows that share parities. More is less memory; k + r servers are needed."),
         Knob(name="r", type=int, help="Parities: so many servers may be lost together."),

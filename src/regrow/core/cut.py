@@ -15,7 +15,12 @@ Capturing itself copies nothing: the store notes what belongs to the instant, an
 before it was stored. So training goes on while the driver stores what was captured (`Save`, then `Saved`). What is set
 aside is looked at with every change, not when the driver comes for more: a storage that hangs never does.
 
+A store that keeps checkpoints in its own files (`Batched`) has nothing to hand over: at the instant it counts its
+*epoch* up, rows of before are on its disk after a while, and then the server says so like any other.
+
 What breaks without the rules:
+- If a server said so before its rows are on the disk, or let go of the older epoch before all servers have the newer, a
+  crash of all would find no checkpoint that everybody has. It lets go with `CutEnd{durable}` (`commit_epoch`).
 - If a server forgot that rows changed when it has stored them, a checkpoint that fails elsewhere would take them along,
   and the next delta would lack them. It forgets when it is told that the checkpoint exists (`CutEnd{durable}`).
 - If an answer about an older cut counted for the newest, parts of two instants would be mixed. Everything is numbered,
@@ -28,6 +33,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
+import msgspec
 import numpy as np
 
 from regrow.core.checks import check_marks
@@ -36,7 +42,7 @@ from regrow.core.identity import Identity
 from regrow.core.messages import CutAsk, CutAt, CutBegun, CutEnd, CutMarks, CutSaved
 from regrow.core.names import is_piece_name
 from regrow.core.states import CUT, CutState, Life
-from regrow.store.interface import CapturedRows
+from regrow.store.interface import CapturedRows, PagedRows
 
 CUT_SECONDS_MAX = 2.0  # Asynchronous: pushes are held back for so long at most, say because a worker died.
 HOLD_SECONDS_MAX = 2 * CUT_SECONDS_MAX  # The same at a server, which may hear nothing more of it.
@@ -72,11 +78,20 @@ class Saved:
     error: str = ""
 
 
+class EpochPart(msgspec.Struct, frozen=True, kw_only=True):
+    """A server's part of such a checkpoint, in `CutSaved` and the manifest: which epoch of its files it is."""
+
+    epoch: int
+
+
 class CutSide:
     """One server's part: at most one cut at a time. Its life is `states.CUT`."""
 
-    def __init__(self, *, store: CapturedRows, holds_pushes: bool) -> None:
-        """`holds_pushes`: asynchronously a cut needs that; synchronously it names a step that all will pass."""
+    def __init__(
+        self, *, store: CapturedRows, holds_pushes: bool, epochs: PagedRows | None = None, flush_seconds: float = 0.0
+    ) -> None:
+        """`holds_pushes`: asynchronously a cut needs that; synchronously it names a step that all will pass.
+        `epochs`: the store, where checkpoints stay in its files; they are to be written within `flush_seconds`."""
         self.life = Life(CUT)
         self.number = 0  # of the newest cut heard of
         self.captures = 0
@@ -85,6 +100,11 @@ class CutSide:
         self._at: CutAt | None = None  # of the cut that is awaited or captured
         self._coordinator: Identity | None = None  # who wants it
         self._held_since: float | None = None
+        self._epochs = epochs
+        self._flush_seconds = flush_seconds
+        self._epoch = 0  # of the cut that is captured
+        self._epoch_until: float | None = None  # when it is to be on disk
+        self._epoch_told = False
 
     @property
     def is_pausing(self) -> bool:
@@ -153,14 +173,39 @@ class CutSide:
         assert at is not None and target is not None
         if any(tuple(marks) != at.marks for marks in applied):
             return []
+        self.captures += 1
+        if self._epochs is not None:
+            self._epoch, self._epoch_until, self._epoch_told = self._epochs.begin_epoch(), None, False
+            self.life.move("marks reached")
+            return [Send(target=target, message=CutBegun(number=at.number)), *self.check_complete()]
         self._store.begin_capture(TENANT, at.full)
         self.life.move("marks reached")
-        self.captures += 1
         return [Send(target=target, message=CutBegun(number=at.number)), Save(number=at.number, piece=at.piece)]
+
+    def check_complete(self) -> list[Send]:
+        """The disk has more than before: all rows of the epoch? Then the server's part is stored."""
+        if self._epochs is None or self._epoch_told or self.life.state is not CutState.CAPTURED:
+            return []
+        error = "" if not self._epochs.tier_report().get("full") else "there is no space left for the files of rows"
+        if not error and self._epochs.poll_complete() < self._epoch:
+            return []
+        self._epoch_told = True
+        target = self._coordinator
+        assert target is not None
+        chunks = np.frombuffer(b"" if error else msgspec.json.encode(EpochPart(epoch=self._epoch)), np.uint8)
+        return [Send(target=target, message=CutSaved(number=self.number, error=error, chunks=chunks))]
+
+    def hasten(self, now: float) -> None:
+        """Tells the store how much time is left for the rows of an epoch."""
+        if self._epochs is None or self._epoch_told or self.life.state is not CutState.CAPTURED:
+            return
+        if self._epoch_until is None:
+            self._epoch_until = now + self._flush_seconds
+        self._epochs.hasten(self._epoch, max(0.0, self._epoch_until - now))
 
     def check_aside(self) -> list[Send | Unsave]:
         """Rows have changed: what had to be set aside for the cut must not take the memory of training."""
-        if self.life.state is not CutState.CAPTURED:
+        if self.life.state is not CutState.CAPTURED or self._epochs is not None:
             return []
         aside_bytes = self._store.capture_side_bytes()
         if aside_bytes <= ASIDE_BYTES_MAX:
@@ -184,7 +229,10 @@ class CutSide:
         if end.number != self.number:
             return []
         if end.durable and self.life.state is CutState.CAPTURED:
-            self._store.end_capture(True)
+            if self._epochs is not None:
+                self._epochs.commit_epoch(self._epoch)
+            else:
+                self._store.end_capture(True)
             self.life.move("over")
         return self.give_up()
 
@@ -193,7 +241,7 @@ class CutSide:
         captured = self.life.state is CutState.CAPTURED
         if self.life.state is not CutState.IDLE:
             self.life.move("over")
-        if not captured:
+        if not captured or self._epochs is not None:  # an epoch that nobody commits is followed by the next
             return []
         self._store.end_capture(False)
         return [Unsave(number=self.number)]

@@ -30,6 +30,7 @@ from regrow.core.identity import Identity
 from regrow.core.job import JobSpec
 from regrow.core.messages import Beat, CutAsk, CutAt, CutEnd, KnownView, Open, Recovered, Register, StateAsk, View
 from regrow.core.own_saves import OwnSaved, SaveOwn, SavePlan, UnsaveOwn
+from regrow.core.paging import Fetched, Upkeep, UpkeepDue
 from regrow.core.recall_events import SavedRowsLoaded, SavesFound, SavesLoaded, SavesRead
 from regrow.core.server import AWAKE, Server
 from regrow.core.serving import WAITING_MAX, Store
@@ -37,7 +38,7 @@ from regrow.core.steady import SteadyTime
 from regrow.core.wayback import FetchSaved, FindSaves, Load, LoadedAll, LoadedRows, find_ways_flaw
 
 Stored = Saved | OwnSaved | SavePlan | LoadedRows | LoadedAll | SavesFound | SavedRowsLoaded | SavesLoaded | SavesRead
-Event = Joined | Delivered | Lost | Tick | Stored
+Event = Joined | Delivered | Lost | Tick | Fetched | UpkeepDue | Stored
 Effect = (
     Send
     | Refuse
@@ -53,6 +54,7 @@ Effect = (
     | Load
     | FindSaves
     | FetchSaved
+    | Upkeep
 )
 
 EARLY_OPENS_MAX = 4096  # A worker sends one Open and waits; more than this is somebody misbehaving.
@@ -72,8 +74,10 @@ class ServerDoor:
         address: str = "",
         cut: str | None = None,
         save_plan: SavePlan | None = None,
+        marks: tuple[int, ...] | None = None,
     ) -> None:
-        """`cut`: the run begins with this checkpoint. `save_plan`: when this server saves its own rows, if it does."""
+        """`cut`: the run begins with this checkpoint. `save_plan`: when this server saves its own rows, if it does.
+        `marks`: the store that is built has the rows of a checkpoint, made after these pushes (steps), already."""
         self.identity = identity
         self.address = address
         self.server: Server | None = None
@@ -81,6 +85,7 @@ class ServerDoor:
         self._reply_bytes_max = reply_bytes_max
         self._cut = cut
         self._save_plan = save_plan
+        self._marks = marks
         self._coordinator: Identity | None = None
         self._early: list[Delivered] = []  # of workers, before the first view
         self._ahead: list[Delivered] = []  # of servers that the next view will name
@@ -118,6 +123,10 @@ class ServerDoor:
             return []
         if self.server is None:
             return []  # of an attempt before this one: nothing is stored or loaded without a view
+        if isinstance(event, Fetched):
+            return [*self.server.on_fetched()]
+        if isinstance(event, UpkeepDue):
+            return [*self.server.do_upkeep()]
         if isinstance(event, Saved):
             return [*self.server.cut.on_saved(self._coordinator, event)] if self._coordinator is not None else []
         if isinstance(event, SavesRead):
@@ -149,6 +158,7 @@ class ServerDoor:
         if self.server is not None:
             effects += self.server.work_in_background()
             effects += self.server.save_at_step()
+            effects += self.server.ask_upkeep()
         return effects
 
     def _on_cut_message(self, server: Server, source: Identity, message: CutAsk | CutAt | CutEnd) -> list[Effect]:
@@ -249,6 +259,8 @@ class ServerDoor:
         me = view.servers[self.identity.id]
         if view.lost or me.incarnation != self.identity.incarnation:
             return None  # nobody begins with it
+        if self._marks is not None and (me.recovering or len(self._marks) != view.job.marks):
+            return f"does not fit the {len(self._marks)} marks of the rows that are here"
         flaw = find_ways_flaw(make_groups(view.job), recovering=me.recovering, cut=self._cut)
         return f"cannot be begun with: {flaw}" if flaw is not None else None
 
@@ -265,6 +277,7 @@ class ServerDoor:
                 cut=self._cut,
                 save_plan=self._save_plan,
                 coordinator=coordinator,
+                marks=self._marks,
             )
             effects += self.server.begin()
         else:

@@ -11,6 +11,8 @@ at a table's parities to find out (a test counts the places that do). All of the
     saves_own           does each server save its own rows, for its successor to go back to?
     recalls(table)      may rows of this table come back from there, without what was learned since?
     find_recalled(down) which of these servers must go back to their saves, for too many are lost to decode their rows?
+    keeps_epochs        are checkpoints kept in the files of each server's own store (which must have such)?
+    flush_seconds       ... and within which time are their rows to be on disk?
     verdict(down)       can this set of servers be lost together? With the reason, which names what is lost.
 
 To add one: a struct here with these answers and a new tag, its name in `Protection`, and whatever brings its rows back
@@ -77,6 +79,8 @@ class Unprotected(msgspec.Struct, frozen=True, kw_only=True, tag="unprotected"):
     lost_together_max: ClassVar[int] = 0
     begins_together: ClassVar[bool] = False
     saves_own: ClassVar[bool] = False
+    keeps_epochs: ClassVar[bool] = False
+    flush_seconds: ClassVar[float] = 0.0
 
     def recalls(self, table: TableSpec) -> bool:
         return False
@@ -96,6 +100,22 @@ class Unprotected(msgspec.Struct, frozen=True, kw_only=True, tag="unprotected"):
         return None
 
 
+class Batched(Unprotected, frozen=True, kw_only=True, tag="batch"):
+    """Checkpoints inside the files of tiered stores: whoever loses a server loses what came since the newest, and all
+    begin again from that."""
+
+    # Rows of a checkpoint are on disk after so long. Too short: their writing gets in the way of reads. Too long: less
+    # often than that is a checkpoint made.
+    flush_seconds: float = 10.0  # type: ignore[misc]  # the answer of one protection is a value of it
+
+    keeps_epochs: ClassVar[bool] = True
+
+    def invalid_reason(self, *, tables: Sequence[TableSpec], servers: int, mode: str) -> str | None:
+        if not 0.0 <= self.flush_seconds <= 86400.0:
+            return f"rows of a checkpoint cannot be written within {self.flush_seconds} s"
+        return super().invalid_reason(tables=tables, servers=servers, mode=mode)
+
+
 class Coded(msgspec.Struct, frozen=True, kw_only=True, tag="coded"):
     """Erasure coding: r parities for every k rows, in rings of servers that protect each other.
 
@@ -111,6 +131,8 @@ class Coded(msgspec.Struct, frozen=True, kw_only=True, tag="coded"):
     has_parities: ClassVar[bool] = True
     replaces_servers: ClassVar[bool] = True
     saves_own: ClassVar[bool] = False
+    keeps_epochs: ClassVar[bool] = False
+    flush_seconds: ClassVar[float] = 0.0
 
     @property
     def lost_together_max(self) -> int:
@@ -161,6 +183,8 @@ class Partial(msgspec.Struct, frozen=True, kw_only=True, tag="partial"):
     has_parities: ClassVar[bool] = True
     replaces_servers: ClassVar[bool] = True
     saves_own: ClassVar[bool] = True
+    keeps_epochs: ClassVar[bool] = False
+    flush_seconds: ClassVar[float] = 0.0
 
     @property
     def lost_together_max(self) -> int:
@@ -214,6 +238,8 @@ class CodedPartial(msgspec.Struct, frozen=True, kw_only=True, tag="coded-partial
     replaces_servers: ClassVar[bool] = True
     saves_own: ClassVar[bool] = True
     begins_together: ClassVar[bool] = True  # copies are at least two
+    keeps_epochs: ClassVar[bool] = False
+    flush_seconds: ClassVar[float] = 0.0
 
     @property
     def lost_together_max(self) -> int:
@@ -260,7 +286,7 @@ class CodedPartial(msgspec.Struct, frozen=True, kw_only=True, tag="coded-partial
         return code.invalid_reason(tables=coded, servers=servers, mode=mode)
 
 
-Protection = Unprotected | Coded | Partial | CodedPartial
+Protection = Unprotected | Batched | Coded | Partial | CodedPartial
 
 
 def judge_loss(down: Collection[int], lost: Sequence[tuple[str, int]]) -> Verdict:

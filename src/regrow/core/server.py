@@ -9,6 +9,7 @@ together what concerns several of them.
     decoder    a decoded row contains a push if and only if the marks do       decode.py
     cut        what is captured is one instant, and forgotten when it exists   cut.py
     saves      what is saved counts as saved once it is durable                own_saves.py
+    paging     nobody waits for the disk with rows in his hand                 paging.py
     ways       no row ahead of its marks                                       wayback.py, rebuild.py, reload.py,
                                                                                recall.py
 
@@ -32,7 +33,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 from regrow.core.answers import Answers
 from regrow.core.cut import CutSide, Save, Unsave
@@ -73,6 +74,7 @@ from regrow.core.messages import (
     View,
 )
 from regrow.core.own_saves import OwnSaves, SaveOwn, SavePlan, UnsaveOwn
+from regrow.core.paging import Upkeep, look_for_paging
 from regrow.core.rebuild import Rebuild
 from regrow.core.recall import Recall
 from regrow.core.recall_events import SavedRowsLoaded, SavesFound, SavesLoaded
@@ -82,10 +84,24 @@ from regrow.core.serving_async import AsyncServing
 from regrow.core.serving_sync import SyncServing
 from regrow.core.states import CutState, OwnSaveState
 from regrow.core.wayback import FetchSaved, FindSaves, Load, LoadedAll, LoadedRows, WayBack, Ways, plan_ways
+from regrow.store.interface import PagedRows
 
 Loaded = LoadedRows | LoadedAll | SavesFound | SavedRowsLoaded | SavesLoaded
 Effect = (
-    Send | Refuse | Log | Dial | Forget | Notice | Save | Unsave | SaveOwn | UnsaveOwn | Load | FindSaves | FetchSaved
+    Send
+    | Refuse
+    | Log
+    | Dial
+    | Forget
+    | Notice
+    | Save
+    | Unsave
+    | SaveOwn
+    | UnsaveOwn
+    | Load
+    | FindSaves
+    | FetchSaved
+    | Upkeep
 )
 
 NOTICE_SECONDS = 0.25
@@ -109,7 +125,9 @@ class Server:
         cut: str | None,
         save_plan: SavePlan | None,
         coordinator: Identity,
+        marks: tuple[int, ...] | None = None,
     ) -> None:
+        """`marks`: the rows of the store are those after these pushes (steps) already."""
         job, server = view.job, identity.id
         me = view.servers[server]
         sync = job.mode == "sync"
@@ -140,7 +158,8 @@ class Server:
         )
         self.ways = self._plan_ways(groups, cut)
         self._unmended = self._find_unmended(groups)  # holders that live, and have not told that they are whole again
-        self.cut = CutSide(store=self.store, holds_pushes=not sync)
+        self.paging = look_for_paging(self.store)
+        self.cut = self._make_cut_side(job)
         self.saves = OwnSaves(store=self.store, flusher=self.flusher, plan=save_plan, ways=self.ways)
         parts = Parts(
             job=job,
@@ -149,7 +168,10 @@ class Server:
             ways=self.ways,
             cut=self.cut,
             reply_bytes_max=reply_bytes_max,
+            paging=self.paging,
         )
+        if marks is not None:
+            self.flusher.set_marks(marks, range(groups.total))
         self.serving: Serving = SyncServing(parts) if sync else AsyncServing(parts)
         self.serving.peers = self.peers
         # As many servers as there are groups bring rows back to one that was lost, and as many its parities.
@@ -163,6 +185,19 @@ class Server:
         self.rests_until = AWAKE
         self._began: float | None = None  # when the way back was first looked at
         self._now = 0.0
+
+    def _make_cut_side(self, job: JobSpec) -> CutSide:
+        protection, holds_pushes = job.protection, job.mode != "sync"
+        if not protection.keeps_epochs:
+            return CutSide(store=self.store, holds_pushes=holds_pushes)
+        if self.paging is None:
+            raise ValueError("checkpoints are to be kept in the files of a store that has none")
+        return CutSide(
+            store=self.store,
+            holds_pushes=holds_pushes,
+            epochs=cast(PagedRows, self.store),
+            flush_seconds=protection.flush_seconds,
+        )
 
     def _plan_ways(self, groups: Groups, cut: str | None) -> Ways:
         recovering = [member.id for member in self.view.servers if member.recovering]
@@ -204,7 +239,11 @@ class Server:
 
     def report(self) -> dict[str, Any]:
         """Counters for whoever watches."""
+        tiers: dict[str, Any] = {}
+        if self.paging is not None:
+            tiers["tiers"] = {**cast(PagedRows, self.store).tier_report(), "faults": self.paging.faults}
         return {
+            **tiers,
             "pulls": self.serving.pulls,
             "pushes": self.serving.clock,
             "redundancy_bytes": self.store.redundancy_bytes,
@@ -399,6 +438,31 @@ class Server:
         began = self._began if self._began is not None else self._now
         return Notice(name=name, values={**self.ways.progress(), "seconds": round(self._now - began, 3)})
 
+    # --- Rows on disk ---
+
+    def on_fetched(self) -> list[Effect]:
+        """The store has read something, or written all of an epoch."""
+        if self.paging is None:
+            return []
+        return [*self.serving.on_fetched(), *self.cut.check_complete(), *self.ask_upkeep()]
+
+    def ask_upkeep(self) -> list[Effect]:
+        """Behind whatever was answered."""
+        return [] if self.paging is None else [*self.paging.ask_upkeep()]
+
+    def do_upkeep(self) -> list[Effect]:
+        """Nobody waits."""
+        return [] if self.paging is None else [*self.paging.do_upkeep()]
+
+    def _tick_disk(self, now: float) -> list[Effect]:
+        """A sign of the disk may have been missed; and time is short for an epoch."""
+        assert self.paging is not None
+        self.paging.check_time(now)
+        self.cut.hasten(now)
+        if not self.paging.waits and self.cut.life.state is CutState.IDLE:
+            return self.ask_upkeep()
+        return self.on_fetched()
+
     # --- Time ---
 
     def find_unanswered(self, now: float) -> Unanswered | None:
@@ -413,7 +477,7 @@ class Server:
         has_more = self._has_limit and self._refill(now)
         if now < self.rests_until and not has_more:
             return []
-        effects: list[Effect] = []
+        effects: list[Effect] = [] if self.paging is None else self._tick_disk(now)
         if self.cut.tick(now):
             effects += self.serving.release()
         effects += self.cut.check_aside()  # rows that were loaded or assigned change too
@@ -453,6 +517,8 @@ class Server:
         if self.cut.life.state is not CutState.IDLE:
             return AWAKE
         if self.view.job.protection.has_parities and not self.flusher.rests:
+            return AWAKE
+        if self.paging is not None and self.paging.waits:
             return AWAKE
         notice_at = math.inf if self.recovered or not self.ways.serves else self._notice_at
         return min(notice_at, self.saves.rests_until)

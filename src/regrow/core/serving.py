@@ -42,6 +42,7 @@ from regrow.core.messages import (
     UInt32Array,
     WriteRecords,
 )
+from regrow.core.paging import Paging, Waiter
 from regrow.core.wayback import FetchSaved, Ways
 from regrow.errors import Refusal
 from regrow.store.interface import Store
@@ -62,6 +63,7 @@ class Parts:
     ways: Ways
     cut: CutSide
     reply_bytes_max: int
+    paging: Paging | None = None  # None: all rows are always in memory
 
 
 class Serving(ABC):
@@ -73,6 +75,7 @@ class Serving(ABC):
         self.flusher = parts.flusher
         self.ways = parts.ways
         self.cut = parts.cut
+        self.paging = parts.paging
         self.requests = RequestChecks(parts.job, parts.store, reply_bytes_max=parts.reply_bytes_max)
         self.peers: dict[int, Identity] = {}  # the servers of the view
         self.clock = 0  # pushes applied, of all workers
@@ -118,6 +121,10 @@ class Serving(ABC):
         """A cut has come further: what it held back is applied, as far as it lets it."""
 
     @abstractmethod
+    def resume(self, waiter: Waiter) -> list[Effect]:
+        """The rows that a push or a step waited for are in memory (paged stores)."""
+
+    @abstractmethod
     def forget_worker(self, worker: int) -> None:
         """Another incarnation of it is here: what the one before still waited for is void."""
 
@@ -151,6 +158,8 @@ class Serving(ABC):
         self._reported.pop(source.id, None)
         self._parked = [(who, message) for who, message in self._parked if who.id != source.id]
         self._queued = [(who, message) for who, message in self._queued if who.id != source.id]
+        if self.paging is not None:
+            self.paging.forget(source.id)
         self.forget_worker(source.id)
 
     def dispatch_safely(self, source: Identity, message: Message) -> list[Effect]:
@@ -172,6 +181,8 @@ class Serving(ABC):
         if isinstance(message, Expect):
             self.requests.check_counts(message.counts, message.slots)
             self.requests.check_range(message.counts, message.slots)
+            if self.paging is not None:
+                self.paging.expect(source.id, message.counts, message.slots)
             return self.find_missing(message.counts, message.slots) or []
         if isinstance(message, ReadRecords):
             return self._read_records(source, message)
@@ -220,6 +231,19 @@ class Serving(ABC):
         self.pulls += 1
         durable = self.report_durable(source.id)
         return Send(target=source, message=Rows(request=pull.request, durable=durable, clock=self.clock, rows=rows))
+
+    def read_rows(self, source: Identity, pull: Pull) -> list[Effect]:
+        """Answers with the rows as they are, when they are here."""
+        part = pull.counts, pull.slots
+        if not self.ways.is_whole:
+            self.requests.check_slots(*part)
+            if (faults := self.park(source, pull, *part)) is not None:
+                return faults
+        if self.paging is not None:
+            self.requests.check_slots(*part)
+            if not self.paging.park(source, pull, Waiter("pull", source.id, pull.request), part):
+                return []
+        return [self.answer(source, pull, self.gather(*part))]
 
     def gather(self, counts: Int32Array, slots: UInt32Array) -> Float32Array:
         rows = np.empty(self.requests.count_floats(counts, slots), np.float32)
@@ -350,6 +374,22 @@ class Serving(ABC):
         for source, message in parked:
             effects += self.dispatch_safely(source, message)
         return effects
+
+    def on_fetched(self) -> list[Effect]:
+        """Rows have come from the disk: whoever waited for exactly those goes on."""
+        assert self.paging is not None
+        effects: list[Effect] = []
+        for waiter in self.paging.poll():
+            parked = self.paging.take_parked(waiter)
+            effects += self._resume_safely(waiter) if parked is None else self.dispatch_safely(*parked)
+            self.paging.drop(waiter)
+        return effects
+
+    def _resume_safely(self, waiter: Waiter) -> list[Effect]:
+        try:
+            return self.resume(waiter)
+        except ValueError as error:  # rows that do not fit the cache together: nobody can go on
+            return [Refuse(target=worker, reason=f"{waiter.kind}: {error}") for worker in self._workers.values()]
 
     def answer_durable(self) -> list[Effect]:
         """More may be durable, or staged at the holders, than before."""

@@ -2,15 +2,18 @@
 
 At a replacement a push may come before its rows are back. Then it waits in a queue of its worker, with all that come
 after it, and is applied when all its rows are there, to all its groups at once: applied in pieces, rows would be ahead
-of their marks, or behind them. A cut may hold pushes back for a moment (`cut.py`).
+of their marks, or behind them. A cut may hold pushes back for a moment (`cut.py`). A push whose rows are on disk
+(`paging.py`) waits in the same queue.
 """
 
 from __future__ import annotations
 
 from collections import deque
 
+from regrow.core.flusher import Part
 from regrow.core.identity import Identity
 from regrow.core.messages import Assign, Pull, Push
+from regrow.core.paging import Waiter
 from regrow.core.serving import Effect, Parts, Serving
 
 
@@ -37,11 +40,7 @@ class AsyncServing(Serving):
         self._unprepared = [(who, seq) for who, seq in self._unprepared if who.id != worker]
 
     def pull(self, source: Identity, pull: Pull) -> list[Effect]:
-        if not self.ways.is_whole:
-            self.requests.check_slots(pull.counts, pull.slots)
-            if (faults := self.park(source, pull, pull.counts, pull.slots)) is not None:
-                return faults
-        return [self.answer(source, pull, self.gather(pull.counts, pull.slots))]
+        return self.read_rows(source, pull)
 
     def assign(self, assign: Assign) -> list[Effect]:
         self.assign_here(assign)
@@ -55,7 +54,7 @@ class AsyncServing(Serving):
         done = queue[-1][1].seq if queue else self.span(source.id)[0]
         if push.seq > done + 1 and self._commit != "none":
             raise ValueError(f"push {push.seq} came after push {done}")
-        if self.ways.is_whole:
+        if self.ways.is_whole and self.paging is None:
             return self._apply(source, push)
         self._pushes.setdefault(source.id, deque()).append((source, push))
         return self._apply_queue(source.id)
@@ -70,10 +69,18 @@ class AsyncServing(Serving):
             faults = self.find_missing(part[0], part[1])
             if faults is not None:
                 return effects + faults
+            if self.paging is not None and self._waits_for_disk(worker, push.seq, part):
+                return effects
             queue.popleft()
             effects += self._apply(source, push)
-        self._pushes.pop(worker, None)
+        if self._pushes.get(worker) is queue:  # a cut that was begun meanwhile may have let others in
+            del self._pushes[worker]
         return effects
+
+    def _waits_for_disk(self, worker: int, seq: int, part: Part) -> bool:
+        """Whether the first push of a queue cannot be applied now: its rows are on disk, or a cut came meanwhile."""
+        assert self.paging is not None
+        return self.cut.holds(worker, seq) or not self.paging.ask(Waiter("push", worker, seq), part[0], part[1])
 
     def _apply(self, source: Identity, push: Push) -> list[Effect]:
         effects: list[Effect] = []
@@ -105,11 +112,17 @@ class AsyncServing(Serving):
     def retry_steps(self) -> list[Effect]:
         return [effect for worker in list(self._pushes) for effect in self._apply_queue(worker)]
 
+    def resume(self, waiter: Waiter) -> list[Effect]:
+        return self._apply_queue(waiter.worker)
+
     def _check_cut(self) -> list[Effect]:
         """Something was applied. If that is the instant to cut at, whoever was held back for it goes on."""
         begun = self.cut.check_marks(self.flusher.applied)
         return [*begun, *self.release()] if begun else [*self.cut.check_aside()]
 
     def release(self) -> list[Effect]:
+        waiting = self.retry_steps() if self.paging is not None else []  # came before those that were held back
         held, self._held = self._held, []
-        return [effect for source, push in held for effect in self.dispatch_safely(source, push)]  # or held again
+        return waiting + [
+            effect for source, push in held for effect in self.dispatch_safely(source, push)
+        ]  # or held again

@@ -26,6 +26,7 @@ from regrow.core.flusher import make_empty_part
 from regrow.core.groups import by_table
 from regrow.core.identity import Identity
 from regrow.core.messages import Assign, Float32Array, Pull, Push
+from regrow.core.paging import NOBODY, Waiter
 from regrow.core.serving import Effect, Parts, Serving
 
 STEPS_AHEAD_MAX = 2  # A worker is at most one step ahead of the slowest server, and pulls the next.
@@ -62,7 +63,7 @@ class SyncServing(Serving):
 
     def pull(self, source: Identity, pull: Pull) -> list[Effect]:
         if not pull.step:
-            return self._read(source, pull)
+            return self.read_rows(source, pull)  # somebody only looks
         self.requests.check_slots(pull.counts, pull.slots)
         least, most = self.span(0)
         undoable = self.job.protection.replaces_servers and most > 0
@@ -70,15 +71,9 @@ class SyncServing(Serving):
             raise ValueError(f"pull of step {pull.step} while step {least} is committed")
         self._pulled[source.id] = max(pull.step, self._pulled.get(source.id, 0))
         self._step_pulls[source.id, pull.step] = (source, pull)  # sent again, it is still one pull
+        if self.paging is not None and pull.step > least + 1:
+            self.paging.expect(source.id, pull.counts, pull.slots)  # read while others still compute
         return self.commit()
-
-    def _read(self, source: Identity, pull: Pull) -> list[Effect]:
-        """Step 0: somebody only looks."""
-        if not self.ways.is_whole:
-            self.requests.check_slots(pull.counts, pull.slots)
-            if (faults := self.park(source, pull, pull.counts, pull.slots)) is not None:
-                return faults
-        return [self.answer(source, pull, self.gather(pull.counts, pull.slots))]
 
     def _answer_steps(self) -> list[Effect]:
         """Answers the pulls whose step has come: every group is at the one before, or (again) at the step itself."""
@@ -90,6 +85,8 @@ class SyncServing(Serving):
             faults = self.find_missing(pull.counts, pull.slots)
             if faults is not None:
                 effects += faults
+                continue
+            if self.paging is not None and not self.paging.ask(Waiter("step pull", *key), pull.counts, pull.slots):
                 continue
             del self._step_pulls[key]
             rows = self.gather(pull.counts, pull.slots)
@@ -138,12 +135,17 @@ class SyncServing(Serving):
         staged = self._staged.get(step, {})
         if self.cut.is_pausing or not self._is_committed(step, staged):
             return self._answer_steps()
+        waiter = Waiter("step", NOBODY, step)
+        if self.paging is not None and self.paging.is_waiting(waiter):
+            return []
         parts = [(staged[w].counts, staged[w].slots, staged[w].grads) for w in range(self.job.workers)]
         summed = parts[0] if len(parts) == 1 else self.store.sum_pushes(parts)
         summed = self.take_unapplied(summed, 0, step)
         faults = self.find_missing(summed[0], summed[1])
         if faults is not None:
             return faults
+        if self.paging is not None and not self.paging.ask(waiter, summed[0], summed[1]):
+            return []
         for counts, slots, _ in parts:
             self.count_updates(counts, slots, 0, step)
         self._apply(summed, step)
@@ -179,6 +181,9 @@ class SyncServing(Serving):
         return self.commit()
 
     def release(self) -> list[Effect]:
+        return self.commit()
+
+    def resume(self, waiter: Waiter) -> list[Effect]:
         return self.commit()
 
     def answer_durable(self) -> list[Effect]:

@@ -29,6 +29,7 @@ class Suspect:
     message: str
     hint: str | None
     damage: bool = False  # it could not load a checkpoint
+    rows_damaged: bool = False  # rows in its own files are not what was written
 
     @classmethod
     def from_exit(cls, handle: Handle, exit: Exit, *, step: int, stopping: bool, refusal: str | None = None) -> Suspect:
@@ -55,13 +56,15 @@ class Suspect:
         hint = words.hint
         if words.kind not in ("user", "checkpoint") and hint is None:
             hint = f"its log: {handle.log}"
+        ranks = {"lost": MISSES_ANOTHER, "silent": KILLED}  # whose disk does not answer is as good as dead
         return cls(
             who=handle.who,
             log=handle.log,
-            rank=MISSES_ANOTHER if words.kind == "lost" else COMPLAINS,
+            rank=ranks.get(words.kind, COMPLAINS),
             message=f"{name_of(handle.who)}: {words.message}",
             hint=hint,
             damage=words.kind == "checkpoint",
+            rows_damaged=words.kind == "damaged",
         )
 
     def error(self) -> ChildFailed:

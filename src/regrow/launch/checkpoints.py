@@ -6,14 +6,19 @@ import contextlib
 import dataclasses
 import secrets
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 from regrow.checkpoint.address import split_cut
 from regrow.checkpoint.chunks import load_zstd
+from regrow.checkpoint.epochs import EpochManifest, find_newest_epochs
 from regrow.checkpoint.lineage import Graph
+from regrow.checkpoint.manifest import Cut
 from regrow.checkpoint.storage import Storage
 from regrow.config import TrainConfig, read_stored
 from regrow.core.names import parse_piece_name
 from regrow.errors import CheckpointError, UserError
+from regrow.launch import tiers
 from regrow.launch.orders import CheckpointTimes, Saving
 from regrow.launch.partial import PartialPlan
 from regrow.launch.version import version
@@ -35,11 +40,17 @@ class Start:
     cut: str
     step: int
     protection: str | None = None  # of the run that made it, as far as that is known
+    epochs: tuple[int, ...] = ()  # by server, where rows are in the files of servers already,
+    marks: tuple[int, ...] = ()  # and after which pushes
 
 
 def find(config: TrainConfig) -> Start:
     """The checkpoint that this run shall go on from; a UserError or CheckpointError says what is wrong with it."""
     assert config.resume is not None
+    if tiers.holds_epochs(config.resume, config):
+        manifest = tiers.find_epochs(config.resume)
+        _check_fits(config, manifest.target)
+        return make_start(manifest, config.resume)
     url, wish = split_cut(config.resume)
     manifests, broken = Storage.open(url).manifests()
     if not manifests:
@@ -49,6 +60,17 @@ def find(config: TrainConfig) -> Start:
     if any(piece.encoding == "zstd" for piece in plan.pieces):
         load_zstd()  # servers would miss it when they have all been started
     target = plan.target
+    before = _check_fits(config, target)
+    return Start(url=url, cut=target.id, step=target.step, protection=before.get("protection"))
+
+
+def make_start(manifest: EpochManifest, url: str) -> Start:
+    target = manifest.target
+    return Start(url=url, cut=target.id, step=target.step, epochs=manifest.epochs, marks=target.marks)
+
+
+def _check_fits(config: TrainConfig, target: Cut) -> dict[str, Any]:
+    """The options that it was made with."""
     before = read_stored(target.extra.get("config", {}))
     for name in DATA_OPTIONS:  # a step is a batch of certain samples, for every worker
         if name in before and before[name] != getattr(config, name):
@@ -58,7 +80,7 @@ def find(config: TrainConfig) -> Start:
             )
     if config.steps is not None and target.step > config.steps:
         raise UserError(f"{target.id} is of step {target.step}, this run shall end at step {config.steps}")
-    return Start(url=url, cut=target.id, step=target.step, protection=before.get("protection"))
+    return before
 
 
 def note_protection(config: TrainConfig, start: Start) -> str | None:
@@ -98,6 +120,13 @@ def find_newest(url: str, *, run: str, progress: Progress | None = None) -> tupl
     return None if cut is None else Start(url=url, cut=cut.id, step=cut.step), [*damage.values(), *unreadable]
 
 
+def find_newest_here(config: TrainConfig) -> Start | None:
+    """The same where checkpoints stay in the files of servers: the newest is the only one."""
+    assert config.store_dir is not None
+    found = find_newest_epochs(config.store_dir)
+    return None if found is None else make_start(found, config.store_dir)
+
+
 def plan_saving(
     config: TrainConfig,
     *,
@@ -114,10 +143,12 @@ def plan_saving(
     `partial`: how servers save their own rows, and how often all of them make a checkpoint then."""
     if not config.saves:
         return None
-    assert config.ckpt is not None
+    url = config.ckpt if not config.saves_epochs else str(Path(config.store_dir or "").resolve())
+    assert url is not None
     seconds, steps = config.interval if partial is None else (partial.cut_seconds, None)
     return Saving(
-        url=config.ckpt,
+        url=url,
+        epochs=config.saves_epochs,
         encoding=config.ckpt_encoding,
         bits=config.ckpt_bits,
         bytes_per_second=config.ckpt_bytes_per_s,
@@ -133,7 +164,7 @@ def plan_saving(
         times=CheckpointTimes(
             every_seconds=seconds,
             every_steps=steps,
-            full_every=1 if config.protection == "full" else config.full_every,
+            full_every=1 if config.protection in ("full", "batch") else config.full_every,
             pause=config.ckpt_pause,
         ),
     )

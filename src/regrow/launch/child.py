@@ -13,7 +13,7 @@ import sys
 import traceback
 
 from regrow import _kernels
-from regrow.errors import CheckpointError, ConnectionLost, DataLoss, RegrowError
+from regrow.errors import CheckpointError, ConnectionLost, DataLoss, RegrowError, StoreDamaged, StoreSilent
 from regrow.launch.orders import Error, ErrorKind, Stopped
 from regrow.launch.pipes import PipeParent, log_format
 from regrow.runtime.parent import Parent, peak_rss_bytes
@@ -24,6 +24,8 @@ ERROR_KINDS: tuple[tuple[type[RegrowError], ErrorKind], ...] = (
     (ConnectionLost, "lost"),
     (DataLoss, "data_loss"),
     (CheckpointError, "checkpoint"),
+    (StoreSilent, "silent"),
+    (StoreDamaged, "damaged"),
 )
 
 

@@ -40,6 +40,7 @@ from regrow.launch.orders import (
     Replace,
     Saving,
     Stop,
+    TieredRows,
 )
 from regrow.launch.processes import LocalProcesses
 from regrow.launch.rundir import Logs, print_warning
@@ -62,6 +63,7 @@ from regrow.launch.supervisor import (
     TakeStance,
     Tick,
 )
+from regrow.launch.tiers import SERVER, check_empty, remove_all
 from regrow.launch.version import version
 from regrow.protection import GIB, MIB, ErasureCode, Partial
 from regrow.runtime.client import Client, SocketClient
@@ -99,7 +101,8 @@ def make_saving(wish: Partial) -> Saving:
 class LocalCluster:
     """A coordinator and `servers` server processes on this machine.
 
-    `protection` is for the tables of every collection on this cluster that does not bring its own.
+    `protection` is for the tables of every collection on this cluster that does not bring its own. `store_dir`: rows
+    are on disk there, in files that go with the cluster, and `cache_bytes` of them in the memory of each server.
     """
 
     def __init__(
@@ -110,6 +113,8 @@ class LocalCluster:
         transport: str | None = None,
         authenticate: str = "auto",
         protection: ErasureCode | Partial | None = None,
+        store_dir: str | Path | None = None,
+        cache_bytes: int = GIB,
     ) -> None:
         if servers < 1:
             raise UserError(f"servers = {servers}: a cluster needs at least one")
@@ -121,8 +126,13 @@ class LocalCluster:
             protection.check(servers=servers, mode="async")
         if isinstance(protection, Partial) and protection.ckpt is None:
             raise ConfigError("ckpt", None, "servers that save their rows need a place for them", hint='ckpt="saves"')
+        if store_dir is not None:
+            if protection is not None:
+                raise UserError("rows on disk (store_dir) have no parities", hint="leave protection or store_dir out")
+            check_empty(Path(store_dir))
         self.server_count = servers
         self.protection = protection
+        self._store_dir = None if store_dir is None else Path(store_dir).resolve()
         self._token = secrets.token_hex(32)
         self._authenticate = authenticate
         self._sockets = SocketDir()
@@ -147,6 +157,7 @@ class LocalCluster:
             frame_bytes_max=FRAME_BYTES_MAX,
             authenticate=authenticate,
             saving=make_saving(protection) if isinstance(protection, Partial) else None,
+            tiers=None if store_dir is None else TieredRows(directory=str(self._store_dir), cache_bytes=cache_bytes),
         )
         atexit.register(self.close)
         try:
@@ -208,6 +219,8 @@ class LocalCluster:
         with self._sockets, contextlib.closing(self._backend):
             everybody = list_running(self._backend)
             end(self._backend, everybody, asked_seconds=STOP_SECONDS, term_seconds=2.0, hurry=lambda: False)
+        if self._store_dir is not None:
+            remove_all(self._store_dir.glob(f"{SERVER}*"))
         if self._failure is None:
             shutil.rmtree(self._logs, ignore_errors=True)
 

@@ -14,7 +14,7 @@ import msgspec
 from regrow.core.identity import Identity
 from regrow.errors import RegrowError
 from regrow.launch.backend import Backend, Handle
-from regrow.launch.orders import Assignment, Become, Command, Hanging, SaveEvery, Saving, StoredCut
+from regrow.launch.orders import Assignment, Become, Command, Hanging, SaveEvery, Saving, StoredCut, TieredRows
 from regrow.launch.supervisor import Kill, Order, Pause, Promote, Resume, Start, Tell
 
 
@@ -34,6 +34,7 @@ class Crew:
         saving: Saving | None = None,
         start: StoredCut | None = None,
         hanging: Hanging | None = None,
+        tiers: TieredRows | None = None,
     ) -> None:
         self.coordinator_address: str | None = None  # once it listens
         self._backend = backend
@@ -46,6 +47,7 @@ class Crew:
         self._saving = saving
         self._start = start
         self._hanging = hanging
+        self._tiers = tiers
         self._handles: dict[Identity, Handle] = {}
 
     def handle(self, who: Identity) -> Handle:
@@ -99,4 +101,5 @@ class Crew:
             saving=self._saving,
             start=self._start,
             hanging=self._hanging,
+            tiers=self._tiers,
         )

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
 from regrow.launch.failures import Failure
 from regrow.launch.status import RunStatus
+from regrow.launch.tier_counts import describe_tiers
 from regrow.protection import GIB, KIB, MIB
 from regrow.runtime.streams import replace_redirected_streams
 
@@ -310,6 +311,8 @@ def news_lines(status: RunStatus) -> list[str]:
     lines += [f"damaged, and gone around: {what}" for what in status.gone_around]
     if (failed := failed_line(status)) is not None:
         lines.append(failed)
+    if (tiers := status.tiers) is not None and tiers["servers_full"]:
+        lines.append("no space left for rows on disk: training goes on with what fits, without new checkpoints")
     return lines
 
 
@@ -344,6 +347,8 @@ def figures(status: RunStatus, now: float) -> list[str]:
         found.append(f"loss {status.loss:.4f}")
     if status.auc is not None:
         found.append(f"AUC {status.auc:.4f}")
+    if (tiers := status.tiers) is not None:
+        found.append(describe_tiers(tiers))
     if status.saving is not None and now - status.saving[1] >= SAVING_SECONDS_MIN:
         found.append(f"storing checkpoint {status.saving[0]} for {now - status.saving[1]:.0f} s")
     return found
@@ -398,6 +403,12 @@ def summary_text(summary: dict[str, Any], path: Path) -> str:
                 f"{lost['saves']} saves",
             )
         )
+    if summary.get("tiers"):
+        tiers = summary["tiers"]
+        text = f"{100 * tiers['hit_rate_rows']:.2f} % of rows, {100 * tiers['hit_rate_lookups']:.2f} % of look-ups"
+        rows.append(("cache", f"{text}; {tiers['wait_seconds']:.1f} s of waits for the disk"))
+        used = f"{size_text(int(tiers['file_bytes']))} of files, {size_text(int(tiers['log_bytes_used']))} of it log"
+        rows.append(("disk", f"{used}; {tiers['reads']:,.0f} reads"))
     if summary.get("sabotage_unreached"):
         steps = ", ".join(str(sabotage["step"]) for sabotage in summary["sabotage_unreached"])
         rows.append(("not reached", f"sabotage at step {steps}: the data ended before"))

@@ -76,6 +76,7 @@ from regrow.launch.supervisor import (
     TakeStance,
     Tick,
 )
+from regrow.launch.tiers import StoreDir, plan_tiers
 from regrow.launch.usage import explain_malformed, sum_usage
 from regrow.launch.version import version
 from regrow.launch.watch import Watch
@@ -120,14 +121,21 @@ def train(
     planner = partial.Planner(config) if config.saves_own else None
     planned = None if planner is None else planner.plan()
     config = config if planned is None else planned.config
-    run_dir = RunDir.create(config, overwrite=overwrite)
-    try:
+    with contextlib.ExitStack() as open_until_then:
+        store_dir = None if config.store == "memory" else StoreDir.open(config, overwrite=overwrite)
+        if store_dir is not None:
+            open_until_then.callback(store_dir.close)
+        run_dir = RunDir.create(config, overwrite=overwrite)
+        open_until_then.callback(run_dir.close)
         run = _Run(config, run_dir, display or QuietDisplay(), tuple(command), patience or Patience(), start)
+        run.store_dir = store_dir
         if planner is not None and planned is not None:
             run.replanner = Replanner(planner, planned, run.status)
         return run.run()
-    finally:
-        run_dir.close()
+
+
+def make_stored(start: checkpoints.Start | None) -> StoredCut | None:
+    return None if start is None else StoredCut(url=start.url, cut=start.cut, epochs=start.epochs, marks=start.marks)
 
 
 class _Run:
@@ -144,6 +152,7 @@ class _Run:
     ) -> None:
         self.config = config
         self.replanner: Replanner | None = None  # with partial recovery
+        self.store_dir: StoreDir | None = None  # of rows on disk
         self.run_dir = run_dir
         self.display = display
         self.patience = patience
@@ -211,16 +220,15 @@ class _Run:
         dead = isinstance(failure, DataLoss) or (cause is not None and cause.rank in (KILLED, MISSES_ANOTHER))
         if cause is not None and cause.damage:  # where it was a save of one server, a cut may be sound
             dead |= bool(self.status.restores) or (self.config.saves_own and cause.who.incarnation > 0)
+        if cause is not None and cause.rows_damaged:  # files are made anew, unless the checkpoint is in them
+            dead |= not self.config.saves_epochs
         phases = ("loading", *SURVIVING_PHASES)
         here = None if self.start is None else self.start.cut
         tries = sum(restore["cut"] == here for restore in self.status.restores)  # without a newer one since
         return self.config.saves and dead and self.status.phase in phases and tries < checkpoints.RESTORES_MAX
 
     def _start_over(self, failure: RegrowError, *, damaged: bool) -> None:
-        assert self.config.ckpt is not None
-        found, damage = checkpoints.find_newest(
-            self.config.ckpt, run=self.run_id, progress=self._show_reading if damaged else None
-        )
+        found, damage = self._find_newest(damaged=damaged)
         if found is None and damaged and not self.config.saves_own:  # else it may be a save that is damaged
             if self.start == self.asked or self.asked is None:
                 hint = f"`regrow ckpt verify {self.config.ckpt}` lists all damage"
@@ -232,6 +240,13 @@ class _Run:
         cut, step = (None, 0) if self.start is None else (self.start.cut, self.start.step)
         self.status.start_over(reason=failure.message, cut=cut, cut_step=step, damage=damage, now=time.monotonic())
         self._display_due = self._metrics_due = 0.0
+
+    def _find_newest(self, *, damaged: bool) -> tuple[checkpoints.Start | None, list[str]]:
+        if self.config.saves_epochs:
+            return checkpoints.find_newest_here(self.config), []
+        assert self.config.ckpt is not None
+        progress = self._show_reading if damaged else None
+        return checkpoints.find_newest(self.config.ckpt, run=self.run_id, progress=progress)
 
     def _show_reading(self, done: int, total: int) -> None:
         """A checkpoint is read to see whether it is sound."""
@@ -269,6 +284,8 @@ class _Run:
 
     def _train(self, sockets: SocketDir | None) -> None:
         config, status = self.config, self.status
+        if self.store_dir is not None and (self.start is None or not self.start.epochs):
+            self.store_dir.clear()
         self.backend.use_sockets(None if sockets is None else sockets.path)
         watch = Watch(silent_seconds=config.silent_limits, patience_seconds=config.patience_seconds)
         self.supervisor = Supervisor(replaces=config.replaces_servers, watch=watch)
@@ -283,7 +300,7 @@ class _Run:
                 role="coordinator",
             )
         # The merger now, while workers import torch: training has all processors.
-        counts = {"server": config.servers, "worker": config.workers, "merger": 1 if config.saves else 0}
+        counts = {"server": config.servers, "worker": config.workers, "merger": int(config.merges)}
         for role, count in counts.items():
             for id in range(count):
                 self._supervise(Appoint(role=role, id=id, now=time.monotonic()))
@@ -304,6 +321,8 @@ class _Run:
         self._stop()
         if config.saves_own and self.not_saved is None:
             checkpoints.clear_saves(config, run=self.run_id)
+        if self.store_dir is not None:
+            self.store_dir.finish()
         self._enter("done")
 
     def _hire(self) -> Crew:
@@ -331,7 +350,8 @@ class _Run:
                 dead=self.status.cuts_dead,
                 partial=None if self.replanner is None else self.replanner.partial,
             ),
-            start=None if start is None else StoredCut(url=start.url, cut=start.cut),
+            start=make_stored(start),
+            tiers=plan_tiers(config),
             hanging=Hanging(silent_seconds=config.silent_limits["server"], patience_seconds=config.patience_seconds),
         )
 

@@ -22,6 +22,7 @@ from regrow.protection import ErasureCode
 # Resident memory of an interpreter with what its role imports, before it holds any data.
 BASE_BYTES = {"coordinator": 60 * MIB, "server": 60 * MIB, "worker": 400 * MIB}
 FLOAT_BYTES = 4
+TIERED_BYTES = 64 * MIB  # of a server with rows on disk, beside its cache and a byte for each row
 
 CGROUP_ROOT = Path("/sys/fs/cgroup")
 UNLIMITED_BYTES = 1 << 60  # version 1 says "no limit" with a number near 2**63
@@ -47,7 +48,8 @@ def check(config: TrainConfig) -> Need:
     if available is not None and need.total > available:
         raise MemoryShort(
             f"not enough memory: {gib(need.total)} needed ({gib(need.tables)} for the rows of "
-            f"{config.servers} servers, {gib(need.processes)} for processes), {gib(available)} {where}",
+            f"{config.servers} servers{', with their caches' if config.store == 'tiered' else ''}, "
+            f"{gib(need.processes)} for processes), {gib(available)} {where}",
             hint=advise(config, model, need, available),
         )
     return need
@@ -57,10 +59,14 @@ def estimate_need(config: TrainConfig, model: ModelConfig) -> Need:
     code = config.code
     copies = 0 if code is None else code.copies
     k, coded, rings = (code.k, code.r, code.rings) if isinstance(code, ErasureCode) else (1, 0, 1)
-    per_server = sum(
-        _kernels.shard_bytes(rows, model.dim, k, coded, rings, config.servers, config.optimizer)
-        for rows in table_rows(model)
-    )
+    if config.store == "tiered":
+        # The cache, as far as there are rows to fill it, and what a store on disk keeps in memory of all rows.
+        per_server = config.cache_bytes + TIERED_BYTES + -(-sum(table_rows(model)) // config.servers)
+    else:
+        per_server = sum(
+            _kernels.shard_bytes(rows, model.dim, k, coded, rings, config.servers, config.optimizer)
+            for rows in table_rows(model)
+        )
     if config.saves_own and config.priority != "none":
         # A byte a row counts its updates; scar keeps a copy of its weights too.
         row_bytes = 1 + (model.dim * FLOAT_BYTES if config.priority == "scar" else 0)
@@ -82,6 +88,9 @@ def estimate_need(config: TrainConfig, model: ModelConfig) -> Need:
 
 
 def advise(config: TrainConfig, model: ModelConfig, need: Need, available: int) -> str:
+    if config.store == "tiered" and need.processes < available:
+        left = (available - need.processes) // config.servers - TIERED_BYTES
+        return f"lower --cache-bytes to {max(1, left // MIB)}M or less, or --rows-max"
     if need.processes >= available:
         return "lower --workers or --servers: the processes alone do not fit"
     frugal = estimate_need(config.replace(optimizer="rowwise_adagrad"), model).total

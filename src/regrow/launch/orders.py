@@ -24,7 +24,8 @@ CheckpointKind = Literal["full", "delta"]
 MergeKind = Literal["choice", "folded", "deleted", "broken", "wanted", "error"]
 # user: a mistake, all is said. lost: it misses another process, and is a victim. data_loss: rows are gone for good.
 # checkpoint: one cannot be loaded. bug: its log says more.
-ErrorKind = Literal["user", "lost", "data_loss", "checkpoint", "bug"]
+# silent: the disk of its rows does not answer. damaged: rows on its disk are not what was written.
+ErrorKind = Literal["user", "lost", "data_loss", "checkpoint", "silent", "damaged", "bug"]
 
 
 # -- the assignment ----------------------------------------------------------------------------------------
@@ -68,6 +69,7 @@ class Saving(msgspec.Struct, frozen=True, kw_only=True):
     dead: tuple[str, ...] = ()  # cuts that nobody stores any more, for the merger to clear away
     merge_seconds: float  # between two looks of the merger
     own: OwnSaving | None = None  # partial recovery
+    epochs: bool = False  # nothing is stored elsewhere: `url` is the directory of the servers' files
 
 
 class StoredCut(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,6 +77,19 @@ class StoredCut(msgspec.Struct, frozen=True, kw_only=True):
 
     url: str
     cut: str
+    epochs: tuple[int, ...] = ()  # by server: the rows are in its files already,
+    marks: tuple[int, ...] = ()  # as they are after these pushes (steps)
+
+
+class TieredRows(msgspec.Struct, frozen=True, kw_only=True):
+    """How a server keeps its rows on disk; see the options of the same names in `TrainConfig`."""
+
+    directory: str  # of all servers
+    cache_bytes: int
+    io: str = "auto"
+    threads: int = 4
+    bytes_max: int | None = None
+    policy: str = "lru"
 
 
 class Hanging(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,6 +114,7 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     config: dict[str, Any] = {}  # TrainConfig.to_dict(), for workers; others pass it on to manifests
     saving: Saving | None = None
     start: StoredCut | None = None  # None: from nothing
+    tiers: TieredRows | None = None  # None: all rows are in memory
     hanging: Hanging | None = None  # None: as it is by default
 
 
@@ -204,6 +220,7 @@ class ServerCounters(Report, frozen=True, kw_only=True, tag="server"):
     updates: int | None = None
     priority_bytes: int | None = None
     count_bytes: int | None = None
+    tiers: dict[str, float] | None = None  # of rows on disk
 
 
 class Recovery(Report, frozen=True, kw_only=True, tag="recovery"):
@@ -261,6 +278,12 @@ class Loading(Report, frozen=True, kw_only=True, tag="loading"):
 
 class Loaded(Report, frozen=True, kw_only=True, tag="loaded"):
     """A server has all rows of the checkpoint."""
+
+
+class StoreOpened(Report, frozen=True, kw_only=True, tag="store opened"):
+    """A server's files are open. How they are read and written, and why."""
+
+    io: str
 
 
 class Damaged(Report, frozen=True, kw_only=True, tag="damaged"):
@@ -422,6 +445,7 @@ AnyReport = (
     | Recalling
     | Loading
     | Loaded
+    | StoreOpened
     | Damaged
     | Planned
     | Progress

@@ -42,10 +42,12 @@ from regrow.launch.orders import (
     Recovery,
     Report,
     ServerCounters,
+    StoreOpened,
     Trained,
     Waited,
     Waiting,
 )
+from regrow.launch.tier_counts import Tiers, add_counts, sum_tiers
 from regrow.metrics import ScoreHistogram
 
 RATE_SECONDS_MIN = 0.25  # two reports closer than this say nothing about speed
@@ -84,6 +86,9 @@ class ServerStatus:
     faults_served: int = 0  # ... and missing at others
     rows_updated: int = 0
     kept_bytes_max: int = 0  # sent to others and not acknowledged, at most
+    tiers: Tiers = field(default_factory=dict)  # of rows on disk
+    tiers_carried: Tiers = field(default_factory=dict)
+    io: str = ""  # how its files are read and written
     carried: dict[str, int] = field(default_factory=dict)  # what earlier incarnations counted
 
     COUNTERS: ClassVar = (
@@ -94,7 +99,7 @@ class ServerStatus:
 
     def to_dict(self) -> dict[str, Any]:
         values = dataclasses.asdict(self)
-        del values["carried"]
+        del values["carried"], values["tiers_carried"]
         return values
 
     def has_moved(self, report: ServerCounters) -> bool:
@@ -109,6 +114,8 @@ class ServerStatus:
         if report.redundancy_bytes is not None:
             self.redundancy_bytes = report.redundancy_bytes
         self.kept_bytes_max = max(self.kept_bytes_max, report.kept_bytes)
+        if report.tiers is not None:
+            self.tiers = add_counts(report.tiers, self.tiers_carried)
         if report.recovering is False and self.state == "recovering":
             self.state, self.missing_rows = "ready", 0
 
@@ -326,6 +333,8 @@ class RunStatus:
                 server.load_done, server.load_total = done, total
             case Loaded():
                 server.state = "ready"
+            case StoreOpened(io=io):
+                server.io, server.tiers_carried = io, server.tiers
             case Damaged(what=what):
                 self.gone_around.append(what)
             case Recovery(rows_total=total, rows_back=back):
@@ -484,6 +493,12 @@ class RunStatus:
         return sum(server.bytes_out for server in self.servers)
 
     @property
+    def tiers(self) -> Tiers | None:
+        """Of rows on disk, all servers together."""
+        lookups = sum(worker.lookups for worker in self.workers)
+        return sum_tiers([server.tiers for server in self.servers], lookups=lookups)
+
+    @property
     def is_loading(self) -> bool:
         """Some server does not have all rows of the checkpoint that the run starts from."""
         return any(server.state == "loading" for server in self.servers)
@@ -557,6 +572,7 @@ class RunStatus:
             "bytes_out": self.bytes_out,
             **({} if self.losses is None else {"partial": self.describe_losses()}),
             **({"logged": self.logged} if self.logged else {}),
+            **({} if self.tiers is None else {"tiers": self.tiers}),
         }
 
     def totals(self) -> dict[str, Any]:
@@ -600,6 +616,7 @@ class RunStatus:
             "restores": self.restores,
             "damage_gone_around": self.gone_around,
             "partial": self.describe_losses(),
+            "tiers": self.tiers,
             "per_server": [server.to_dict() for server in self.servers],
         }
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import msgspec
 
 from regrow.core.job import OptimizerSpec, TableSpec
-from regrow.core.protection import Coded, CodedPartial, FlushSpec, Partial, Protection, Unprotected
+from regrow.core.protection import Batched, Coded, CodedPartial, FlushSpec, Partial, Protection, Unprotected
 from regrow.protection import CodedRecovery, ErasureCode, PartialRecovery
 
 MARKS = "regrow_marks"
@@ -30,10 +30,11 @@ def make_marks_table(servers: int) -> TableSpec:
     return TableSpec(name=MARKS, rows=servers, dim=1, init_bound=0.0, optimizer=sgd)
 
 
-def make_protection(wish: Wish) -> Protection:
-    """What the job says about it."""
+def make_protection(wish: Wish, *, flush_seconds: float | None = None) -> Protection:
+    """What the job says about it. `flush_seconds`: checkpoints stay in the files of the servers, and are to be written
+    within so long."""
     if wish is None:
-        return Unprotected()
+        return Unprotected() if flush_seconds is None else Batched(flush_seconds=flush_seconds)
     flush = FlushSpec(
         pushes=wish.flush_pushes,
         bytes=wish.flush_bytes,

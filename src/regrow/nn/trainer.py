@@ -63,7 +63,7 @@ def dlrm_job(config: TrainConfig, rows: list[int], dim: int, dense: TableSpec) -
         workers=config.workers,
         mode=config.mode,  # type: ignore[arg-type]
         seed=config.seed,
-        protection=make_protection(code),
+        protection=make_protection(code, flush_seconds=config.flush_seconds),
     )
 
 

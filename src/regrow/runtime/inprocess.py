@@ -7,6 +7,7 @@ parities, or, where servers save their own rows (`saving`), with what they saved
 
 from __future__ import annotations
 
+import select
 from collections import deque
 from collections.abc import Callable, Sequence
 
@@ -34,6 +35,7 @@ from regrow.core.identity import COORDINATOR, Identity
 from regrow.core.job import JobSpec
 from regrow.core.messages import Declare, Message, View
 from regrow.core.own_saves import SaveOwn, UnsaveOwn
+from regrow.core.paging import DISK_SECONDS_MAX, Fetched, Upkeep, UpkeepDue
 from regrow.core.serving import Store
 from regrow.core.session import Event
 from regrow.core.wayback import FetchSaved, FindSaves, Load
@@ -48,6 +50,9 @@ REPLY_BYTES_MAX = 4 << 30
 TICK_SECONDS = 1.0  # of a clock that runs only while somebody waits
 TICKS_WAITED = 8  # enough for a flush and its acknowledgement, whatever else is under way
 TICKS_MAX = 100_000  # Waiting longer than this is waiting for ever.
+
+
+Queued = Delivered | Fetched | UpkeepDue | inprocess_saves.Told
 
 
 class InProcessCluster:
@@ -79,7 +84,7 @@ class InProcessCluster:
         self._saving = saving
         self._make_store = build_store
         self._clients: dict[Identity, InProcessClient] = {}
-        self._queue: deque[tuple[Identity, Identity, Delivered | inprocess_saves.Told]] = deque()
+        self._queue: deque[tuple[Identity, Identity, Queued]] = deque()
         self._pumping = False
         self._now = 0.0
         for index in range(servers):
@@ -160,10 +165,25 @@ class InProcessCluster:
         try:
             while self._queue:
                 self._deliver(*self._queue.popleft())
+                if not self._queue:
+                    self._wait_for_disks()
         finally:
             self._pumping = False
 
-    def _deliver(self, source: Identity, target: Identity, event: Delivered | inprocess_saves.Told) -> None:
+    def _wait_for_disks(self) -> None:
+        """Rows on disk that somebody waits for: nothing else goes on here meanwhile."""
+        doors = [server for server in self.servers if server.server is not None and server.server.paging is not None]
+        waiting = {door.server.store.fetch_fd: door for door in doors if door.server.paging.waits}  # type: ignore
+        if not waiting:
+            return
+        ready, _, _ = select.select(list(waiting), [], [], DISK_SECONDS_MAX)
+        if not ready:
+            raise RegrowError(f"the disk has not answered for {DISK_SECONDS_MAX:.0f} s")
+        for descriptor in ready:
+            identity = waiting[descriptor].identity
+            self._queue.append((identity, identity, Fetched()))
+
+    def _deliver(self, source: Identity, target: Identity, event: Queued) -> None:
         if target.role == "server":
             if self.servers[target.id].identity == target:
                 self._effects(target, self.servers[target.id].receive(event))
@@ -191,6 +211,8 @@ class InProcessCluster:
                 raise RegrowError(f"{local} stops: {effect.reason}")
             elif isinstance(effect, Save | Unsave | WriteManifest | Load):
                 raise AssertionError(f"{local} asks for a checkpoint, and none was promised it: {effect!r}")
+            elif isinstance(effect, Upkeep):
+                self._queue.append((local, local, UpkeepDue()))
             elif isinstance(effect, SaveOwn | FindSaves):
                 self._save_own(local, effect)
             elif isinstance(effect, UnsaveOwn | FetchSaved):

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 
 from regrow import _kernels
+from regrow.checkpoint.epochs import EpochWriter
 from regrow.checkpoint.manifests import ManifestWriter
 from regrow.core.coordinator import PATIENCE_SECONDS, SILENT_SECONDS, Coordinator
 from regrow.core.cut import Save, Unsave
@@ -39,6 +40,7 @@ from regrow.core.identity import COORDINATOR, Identity
 from regrow.core.job import JobSpec
 from regrow.core.messages import CutMarks, Message, Ready
 from regrow.core.own_saves import OwnSaved, SaveOwn, SavePlan, UnsaveOwn
+from regrow.core.paging import Fetched, Upkeep, UpkeepDue
 from regrow.core.recall import SAVES_TENANT
 from regrow.core.recall_events import SavesRead
 from regrow.core.server import Server
@@ -50,7 +52,9 @@ from regrow.runtime.client import new_event_loop
 from regrow.runtime.parent import Parent
 from regrow.runtime.saves import OwnLoader, OwnSaver
 from regrow.runtime.sockets import prepare_sockets
+from regrow.runtime.tiers import DiskWaits, open_tiered
 from regrow.runtime.transport import Endpoint, parse_address
+from regrow.store.interface import Store
 from regrow.store.memory import MemoryStore
 
 log = logging.getLogger("regrow.serve")
@@ -73,22 +77,24 @@ class Node:
         self.saver: Saver | None = None
         self.own_saver: OwnSaver | None = None  # partial recovery
         self.own_loader: OwnLoader | None = None
-        self.manifests: ManifestWriter | None = None
+        self.manifests: ManifestWriter | EpochWriter | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._marked_at = 0.0  # since when pushes are held back for a cut
         self._hold_seconds_max = 0.0
+        self._disk_waits = DiskWaits()
         self._save_began, self._rows_left = 0.0, 0
-        saving = assignment.saving
+        saving, start = assignment.saving, assignment.start
         if self.identity.role == "server":
             self.machine = ServerDoor(
                 identity=self.identity,
                 address="",  # known once we listen
                 build_store=self._build_store,
                 reply_bytes_max=self.section_bytes_max,
-                cut=None if assignment.start is None else assignment.start.cut,
+                cut=None if start is None or start.epochs else start.cut,
                 save_plan=None if saving is None else make_save_plan(saving.own),
+                marks=start.marks if start is not None and start.epochs else None,
             )
-            if saving is not None:
+            if saving is not None and not saving.epochs:
                 self.saver = Saver(
                     url=saving.url,
                     server=self.identity.id,
@@ -98,7 +104,6 @@ class Node:
                     bytes_per_second=saving.bytes_per_second,
                 )
             if saving is not None and saving.own is not None:
-                start = assignment.start
                 self.own_saver = OwnSaver(
                     url=saving.url,
                     server=self.identity.id,
@@ -123,19 +128,12 @@ class Node:
                 cut_salt="" if saving is None else saving.salt,
             )
             if saving is not None:
-                self.manifests = ManifestWriter(
-                    url=saving.url,
-                    run=saving.run,
-                    starts=saving.starts,
-                    extra={"config": assignment.config},
-                    encoding=saving.encoding,
-                    bits=saving.bits,
-                    made_by=saving.made_by,
-                )
+                self.manifests = make_manifests(saving, assignment.config)
         self._stopped: asyncio.Future[None] | None = None
 
-    def _build_store(self, job: JobSpec, server: int, recovering: bool) -> MemoryStore:
-        store = MemoryStore(job, server, recovering)
+    def _build_store(self, job: JobSpec, server: int, recovering: bool) -> Store:
+        tiers = self.parent.assignment.tiers
+        store: Store = MemoryStore(job, server, recovering) if tiers is None else self._open_tiered(job, server, tiers)
         if self.saver is not None:
             store.add_tenant()
         saving = self.parent.assignment.saving
@@ -145,6 +143,17 @@ class Node:
             tables = [index for index, table in enumerate(job.tables) if table.name in own.tables]
             store.set_priority(SAVES_TENANT, own.priority, tables, own.share, own.seed, own.period)
         return store
+
+    def _open_tiered(self, job: JobSpec, server: int, tiers: orders.TieredRows) -> Store:
+        """Rows on disk: what the disk has done wakes the loop."""
+        start = self.parent.assignment.start
+        epochs = () if start is None else start.epochs
+        store: Any = open_tiered(job, server, tiers, at_epoch=epochs[server] if epochs else None)
+        asyncio.get_running_loop().add_reader(store.fetch_fd, lambda: self._receive(Fetched()))
+        log.info("files in %s: %s", tiers.directory, store.io_description)
+        self.parent.report(orders.StoreOpened(io=store.io_description))
+        rows: Store = store
+        return rows
 
     async def run(self) -> None:
         assignment = self.parent.assignment
@@ -190,6 +199,8 @@ class Node:
         try:
             for effect in self.machine.receive(event):
                 self._run_effect(effect)
+            if isinstance(self.machine, ServerDoor) and (server := self.machine.server) is not None and server.paging:
+                self._disk_waits.look(server.paging)
         except Exception as error:
             # A state machine that raised is in no state to go on: stop the process, and say so.
             self._stop(error)
@@ -231,6 +242,8 @@ class Node:
                 self._run_task(self._write_manifest(effect))
             case Load():
                 self._run_task(self._load(effect))
+            case Upkeep():
+                asyncio.get_running_loop().call_soon(self._receive, UpkeepDue())
             case SaveOwn() | UnsaveOwn() | FindSaves() | FetchSaved():
                 self._save_own(effect)
             case _:
@@ -426,9 +439,14 @@ class Node:
                 bytes_out=self.endpoint.bytes_out,
                 kept_bytes=self.endpoint.kept_bytes,
                 **self._saving_counters(),
-                **self.machine.report(),
+                **self._add_waits(self.machine.report()),
             )
             self.parent.report(counters)
+
+    def _add_waits(self, report: dict[str, Any]) -> dict[str, Any]:
+        if "tiers" in report:
+            report["tiers"]["wait_seconds"] = round(self._disk_waits.seconds, 3)
+        return report
 
     def _saving_counters(self) -> dict[str, Any]:
         if self.saver is None:
@@ -452,6 +470,22 @@ REPORTS: dict[tuple[str, str | None], type[orders.Report]] = {
     ("checkpoint", "saved"): orders.CheckpointSaved,
     ("checkpoint", "failed"): orders.CheckpointFailed,
 }
+
+
+def make_manifests(saving: orders.Saving, config: dict[str, Any]) -> ManifestWriter | EpochWriter:
+    """Who writes the manifests of this run."""
+    extra = {"config": config}
+    if saving.epochs:
+        return EpochWriter(url=saving.url, run=saving.run, starts=saving.starts, extra=extra, made_by=saving.made_by)
+    return ManifestWriter(
+        url=saving.url,
+        run=saving.run,
+        starts=saving.starts,
+        extra=extra,
+        encoding=saving.encoding,
+        bits=saving.bits,
+        made_by=saving.made_by,
+    )
 
 
 def make_save_plan(own: orders.OwnSaving | None) -> SavePlan | None:

@@ -16,9 +16,10 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 
-from regrow.core.cut import Save, Saved
+from regrow.core.cut import EpochPart, Save, Saved
 from regrow.core.cuts import CutNow, ManifestWritten, WriteManifest
 from regrow.core.effects import Notice
 from regrow.core.identity import Identity
@@ -55,15 +56,17 @@ class Piece:
     marks: tuple[int, ...]
     rows: Rows
     state: Rows
+    epochs: tuple[int, ...] | None = None  # by server, where rows stay in the files of stores
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Start:
-    """The checkpoint that a run starts from: its name, and its pieces, oldest first."""
+    """The checkpoint that a run starts from: its name, and its pieces, oldest first; or the epochs of all servers."""
 
     cut: str
     pieces: tuple[Rows, ...]
     marks: tuple[int, ...]
+    epochs: tuple[int, ...] | None = None
 
 
 class Storage:
@@ -93,6 +96,13 @@ class Storage:
         rows = machines.read_touched_rows(node.server, self.world.reference)
         lost = self.world.own_storage.find_lost(identity.id)
         self._snapshots[name] = Snapshot(identity.id, marks, full, rows, lost)
+
+    def note_epoch(self, identity: Identity, epoch: int) -> None:
+        """The same where rows stay in the files of the store: they are named by the epoch that ends now."""
+        node = self.world.nodes[identity]
+        marks = [tuple(each) for each in machines.read_applied(node.server)]
+        rows = machines.read_touched_rows(node.server, self.world.reference)
+        self._snapshots[f"{identity.id}/{epoch}"] = Snapshot(identity.id, marks, True, rows, {})
 
     def _record(self, table: int, record: Any) -> bytes:
         values: bytes = record[: self.world.reference.initial[table, 0].size].tobytes()
@@ -160,13 +170,17 @@ class Storage:
         rate = 0.0 if world.calm else world.cuts.error_rate
         error = bool(rate) and world.choices.flag(rate)
         exists = not error or world.choices.flag(0.5)
+        if world.scenario.profile.batch:
+            write, epochs = self._name_epochs(write)
+        else:
+            epochs = None
         full_wanted = bool(rate) and world.choices.flag(0.1)
 
         def put() -> None:
             if not node.alive:
                 return
             if exists:
-                self._write(write)
+                self._write(write, epochs)
             world.later(tell, of=node)
 
         def tell() -> None:
@@ -178,7 +192,15 @@ class Storage:
 
         world.later(put, of=node)
 
-    def _write(self, write: WriteManifest) -> None:
+    def _name_epochs(self, write: WriteManifest) -> tuple[WriteManifest, tuple[int, ...]]:
+        """What servers said is an epoch each; their snapshots are named by it."""
+        epochs = tuple(msgspec.json.decode(part, type=EpochPart).epoch for part in write.chunks)
+        names = tuple(f"{server}/{epoch}" for server, epoch in enumerate(epochs))
+        for name in names:
+            self._parts[name] = self._snapshots[name].rows
+        return dataclasses.replace(write, chunks=names), epochs
+
+    def _write(self, write: WriteManifest, epochs: tuple[int, ...] | None) -> None:
         world = self.world
         if piece_name(write.source, write.target) in self.discarded:
             raise Violation("I11", f"{write.target} was given up, and is published all the same")
@@ -201,7 +223,7 @@ class Storage:
             rows |= self._parts[name]
         state |= rows
         self._check_state(write, state, snapshots)
-        self.pieces[write.target] = Piece(write.target, write.source, write.marks, rows, state)
+        self.pieces[write.target] = Piece(write.target, write.source, write.marks, rows, state, epochs)
         self._count(write)
 
     def _count(self, write: WriteManifest) -> None:
@@ -298,6 +320,10 @@ class Storage:
 
     # --- Starting from a checkpoint ---
 
+    def find_newest(self) -> Start | None:
+        """What all begin again from; None: nothing was stored in this world."""
+        return self.chain(list(self.pieces)[-1]) if self.pieces else None
+
     def chain(self, target: str) -> Start:
         """What leads to this cut."""
         pieces: list[Rows] = []
@@ -305,7 +331,7 @@ class Storage:
         while at is not None:
             pieces.insert(0, self.pieces[at].rows)
             at = self.pieces[at].source
-        return Start(target, tuple(pieces), self.pieces[target].marks)
+        return Start(target, tuple(pieces), self.pieces[target].marks, self.pieces[target].epochs)
 
     def load(self, node: Node, load: Load) -> None:
         """Rows come a few at a time, oldest piece first, each piece written over what was there."""

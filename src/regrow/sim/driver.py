@@ -10,6 +10,7 @@ from regrow.core.cuts import WriteManifest
 from regrow.core.effects import Condemn, Delivered, Dial, Forget, Log, Notice, Refuse, Replace, Send, Stop, Tick
 from regrow.core.identity import Identity
 from regrow.core.own_saves import SaveOwn, UnsaveOwn
+from regrow.core.paging import Upkeep, UpkeepDue
 from regrow.core.session import Connect, PushReceived
 from regrow.core.states import ForbiddenMove
 from regrow.core.wayback import FetchSaved, FindSaves, Load
@@ -124,10 +125,17 @@ class Driver:
             self._save_own(node, effect)
         elif isinstance(effect, PushReceived):
             pass
+        elif isinstance(effect, Upkeep):
+            self.world.later(lambda: self.hand(node, UpkeepDue()) if node.alive else None, of=node)
         elif node.program is not None:
             if problem := node.program.hear(effect):
                 raise Violation("I7" if self.world.job.mode == "sync" else "I3", problem)
-            if node.program.failed and not self.world.lost and self.world.is_current(identity):
+            if (
+                node.program.failed
+                and not self.world.lost
+                and not self.world.falling
+                and self.world.is_current(identity)
+            ):
                 raise Violation("failed", f"{short(identity)}: {node.program.failed}")
         else:
             raise Violation("core", f"{short(identity)}: an effect nobody knows: {effect}")

@@ -67,6 +67,7 @@ TABLE_BYTES_MAX = 1 << 20  # A first view with larger tables is right, and takes
 # What time and the bare fact of a message change.
 UNSEEN = frozenset(
     {"heard", "closed", "has_news", "_now", "_store", "store", "_build_store", "requests", "geometry", "_groups"}
+    | {"_epochs", "_upkeep_asked"}
 )
 
 

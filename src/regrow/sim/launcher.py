@@ -10,7 +10,7 @@ from regrow.core.identity import Identity
 from regrow.core.partings import UNANSWERED_SECONDS_MAX
 from regrow.sim import machines
 from regrow.sim.net import COORDINATOR, short
-from regrow.sim.nodes import Node
+from regrow.sim.nodes import Fallen, Node
 from regrow.sim.workers import Program
 
 if TYPE_CHECKING:
@@ -41,15 +41,24 @@ class Launcher:
         role, index = identity.role, identity.id
         cuts = self.world.scenario.cuts
         if role == "worker":
-            start = self.world.start.marks[0] if self.world.start is not None else 0
-            program = Program(index, self.world.scenario, self.world.reference, start=start, loading=self.world.loading)
+            first = self.world.start.marks[0] if self.world.start is not None else 0
+            program = Program(index, self.world.scenario, self.world.reference, start=first, loading=self.world.loading)
             node = Node(identity, program.session, program)
         elif role == "server":
             captures = cuts is not None or self.world.scenario.saves is not None
             on_capture = self.world.note_capture if captures else None
             begins_with = self.world.start.cut if self.world.start is not None else None
             saves = self.world.scenario.saves
-            server = machines.make_server(identity, on_capture=on_capture, start=begins_with, saves=saves)
+            start, disks = self.world.start, self.world.disks
+            has_epochs = start is not None and start.epochs is not None
+            server = machines.make_server(
+                identity,
+                on_capture=on_capture,
+                start=None if has_epochs else begins_with,
+                saves=saves,
+                disks=disks,
+                marks=start.marks if start is not None and has_epochs else None,
+            )
             node = Node(identity, server)
         else:
             plan = cuts.plan if cuts is not None else None
@@ -79,6 +88,8 @@ class Launcher:
         """The process ends at once; the launcher sees it after a while."""
         if not node.alive:
             return
+        if node.falls:
+            self.world.falling = True
         self.end(node, "dies")
         self.world.later(lambda: self._on_ended(node.identity))
 
@@ -99,6 +110,8 @@ class Launcher:
 
     def _on_ended(self, identity: Identity) -> None:
         """The launcher has seen a process end: it tells the coordinator, and starts the successor."""
+        if self.world.falling:
+            raise Fallen
         if not self.world.is_current(identity):
             return
         coordinator = self.world.node(COORDINATOR)

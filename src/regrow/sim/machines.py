@@ -34,6 +34,7 @@ from regrow.core.partings import UNANSWERED_SECONDS_MAX
 from regrow.core.recall import SAVES_TENANT
 from regrow.core.states import AttemptState, MemberState
 from regrow.core.wayback import FetchSaved
+from regrow.sim.paged import Disks
 from regrow.sim.probes import Probes
 from regrow.sim.profiles import SaveScenario
 from regrow.sim.reference import Key, Reference
@@ -52,6 +53,7 @@ PROBED: dict[type[Any], str] = {
     WriteRecords: "records written",
 }
 PROBED_CLOSER = frozenset({View, CutAt, Push, Pull, ReadRecords, WriteRecords})
+TICKETS_MAX = 16  # of a server: the pulls, the first push and what is expected, of three workers at most
 SERVER_QUEUES = ("_early", "_ahead")
 SERVING_QUEUES = ("_queued", "_pushes", "_parked", "_held", "_staged", "_step_pulls", "_unprepared", "_writes")
 
@@ -62,12 +64,15 @@ def make_server(
     on_capture: Callable[[Identity, int, bool], None] | None = None,
     start: str | None = None,
     saves: SaveScenario | None = None,
+    disks: Disks | None = None,
+    marks: tuple[int, ...] | None = None,
 ) -> ServerDoor:
     """`on_capture` hears of every capture, at its instant, and for whom it is; None: there are none. `start`: the cut a
-    run begins with. `saves`: when the server saves its own rows, if it does, and which first."""
+    run begins with. `saves`: when the server saves its own rows, if it does, and which first. `disks`: rows may be on
+    one of them; `marks`: those that are on it are of a checkpoint."""
 
-    def build_store(job: JobSpec, server: int, recovering: bool) -> MemoryStore:
-        store = MemoryStore(job, server, recovering)
+    def build_store(job: JobSpec, server: int, recovering: bool) -> Any:
+        store: Any = MemoryStore(job, server, recovering) if disks is None else disks.build(job, identity)
         if on_capture is not None:
             for _ in range(1 if saves is None else 2):
                 store.add_tenant()
@@ -92,6 +97,7 @@ def make_server(
         address=f"sim:{identity.id}.{identity.incarnation}",
         cut=start,
         save_plan=None if saves is None else saves.plan,
+        marks=marks,
     )
 
 
@@ -273,6 +279,8 @@ def unsettled_reason(door: ServerDoor) -> str:
             return f"has not flushed group {index}"
         if group.acked and min(group.acked.values()) < group.number:
             return f"waits for acknowledgements of group {index}: {group.acked} of {group.number}"
+    if server.paging is not None and (reason := server.store.leftover_reason()):
+        return str(reason)
     for owner, names in ((door, SERVER_QUEUES), (server.serving, SERVING_QUEUES)):
         for name in names:
             if getattr(owner, name, None):
@@ -285,6 +293,8 @@ def unbounded_reason(door: ServerDoor, tail_max: int) -> str:
     server: Any = door.server
     if server is None:
         return ""
+    if server.paging is not None and len(server.paging._tickets) > TICKETS_MAX:
+        return f"waits for {len(server.paging._tickets)} tickets"
     staged = getattr(server.serving, "_staged", ())
     if len(staged) > 2:
         return f"has staged the steps {sorted(staged)}"

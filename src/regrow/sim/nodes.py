@@ -24,6 +24,10 @@ class Violation(Exception):
         self.invariant = invariant
 
 
+class Fallen(Exception):
+    """Everybody is ended by the launcher, to begin again from the newest checkpoint. Not a violation."""
+
+
 @dataclasses.dataclass(slots=True)
 class Node:
     """A process: its machine, and whether it runs."""
@@ -36,6 +40,7 @@ class Node:
     crash_after: int | None = None  # dies after so many effects of an event that has more
     number: int = 0  # counts the nodes of a world up
     is_server: bool = False
+    falls: bool = False  # its death is the end of everybody
     hung: bool = False  # paused for good: nobody lets it go on
     hidden: bool = False  # the launcher cannot reach it: replaced, it goes on as a zombie
     starved: bool = False  # it gets no ticks

@@ -21,6 +21,7 @@ from regrow.core.flusher import Flusher
 from regrow.core.holder import Holder
 from regrow.core.link import Link
 from regrow.core.own_saves import OwnSaves
+from regrow.core.paging import Paging
 from regrow.core.place import Place
 from regrow.core.rebuild import Rebuild
 from regrow.core.recall import Recall
@@ -31,7 +32,7 @@ from regrow.core.serving_sync import SyncServing
 from regrow.core.session import Session
 from regrow.core.steady import SteadyTime
 from regrow.launch.watch import Watch
-from regrow.sim import patches, patches_hangs, patches_partial
+from regrow.sim import patches, patches_hangs, patches_partial, patches_tiered
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -627,5 +628,50 @@ BUGS |= {
         patches_partial.delta_after_parities,
         BOTH,
         ("I14",),
+    ),
+}
+
+TIERED = ("tiered", "tiered-sync", "tiered-batch", "tiered-batch-sync")
+BATCH = ("tiered-batch", "tiered-batch-sync")
+BUGS |= {
+    "ticket-kept": Bug(
+        "the rows of whoever was served stay pinned",
+        Paging,
+        "drop",
+        patches_tiered.keeps_ticket,
+        TIERED,
+        ("I8",),
+    ),
+    "push-overtakes": Bug(
+        "a push is applied before one of its worker that waits for the disk",
+        AsyncServing,
+        "push",
+        patches_tiered.push_overtakes,
+        ("tiered", "tiered-batch"),
+        ("I3", "I11", "I8", "refusal"),
+    ),
+    "served-evicted": Bug(
+        "a row is served after it was evicted",
+        Paging,
+        "poll",
+        patches_tiered.serves_evicted,
+        TIERED,
+        ("refusal", "core"),
+    ),
+    "saved-before-complete": Bug(
+        "a server says that an epoch is stored before it is on the disk",
+        CutSide,
+        "check_complete",
+        patches_tiered.saved_before_complete,
+        BATCH,
+        ("I11",),
+    ),
+    "commits-alone": Bug(
+        "a server lets go of the older checkpoint before all servers have the newer",
+        CutSide,
+        "check_complete",
+        patches_tiered.commits_alone,
+        BATCH,
+        ("I11",),
     ),
 }

@@ -148,6 +148,11 @@ PROBES |= {
     "records written": "whole records are loaded",
     "records written again": "and at a replacement, because nobody had answered for them",
     "records read": "whole records are read",
+    "row on disk": "rows are asked for that are not in memory",
+    "cache full": "rows wait for room in memory",
+    "everybody falls": "a death ends all processes",
+    "begun again from epochs": "and all go on with what is in the files of their stores",
+    "fallen again": "for the second time",
     "record waits for rows": "a read or write of whole records arrives before the rows are back",
 }
 

@@ -14,7 +14,7 @@ import msgspec
 from regrow.core.cuts import CutPlan
 from regrow.core.job import JobSpec, Mode, OptimizerKind, OptimizerSpec, TableSpec
 from regrow.core.own_saves import SavePlan
-from regrow.core.protection import Coded, CodedPartial, Commit, FlushSpec, Partial, Protection, Unprotected
+from regrow.core.protection import Batched, Coded, CodedPartial, Commit, FlushSpec, Partial, Protection, Unprotected
 from regrow.sim.bounds import Bounds, draw_bounds
 from regrow.sim.choices import Choices
 
@@ -45,6 +45,8 @@ class Profile:
     loads: bool = False  # records are written before anybody trains, and read at the end
     faults: int = 6  # at most so many in a run
     parts: bool = False  # servers may be cut off from each other for good, which is noticed soon (parted.py)
+    paged: bool = False  # rows may be on disk (paged.py), and a death may end everybody: all begin again
+    batch: bool = False  # checkpoints stay in the files of the stores
     supervised: bool = False  # the launcher has the real supervisor, with spares (supervised.py)
     weights: tuple[tuple[str, int], ...] = (
         ("server", 6),
@@ -217,6 +219,29 @@ PROFILES |= {
     )
 }
 
+# Rows on disk, without parities: who dies takes everybody back to the newest checkpoint.
+FALLING = (("fall", 8), ("worker", 4), ("worker zombie", 2), ("coordinator", 2))
+FALLING_SYNC = (("fall", 8), ("coordinator", 2))  # synchronously no worker has a successor without parities
+BARE = ((1, 1),)
+PROFILES |= {
+    profile.name: profile
+    for profile in (
+        Profile(name="tiered", r=(0,), ks=BARE, weights=FALLING, cuts=True, paged=True),
+        Profile(name="tiered-sync", mode="sync", r=(0,), ks=BARE, weights=FALLING_SYNC, cuts=True, paged=True),
+        Profile(name="tiered-batch", r=(0,), ks=BARE, weights=FALLING, cuts=True, paged=True, batch=True),
+        Profile(
+            name="tiered-batch-sync",
+            mode="sync",
+            r=(0,),
+            ks=BARE,
+            weights=FALLING_SYNC,
+            cuts=True,
+            paged=True,
+            batch=True,
+        ),
+    )
+}
+
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class CutScenario:
@@ -258,6 +283,7 @@ class Scenario:
     cuts: CutScenario | None = None
     saves: SaveScenario | None = None  # servers save their own rows
     bounds: Bounds = dataclasses.field(default_factory=dict)
+    frames_spare: int = 0  # of a cache, beyond the rows that are needed at once
 
 
 # What may be slow, the more interesting more often.
@@ -335,6 +361,7 @@ def make_scenario(profile: Profile, choices: Choices) -> Scenario:
         lanes=lanes,
         cuts=_make_cuts(choices) if profile.cuts else None,
         saves=_make_saves(choices) if profile.partial else None,
+        frames_spare=choices.pick(4) if profile.paged else 0,
     )
     if not profile.bounds:
         return scenario
@@ -348,7 +375,7 @@ def _make_protection(profile: Profile, tables: list[TableSpec], *, rings: int, f
         return CodedPartial(k=tables[0].k, r=tables[0].r, rings=rings, flush=flush)
     if profile.partial:
         return Partial(r=most, flush=flush)
-    return Coded(k=k, r=most, rings=rings, flush=flush) if most else Unprotected()
+    return Coded(k=k, r=most, rings=rings, flush=flush) if most else _make_bare(profile)
 
 
 def _make_lanes(profile: Profile, job: JobSpec, choices: Choices) -> tuple[tuple[str, int, int], ...]:
@@ -366,6 +393,11 @@ def _make_lanes(profile: Profile, job: JobSpec, choices: Choices) -> tuple[tuple
             slow, server = kinds[choices.pick(len(kinds))], choices.pick(job.servers + 1) - 1
             lanes = (*lanes, (slow, server, delays[choices.pick(3)]))
     return lanes
+
+
+def _make_bare(profile: Profile) -> Protection:
+    """Of a job without parities."""
+    return Batched() if profile.batch else Unprotected()
 
 
 def _make_cuts(choices: Choices) -> CutScenario:

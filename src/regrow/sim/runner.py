@@ -16,13 +16,15 @@ from regrow.sim import machines, shelf
 from regrow.sim.bounds import shrink as shrink_bounds
 from regrow.sim.choices import Choices, tape_from_text, tape_text
 from regrow.sim.cuts import Start
-from regrow.sim.nodes import Violation
+from regrow.sim.nodes import Fallen, Violation
+from regrow.sim.paged import Disk
 from regrow.sim.probes import Probes
-from regrow.sim.profiles import PROFILES, STORAGE, make_resumed, make_scenario
+from regrow.sim.profiles import PROFILES, STORAGE, Scenario, make_resumed, make_scenario
 from regrow.sim.world import World
 
 ALL = (*PROFILES, STORAGE)
 GARBAGE_OBJECTS = 50_000  # between two collections: some ten megabytes
+FALLS_MAX = 3  # of everybody, in a row
 BATCH_BYTES = 40  # of streams and sweeps: one or two rows at a time
 
 
@@ -62,14 +64,19 @@ def run(
     result = Result(profile=profile, tape=choices.tape)
     steps_ahead = scenario.cuts.steps_ahead if scenario.cuts is not None else STEPS_AHEAD
     start: Start | None = None
+    falls = 0
+    disks: list[Disk] | None = None
     small = machines.small_batches(BATCH_BYTES, steps_ahead=steps_ahead)
     with small, shrink_bounds(scenario.bounds), rare_collections():
         while True:
-            world = World(scenario, choices, probes=probes, note=note, start=start)
+            world = World(scenario, choices, probes=probes, note=note, start=start, disks=disks)
             if watch is not None:
                 watch(world)
+            has_fallen = False
             try:
                 world.run()
+            except Fallen:
+                has_fallen = True
             except Violation as violation:
                 result.invariant = violation.invariant
                 result.text = str(violation)
@@ -81,6 +88,10 @@ def run(
             result.digest += world.digest
             for role, count in world.sabotage.crashes.items():
                 result.crashes[role] = result.crashes.get(role, 0) + count
+            if has_fallen:
+                falls += 1
+                start, disks, scenario = _begin_again(world, start, falls)
+                continue
             if result.invariant or start is not None or not _resumes(world):
                 break
             targets = list(world.storage.pieces)
@@ -116,8 +127,21 @@ def rare_collections() -> Iterator[None]:
         gc.set_threshold(*saved)
 
 
+def _begin_again(world: World, start: Start | None, falls: int) -> tuple[Start | None, list[Disk] | None, Scenario]:
+    """After a fall of everybody: what the launcher finds, and the same job once more."""
+    found = world.storage.find_newest() or start
+    disks = None if world.disks is None else world.disks.crash()
+    if found is not None and found.epochs is not None:
+        world.probes.hit("begun again from epochs")
+    if falls > 1:
+        world.probes.hit("fallen again")
+    return found, disks, dataclasses.replace(world.scenario, faults_max=world.scenario.faults_max * (falls < FALLS_MAX))
+
+
 def _resumes(world: World) -> bool:
     cuts = world.scenario.cuts
+    if world.scenario.profile.batch:
+        return False  # on other servers it has to be restored first
     return cuts is not None and cuts.resumes and not world.lost and bool(world.storage.pieces)
 
 

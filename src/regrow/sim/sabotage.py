@@ -216,6 +216,23 @@ class Saboteur:
         self._kill(node)
         return True
 
+    def _fall(self) -> bool:
+        """Somebody dies, and the launcher ends everybody: no row has a copy elsewhere, all begin again."""
+        world = self.world
+        if not world.storage.pieces and not world.choices.flag(0.25):
+            return False  # to begin again from nothing is seen soon enough
+        nodes = [node for node in world.current.values() if node.crash_after is None]
+        servers = [node for node in nodes if node.is_server]
+        node = servers[world.choices.pick(len(servers))] if servers and world.choices.flag(0.6) else None
+        node = node or nodes[world.choices.pick(len(nodes))]
+        self.crashes[node.identity.role] += 1
+        world.probes.hit("everybody falls")
+        self.beyond = node.falls = True
+        node.crash_after = world.choices.pick(4) or None
+        if node.crash_after is None:
+            world.launcher.crash(node)
+        return True
+
     def pause_server(self) -> None:
         """A server is stopped, together with another fault."""
         self.serious += self._pause()

@@ -34,6 +34,7 @@ from regrow.sim.launcher import Launcher
 from regrow.sim.net import COORDINATOR, Item, Network, Wire, checksum, short
 from regrow.sim.nodes import Action, Node, Violation, name_value
 from regrow.sim.own_saves import OwnStorage
+from regrow.sim.paged import Disk, Disks
 from regrow.sim.probes import Probes
 from regrow.sim.profiles import CutScenario, Scenario
 from regrow.sim.reference import make_reference
@@ -58,6 +59,7 @@ class World:
         probes: Probes,
         note: Callable[[str, Identity | None, Any], None] | None = None,
         start: Start | None = None,
+        disks: list[Disk] | None = None,
     ) -> None:
         self.scenario = scenario
         self.start = start  # the checkpoint that this run begins with
@@ -97,6 +99,8 @@ class World:
         self.checker = Checker(self)
         self.storage = Storage(self)
         self.own_storage = OwnStorage(self)
+        self.disks = Disks(self, disks) if scenario.profile.paged else None
+        self.falling = False  # a death will be the end of everybody
         self._lanes = {(kind, server): delay for kind, server, delay in scenario.lanes}
         self._worker_places = [("worker", index) for index in range(self.job.workers)]
         self._actions_made = 0
@@ -111,7 +115,9 @@ class World:
     # --- The two phases ---
 
     def run(self) -> None:
-        """Raises Violation."""
+        """Raises Violation, or Fallen."""
+        if self.disks is not None:
+            self.disks.check_start()
         self._run_chaos()
         self.calm = True
         self._calm_since = self.now
@@ -148,6 +154,8 @@ class World:
                 self.storage.supervise()
 
     def is_finished(self) -> bool:
+        if self.falling:
+            return False
         if self.lost:
             nodes = [self.node("worker", w) for w in range(self.job.workers)]
             return all(node is not None and node.program is not None and node.program.failed for node in nodes)

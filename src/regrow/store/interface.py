@@ -70,6 +70,10 @@ class Sizes(Protocol):
     """How large things are. None of it changes after the store was built; any thread may ask."""
 
     @property
+    def is_paged(self) -> bool:
+        """Whether rows may be on disk: then, and only then, all of `PagedRows` is there. Any thread."""
+
+    @property
     def memory_bytes(self) -> int:
         """Bytes that rows, parities and their bits took when the store was built. Any thread.
 
@@ -427,6 +431,88 @@ class PrioritizedRows(Protocol):
 
     def count_bytes(self) -> int:
         """Of these bytes, those that are there to count updates exactly, whatever goes first."""
+
+
+class PagedRows(Sizes, Protocol):
+    """Rows that may be on disk, with a part of them in memory: the *cache*. Server loop only, but for `fetch_fd`.
+
+    Only some stores have this part: those that say `is_paged`, and whoever uses a store looks once, when it is built.
+    There `gather` and `update` take rows that are in memory only: ValueError names one that is not. All other methods
+    take any row: what is not in memory is read or written around the cache, and the call waits for the disk. Such a
+    store has no parities and does not come back (`FlushedRows`, `HeldParities` and `ReturningRows` find nothing to do,
+    and refuse what would be one): it is built anew, or from one of its own checkpoints.
+
+    **Rows come** by `fetch`. No call of this part waits for the disk; what it asks for goes on in the background, and
+    `fetch_fd` can be read when something is done. All changes of what is in memory happen inside `fetch`,
+    `poll_fetched`, `release` and `upkeep`.
+
+    **Epochs.** Checkpoints are numbered from 1 by the store: the *epoch* of a change is the number of the first
+    checkpoint that has it. `begin_epoch` is the instant of a checkpoint; it is *complete* once all its rows are on the
+    device and synced, which comes by itself while `upkeep` is called, and *committed* once `commit_epoch` says that all
+    servers have it. A store always keeps the one committed last and all that began after it, and can be built again as
+    it was at one that was complete. Nothing else survives the end of the process.
+
+    **Errors**, of `regrow.errors`: `StoreDamaged` names the table and rows whose bytes are not what was written;
+    `StoreFull` says that there is no room on the device for rows that have to leave the memory.
+    """
+
+    @property
+    def fetch_fd(self) -> int:
+        """A descriptor that is readable when `poll_fetched` or `poll_complete` may have something new.
+
+        `poll_fetched` makes it unreadable again. The store owns and closes it. Any thread.
+        """
+
+    def fetch(self, counts: Int32Array, slots: UInt32Array) -> int:
+        """Asks for rows: 0 if all are in memory; they stay until the next `fetch`, `poll_fetched` or `upkeep`.
+
+        Else a ticket, above all given before: `poll_fetched` names it when all its rows are in memory. Tickets get room
+        for all their rows at once, in the order in which they were asked for, so nobody holds rows while waiting for
+        more; from then on the rows are *pinned*, they stay until `release`. A row may be named more than once.
+        ValueError if the rows do not fit the cache at all. `StoreFull` if rows that changed would have to leave the
+        memory and cannot be written; nothing is asked for then.
+        """
+
+    def poll_fetched(self) -> list[int]:
+        """Takes what was read, and gives the tickets, rising, whose rows are all in memory since the last call.
+
+        `StoreDamaged` if a row that was read is not what was written: its ticket is given up, and all others are still
+        there at the next call. `StoreFull` as in `fetch`.
+        """
+
+    def release(self, ticket: int) -> None:
+        """The rows of a ticket are no longer pinned by it. Also of one that is not done yet: it is given up.
+
+        ValueError if there is no such ticket (any more).
+        """
+
+    def upkeep(self) -> bool:
+        """Does a bounded part of the work that makes room, writes and cleans; True if there is more to be done now.
+
+        For when nobody waits: after replies, and at each tick.
+        """
+
+    def begin_epoch(self) -> int:
+        """Begins a checkpoint of all rows as they are now, and gives its number. Takes no time; copies nothing."""
+
+    def poll_complete(self) -> int:
+        """The newest complete epoch; 0 if there is none."""
+
+    def hasten(self, epoch: int, seconds_left: float) -> None:
+        """How long the rows of an epoch may still take to be written, from now on; without a word, as they come.
+
+        Too short: `upkeep` writes more at a time than it would. ValueError if the epoch did not begin.
+        """
+
+    def commit_epoch(self, epoch: int) -> None:
+        """All servers have this epoch: it is what the store keeps, and what only older ones needed may be overwritten.
+
+        It is durable some time after the call; a store that ended before can still be built at this epoch, because it
+        was complete. ValueError unless it is complete, or if a later one was committed.
+        """
+
+    def tier_report(self) -> dict[str, int | float]:
+        """Counters since the store was built, and sizes now; see docs/tiered.md for the names. Short."""
 
 
 class Store(

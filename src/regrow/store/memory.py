@@ -27,6 +27,7 @@ class MemoryStore:
         states = [table.optimizer.state_parts(table.dim) for table in job.tables]
         self._widths = [[table.dim, *(n for _, n in parts)] for table, parts in zip(job.tables, states, strict=True)]
         # Sizes
+        self.is_paged = False
         self.memory_bytes: int = self._shard.memory_bytes
         self.redundancy_bytes: int = self._shard.redundancy_bytes
         self.slots = self._shard.slots

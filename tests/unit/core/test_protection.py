@@ -20,10 +20,19 @@ from rings import JOBS, MIXED, SHAPES, stripe_homes, uniform
 import regrow
 from regrow.core import protection
 from regrow.core.job import JobSpec, TableSpec
-from regrow.core.protection import Coded, CodedPartial, FlushSpec, Partial, Unprotected, Verdict, count_lost_rows
+from regrow.core.protection import (
+    Batched,
+    Coded,
+    CodedPartial,
+    FlushSpec,
+    Partial,
+    Unprotected,
+    Verdict,
+    count_lost_rows,
+)
 
 SOURCE = Path(regrow.__file__).parent
-KINDS = {"Unprotected", "Coded", "Partial", "CodedPartial"}
+KINDS = {"Unprotected", "Batched", "Coded", "Partial", "CodedPartial"}
 # Who may name a kind, and how often: the job has a default, a user's wish becomes one, the simulator makes jobs.
 MAKERS = {"core/job.py": 2, "nn/coded.py": 8, "sim/profiles.py": 8}
 
@@ -141,6 +150,8 @@ def test_a_table_without_parities_beside_others_is_lost_with_any_server() -> Non
         ({"protection": Coded(k=2, r=1, rings=2)}, "rings must divide servers: 3 servers, 2 rings"),
         ({"protection": Coded(k=2, r=0)}, "a code has at least one row and one parity, not k=2, r=0"),
         ({"tables": (table(k=1, r=2),)}, "table 't0' has 2 parities, the code of the job 1"),
+        ({"protection": Batched()}, "table 't0' has parities (r = 1), but the job is not coded"),
+        ({"protection": Batched(flush_seconds=-1.0)}, "rows of a checkpoint cannot be written within -1.0 s"),
         ({"tables": (table(k=1, r=0),)}, "no table has a parity (r >= 1), but the job is coded"),
     ],
 )
@@ -151,7 +162,8 @@ def test_what_does_not_fit(changes: dict[str, object], reason: str) -> None:
 
 
 def test_a_protection_survives_the_wire() -> None:
-    for of in (job(table(), servers=3), job(table(k=2, r=1), servers=3)):
+    epochs = msgspec.structs.replace(job(table(), servers=3), protection=Batched(flush_seconds=3.0))
+    for of in (job(table(), servers=3), job(table(k=2, r=1), servers=3), epochs):
         assert msgspec.msgpack.decode(msgspec.msgpack.encode(of), type=JobSpec) == of
 
 

@@ -34,6 +34,8 @@ def value_of(type: Any) -> Any:
         return typing.get_args(type)[-1]
     if typing.get_origin(type) is tuple:
         return (value_of(typing.get_args(type)[0]),)
+    if type == dict[str, float]:
+        return {"name": 2.5}
     if typing.get_origin(type) is dict:
         return {"name": [1, None, "x"]}
     if isinstance(type, msgspec._core.StructMeta):

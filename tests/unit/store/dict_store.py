@@ -47,6 +47,8 @@ class DictStore:
 
     # ---- sizes
 
+    is_paged = False
+
     @property
     def memory_bytes(self) -> int:
         rows = sum(4 * self.slots(t) * self.record_floats(t) for t in range(len(self._job.tables)))

@@ -1,0 +1,208 @@
+// Rows that are in memory: the same kernels as Shard's, on frames instead of slots.
+#include "regrow/tiered.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include "regrow/thread_pool.hpp"
+#include "table_rules.hpp"
+
+namespace regrow {
+namespace {
+
+constexpr size_t rows_per_task = 512;
+constexpr size_t cached_bytes_max = 8 << 20;  // as in Shard::gather
+constexpr size_t lookups_ahead = 12;
+
+}  // namespace
+
+const TieredShard::Table& TieredShard::at(size_t table) const {
+  if (table >= tables_.size())
+    throw std::out_of_range("there is no table " + std::to_string(table) + "; this store has " +
+                            std::to_string(tables_.size()));
+  return tables_[table];
+}
+
+size_t TieredShard::memory_bytes() const {
+  size_t bytes = 0;
+  for (const auto& frames : frames_) bytes += frames->bytes();
+  for (const Table& table : tables_) {
+    bytes += 2 * table.words() * sizeof(uint64_t) + table.places.bytes() + table.loading.bytes();
+    if (table.tracking) bytes += (3 + tenants_) * table.words() * sizeof(uint64_t);
+  }
+  return bytes;
+}
+
+std::string TieredShard::name(RowRef row) const {
+  const Table& table = tables_[row.table];
+  const uint64_t number = table.layout.row_of(static_cast<uint32_t>(settings_.server), row.slot);
+  return "row " + std::to_string(number) + " of table " + std::to_string(row.table) + " (slot " +
+         std::to_string(row.slot) + ")";
+}
+
+void TieredShard::check_counts(std::span<const int32_t> counts, std::span<const uint32_t> slots) const {
+  if (counts.size() != tables_.size())
+    throw std::invalid_argument("counts has " + std::to_string(counts.size()) + " entries; this store has " +
+                                std::to_string(tables_.size()) + " tables");
+  size_t rows = 0;
+  for (size_t t = 0; t < counts.size(); ++t) {
+    if (counts[t] < 0)
+      throw std::invalid_argument("counts[" + std::to_string(t) + "] must not be negative, not " + text(counts[t]));
+    rows += static_cast<size_t>(counts[t]);
+  }
+  if (rows != slots.size())
+    throw std::invalid_argument("counts add up to " + std::to_string(rows) + " rows; there are " +
+                                std::to_string(slots.size()) + " slots");
+  const uint32_t* slot = slots.data();
+  for (size_t t = 0; t < counts.size(); slot += counts[t], ++t) {
+    const uint32_t most = counts[t] ? kernels().max_u32(slot, static_cast<size_t>(counts[t])) : 0;
+    if (counts[t] && most >= tables_[t].slots)
+      throw std::out_of_range("slot " + std::to_string(most) + " of table " + std::to_string(t) +
+                              " is out of range; this server has " + std::to_string(tables_[t].slots) + " slots of it");
+  }
+}
+
+void TieredShard::check_call(std::span<const int32_t> counts, std::span<const uint32_t> slots, size_t floats) const {
+  check_counts(counts, slots);
+  size_t due = 0;
+  for (size_t t = 0; t < counts.size(); ++t) due += static_cast<size_t>(counts[t]) * tables_[t].dim;
+  if (floats != due)
+    throw std::invalid_argument("these rows have " + std::to_string(due) + " floats; the array has " +
+                                std::to_string(floats));
+}
+
+void TieredShard::check_range(size_t table, int64_t first_slot, int64_t count, size_t floats) const {
+  const Table& found = at(table);
+  if (first_slot < 0 || count < 0 || first_slot > int64_t{found.slots} || count > int64_t{found.slots} - first_slot)
+    throw std::out_of_range(text(count) + " slots from " + text(first_slot) + " on, of table " + std::to_string(table) +
+                            ", are out of range; this server has " + std::to_string(found.slots) + " slots of it");
+  const size_t due = static_cast<size_t>(count) * found.stride;
+  if (floats != due)
+    throw std::invalid_argument("these records have " + std::to_string(due) + " floats; the array has " +
+                                std::to_string(floats));
+}
+
+void TieredShard::write_initial(const Table& table, uint32_t slot, float* record) const {
+  write_initial_weights(table.layout, table.settings, settings_.server, slot, table.initial_key, record);
+  std::memset(record + table.dim, 0, (table.stride - table.dim) * sizeof(float));
+}
+
+// The frames of rows, all of which must be in memory. A push names the rows of its pull: the same list, most often, as
+// the call before, and then nothing is looked up.
+std::span<const uint32_t> TieredShard::translate(std::span<const int32_t> counts, std::span<const uint32_t> slots) {
+  if (memo_.is_valid && std::ranges::equal(memo_.counts, counts) && memo_.slots.size() == slots.size() &&
+      std::memcmp(memo_.slots.data(), slots.data(), slots.size_bytes()) == 0)
+    return memo_.frames;
+  memo_.is_valid = false;
+  memo_.frames.resize(slots.size());
+  size_t begin = 0;
+  for (size_t t = 0; t < counts.size(); ++t) {
+    const SlotMap& frames = tables_[t].frames;
+    const size_t end = begin + static_cast<size_t>(counts[t]);
+    for (size_t i = begin; i < std::min(end, begin + lookups_ahead); ++i) frames.prefetch(slots[i]);
+    for (size_t i = begin; i < end; ++i) {
+      if (i + lookups_ahead < end) frames.prefetch(slots[i + lookups_ahead]);
+      const uint32_t frame = frames.find(slots[i]);
+      if (frame == SlotMap::none)
+        throw std::invalid_argument(name({static_cast<uint32_t>(t), slots[i]}) + " is not in memory; fetch it first");
+      memo_.frames[i] = frame;
+    }
+    begin = end;
+  }
+  memo_.counts.assign(counts.begin(), counts.end());
+  memo_.slots.assign(slots.begin(), slots.end());
+  memo_.is_valid = true;
+  return memo_.frames;
+}
+
+namespace {
+
+// Calls body(table, first, count, float_begin) for pieces of a call, each within one table, on the threads of the pool.
+template <typename Tables, typename Body>
+void for_pieces(const Tables& tables, std::span<const int32_t> counts, size_t rows, Body&& body) {
+  ThreadPool::shared().parallel_for((rows + rows_per_task - 1) / rows_per_task, [&](size_t task, size_t) {
+    const size_t begin = task * rows_per_task;
+    const size_t end = std::min(rows, begin + rows_per_task);
+    size_t table_begin = 0, float_begin = 0;
+    for (size_t t = 0; t < counts.size() && table_begin < end; ++t) {
+      const size_t count = static_cast<size_t>(counts[t]);
+      const size_t first = std::max(begin, table_begin);
+      const size_t last = std::min(end, table_begin + count);
+      if (first < last) body(t, first, last - first, float_begin + (first - table_begin) * tables[t].dim);
+      float_begin += count * tables[t].dim;
+      table_begin += count;
+    }
+  });
+}
+
+}  // namespace
+
+void TieredShard::gather(std::span<const int32_t> counts, std::span<const uint32_t> slots, std::span<float> out) {
+  check_call(counts, slots, out.size());
+  const std::span<const uint32_t> frames = translate(counts, slots);
+  const Kernels& kernel = kernels();
+  const bool past_caches = out.size_bytes() >= cached_bytes_max;
+  for_pieces(tables_, counts, slots.size(), [&](size_t t, size_t first, size_t count, size_t float_begin) {
+    const Table& table = tables_[t];
+    const Records records{frames_of(table).base(), table.stride, table.dim, nullptr};
+    kernel.gather(records, frames.data() + first, count, out.data() + float_begin, past_caches);
+  });
+}
+
+// What must be kept of a row that is about to change: for a capture, and for a checkpoint that is being made.
+void TieredShard::before_change(Table& table, uint32_t slot, uint32_t index) {
+  Frames& frames = frames_of(table);
+  Frame& frame = frames.at(index);
+  if (capturing_) keep_aside(table, slot, frames.record(index));
+  if (frame.dirty_epoch == epoch_) return;
+  if (frame.dirty_epoch) {
+    if (log_->has_room(table.record_bytes())) {
+      log_frame(frames, index);
+      ++counters_.rows_copied;
+    } else {
+      // Training goes on, and the checkpoint does not come about.
+      spoiled_ = epoch_ - 1;
+      --dirty_old_;
+    }
+  }
+  frame.dirty_epoch = static_cast<uint32_t>(epoch_);
+  ++dirty_now_;
+}
+
+void TieredShard::update(std::span<const int32_t> counts, std::span<const uint32_t> slots, std::span<const float> grads,
+                         int64_t step) {
+  check_call(counts, slots, grads.size());
+  std::vector<UpdateNumbers> numbers;
+  for (const Table& table : tables_) {
+    if (counts_steps(table.settings.optimizer) && step < 1)
+      throw std::invalid_argument("step must be at least 1, not " + text(step));
+    numbers.push_back(numbers_at(table.settings.numbers, step));
+  }
+  const std::span<const uint32_t> frames = translate(counts, slots);
+  size_t at = 0;
+  for (size_t t = 0; t < counts.size(); ++t) {
+    Table& table = tables_[t];
+    Frames& own = frames_of(table);
+    for (const size_t end = at + static_cast<size_t>(counts[t]); at < end; ++at) {
+      if (at + lookups_ahead < end) own.prefetch(frames[at + lookups_ahead]);
+      mark_changed(table, slots[at]);
+      before_change(table, slots[at], frames[at]);
+    }
+  }
+  const Kernels& kernel = kernels();
+  for_pieces(tables_, counts, slots.size(), [&](size_t t, size_t first, size_t count, size_t float_begin) {
+    const Table& table = tables_[t];
+    const Records records{frames_of(table).base(), table.stride, table.dim, frames_of(table).bits()};
+    const auto rule = static_cast<size_t>(table.settings.optimizer);
+    kernel.update[rule](records, frames.data() + first, count, grads.data() + float_begin, numbers[t]);
+  });
+}
+
+std::vector<uint64_t> TieredShard::touched(size_t table) const {
+  const Table& found = at(table);
+  std::vector<uint64_t> words(found.words());
+  for (size_t word = 0; word < words.size(); ++word) words[word] = found.touched_word(word);
+  return words;
+}
+
+}  // namespace regrow

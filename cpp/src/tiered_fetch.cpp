@@ -1,0 +1,344 @@
+// Which rows are in memory: tickets, frames, and what leaves to make room. A ticket gets all its frames at once, in the
+// order of tickets; until then it holds none. So of those that wait the first can always go on once others released
+// what they have.
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "regrow/tiered.hpp"
+
+namespace regrow {
+namespace {
+
+constexpr size_t lookups_ahead = 12;
+
+}  // namespace
+
+std::vector<size_t> TieredShard::frames_needed(std::span<const RowRef> rows, bool missing_only) const {
+  std::vector<size_t> needed(frames_.size());
+  for (const RowRef row : rows) {
+    const Table& table = tables_[row.table];
+    const bool is_there = table.frames.find(row.slot) != SlotMap::none || table.loading.find(row.slot) != SlotMap::none;
+    needed[table.frames_index] += !missing_only || !is_there;
+  }
+  return needed;
+}
+
+uint64_t TieredShard::fetch(std::span<const int32_t> counts, std::span<const uint32_t> slots) {
+  check_counts(counts, slots);
+  settle();
+  if (settings_.policy == TierPolicy::self) {
+    while (upkeep()) {
+    }
+    log_->flush();
+    if (!lanes_->is_idle(Lane::writes)) lanes_->wait(Lane::writes, lanes_->submit(Lane::writes, {}));
+  }
+  ++stamp_;
+  stamp_ += stamp_ == 0;
+  std::vector<RowRef> missed;
+  memo_.is_valid = false;
+  memo_.frames.resize(slots.size());
+  size_t at = 0;
+  for (size_t t = 0; t < counts.size(); ++t) {
+    const Table& table = tables_[t];
+    const size_t begin = at, end = at + static_cast<size_t>(counts[t]);
+    for (size_t i = begin; i < std::min(end, begin + lookups_ahead); ++i) table.frames.prefetch(slots[i]);
+    for (; at < end; ++at) {
+      if (at + lookups_ahead < end) table.frames.prefetch(slots[at + lookups_ahead]);
+      memo_.frames[at] = table.frames.find(slots[at]);
+      if (memo_.frames[at] == SlotMap::none) missed.push_back({static_cast<uint32_t>(t), slots[at]});
+    }
+    Frames& frames = frames_of(table);
+    for (size_t i = begin; i < end; ++i) {
+      if (i + lookups_ahead < end && memo_.frames[i + lookups_ahead] != SlotMap::none)
+        frames.prefetch(memo_.frames[i + lookups_ahead]);
+      if (memo_.frames[i] != SlotMap::none) frames.use(memo_.frames[i], stamp_);
+    }
+  }
+  counters_.misses += missed.size();
+  counters_.hits += slots.size() - missed.size();
+  ++(missed.empty() ? counters_.hit_calls : counters_.miss_calls);
+  if (missed.empty()) {
+    memo_.counts.assign(counts.begin(), counts.end());
+    memo_.slots.assign(slots.begin(), slots.end());
+    memo_.is_valid = true;
+    return 0;
+  }
+  Ticket ticket{};
+  ticket.id = ticket_next_;
+  ticket.rows.reserve(slots.size());
+  at = 0;
+  for (size_t t = 0; t < counts.size(); ++t)
+    for (const size_t end = at + static_cast<size_t>(counts[t]); at < end; ++at)
+      ticket.rows.push_back({static_cast<uint32_t>(t), slots[at]});
+  std::sort(ticket.rows.begin(), ticket.rows.end());
+  ticket.rows.erase(std::unique(ticket.rows.begin(), ticket.rows.end()), ticket.rows.end());
+  const std::vector<size_t> needed = frames_needed(ticket.rows, false);
+  for (size_t i = 0; i < needed.size(); ++i)
+    if (needed[i] > frames_[i]->count())
+      throw std::invalid_argument(
+          std::to_string(needed[i]) + " rows of " + std::to_string(frames_[i]->stride() * sizeof(float)) +
+          " bytes do not fit the cache, which has " + std::to_string(frames_[i]->count()) + " frames for them");
+  const bool is_first = tickets_.empty() || tickets_.back().admitted;
+  const bool admitted = is_first && admit(ticket);
+  if (!admitted) check_full(ticket);
+  if (admitted && !ticket.reading &&
+      ticket.shared.empty()) {  // nothing was on disk: it was never changed, or just left
+    unpin(ticket);
+    return 0;
+  }
+  ++ticket_next_;
+  tickets_.push_back(std::move(ticket));
+  ++counters_.waits;
+  return tickets_.back().id;
+}
+
+// Rows cannot leave, and the ticket cannot get what it needs until they do.
+void TieredShard::check_full(const Ticket& ticket) {
+  const int code = lanes_->failure(Lane::writes);
+  const bool has_no_log = !may_leave() && lanes_->is_idle(Lane::writes) && !dirty_old_ && !cleaning_ && !begin_round();
+  if (!code && !has_no_log) return;
+  const std::vector<size_t> needed = frames_needed(ticket.rows, true);
+  for (size_t i = 0; i < needed.size(); ++i) {
+    size_t clean = frames_[i]->free();
+    for (uint32_t frame = 0; frame < frames_[i]->count() && clean < needed[i]; ++frame) {
+      const Frame& each = frames_[i]->at(frame);
+      clean += each.stamp && !each.pins && !each.dirty_epoch;
+    }
+    if (clean >= needed[i]) continue;
+    throw StoreFull(code ? "rows that changed cannot leave the memory: " + lanes_->failure_text(Lane::writes)
+                         : "rows that changed cannot leave the memory: the log has all the " +
+                               std::to_string(settings_.log_bytes_max) +
+                               " bytes it may have, and no checkpoint was committed that would free some");
+  }
+}
+
+// A row of a checkpoint may be written.
+bool TieredShard::may_append() const {
+  return log_->has_room(entry_bytes_max_) && log_->bytes_unwritten() < settings_.unwritten_bytes_max &&
+         !lanes_->failure(Lane::writes);
+}
+
+// Segments that so many bytes of entries take at most.
+uint64_t TieredShard::segments_for(uint64_t bytes) const {
+  const uint64_t each = settings_.segment_bytes - page_bytes_ - entry_bytes_max_;
+  return (bytes + each - 1) / each;
+}
+
+// A row may leave the memory, or be written around it. Room for two checkpoints stays: for what is still to be written
+// of the one being made, and for all of the next. Or else the log could be full of what only a checkpoint can free,
+// without room to make one.
+bool TieredShard::may_leave() const {
+  return may_append() && log_->segments_free() > reserve_segments_ + segments_for(dirty_old_ * entry_bytes_max_);
+}
+
+// Writes what a frame has to the log; it is then as it was written.
+void TieredShard::log_frame(Frames& frames, uint32_t index) {
+  Frame& frame = frames.at(index);
+  Table& table = tables_[frame.table];
+  const uint32_t place =
+      log_->append(frame.table, frame.slot, frame.dirty_epoch, {frames.record(index), frames.stride()});
+  table.places.put(frame.slot, place);
+  --(frame.dirty_epoch == epoch_ ? dirty_now_ : dirty_old_);
+  frame.dirty_epoch = 0;
+}
+
+// Makes one frame free: that of the row not used for longest which is not pinned, and can be written if it must be.
+bool TieredShard::evict(Frames& frames) {
+  for (size_t tries = frames.notes(); tries; --tries) {
+    const std::optional<uint32_t> index = frames.oldest();
+    if (!index) return false;
+    Frame& frame = frames.at(*index);
+    const bool is_pinned = frame.pins && settings_.bug != TierBug::pin_ignored;
+    const bool is_loading = tables_[frame.table].frames.find(frame.slot) != *index;
+    if (is_pinned || is_loading || (frame.dirty_epoch && !may_leave())) {
+      frames.note(*index);
+      continue;
+    }
+    counters_.rows_evicted_dirty += frame.dirty_epoch != 0;
+    ++counters_.rows_evicted;
+    if (frame.dirty_epoch) log_frame(frames, *index);
+    tables_[frame.table].frames.erase(frame.slot);
+    frames.give_back(*index);
+    memo_.is_valid = false;
+    return true;
+  }
+  return false;
+}
+
+bool TieredShard::find_room(std::span<const size_t> needed) {
+  for (size_t i = 0; i < needed.size(); ++i)
+    while (frames_[i]->free() < needed[i])
+      if (!evict(*frames_[i])) return false;
+  return true;
+}
+
+// Gives a ticket all its frames, pinned, and begins to read; or gives it none.
+bool TieredShard::admit(Ticket& ticket) {
+  std::vector<RowRef> pinned;
+  for (const RowRef row : ticket.rows) {  // what is there must not leave for what is not
+    const Table& table = tables_[row.table];
+    uint32_t frame = table.frames.find(row.slot);
+    if (frame == SlotMap::none) frame = table.loading.find(row.slot);
+    if (frame == SlotMap::none) continue;
+    ++frames_of(table).at(frame).pins;
+    pinned.push_back(row);
+  }
+  const bool has_room = find_room(frames_needed(ticket.rows, true));
+  for (const RowRef row : pinned) {
+    const Table& table = tables_[row.table];
+    uint32_t frame = table.frames.find(row.slot);
+    if (frame == SlotMap::none) frame = table.loading.find(row.slot);
+    if (frame != SlotMap::none) --frames_of(table).at(frame).pins;  // none only where a test ignores pins
+  }
+  if (!has_room || !find_room(frames_needed(ticket.rows, true))) return false;
+  ticket.admitted = true;
+  ticket.frames.clear();
+  memo_.is_valid = false;
+  for (const RowRef row : ticket.rows) {
+    Table& table = tables_[row.table];
+    Frames& frames = frames_of(table);
+    uint32_t frame = table.frames.find(row.slot);
+    if (frame == SlotMap::none && (frame = table.loading.find(row.slot)) != SlotMap::none) ticket.shared.push_back(row);
+    if (frame == SlotMap::none) {
+      frame = frames.take(static_cast<uint16_t>(row.table), row.slot);
+      if (find_in_memory(row, frames.record(frame))) {
+        table.frames.put(row.slot, frame);
+      } else {
+        table.loading.put(row.slot, frame);
+        plan_row(row, frame, ticket.plan);
+        if (const uint32_t place = ticket.plan.rows.back().place; place != SlotMap::none) log_->add_reader(place);
+      }
+    }
+    frames.use(frame, stamp_);
+    ++frames.at(frame).pins;
+    ticket.frames.push_back(frame);
+  }
+  ticket.reading = !ticket.plan.rows.empty();
+  if (ticket.reading) {
+    build_plan(ticket.plan, 0);
+    counters_.reads += ticket.plan.pieces.size();
+    std::vector<IoStep> steps;
+    steps.push_back({IoStep::Kind::read, ticket.plan.pieces});
+    ticket.job = lanes_->submit(Lane::reads, std::move(steps));
+  }
+  return true;
+}
+
+void TieredShard::admit_waiting() {
+  for (Ticket& ticket : tickets_)
+    if (!ticket.admitted && !admit(ticket)) return;
+}
+
+// Puts what was read into the frames.
+void TieredShard::take_reads(Ticket& ticket, std::vector<std::string>& damaged) {
+  ticket.reading = false;
+  std::vector<RowRef> lost;
+  for (const ReadPlan::Wanted& wanted : ticket.plan.rows) {
+    Table& table = tables_[wanted.row.table];
+    const bool from_log = wanted.place != SlotMap::none;
+    if (from_log) log_->drop_reader(wanted.place);
+    ++(from_log ? counters_.rows_read_log : counters_.rows_read_home);
+    const float* record = ticket.job ? checked(wanted) : nullptr;
+    if (!record) {
+      damaged.push_back(name(wanted.row) + " in the " + disk_file_names[static_cast<size_t>(wanted.file)]);
+      lost.push_back(wanted.row);
+      continue;
+    }
+    std::memcpy(frames_of(table).record(wanted.number), record, table.record_bytes());
+    table.loading.erase(wanted.row.slot);
+    table.frames.put(wanted.row.slot, wanted.number);
+  }
+  memo_.is_valid = false;
+  ticket.plan = {};
+  if (!lost.empty()) drop_rows(lost);
+}
+
+// Rows that could not be read: whoever waits for one of them is given up, and the rest of its rows is let go of once
+// nothing is being read for it.
+void TieredShard::drop_rows(const std::vector<RowRef>& rows) {
+  for (Ticket& ticket : tickets_) {
+    if (!ticket.admitted) continue;
+    for (const RowRef row : rows) {
+      const auto found = std::lower_bound(ticket.rows.begin(), ticket.rows.end(), row);
+      if (found == ticket.rows.end() || *found != row) continue;
+      ticket.frames.erase(ticket.frames.begin() + (found - ticket.rows.begin()));
+      ticket.rows.erase(found);
+      ticket.id = 0;
+    }
+  }
+  for (const RowRef row : rows) {
+    Table& table = tables_[row.table];
+    frames_of(table).give_back(table.loading.find(row.slot));
+    table.loading.erase(row.slot);
+  }
+}
+
+void TieredShard::forget_given_up() {
+  for (Ticket& ticket : tickets_)
+    if (!ticket.id && !ticket.reading) unpin(ticket);
+  std::erase_if(tickets_, [](const Ticket& ticket) { return !ticket.id && !ticket.reading; });
+}
+
+bool TieredShard::is_ready(const Ticket& ticket) const {
+  if (!ticket.admitted || ticket.reading) return false;
+  return std::all_of(ticket.shared.begin(), ticket.shared.end(),
+                     [&](RowRef row) { return tables_[row.table].loading.find(row.slot) == SlotMap::none; });
+}
+
+std::vector<uint64_t> TieredShard::poll_fetched() {
+  lanes_->clear_fd();
+  settle();
+  std::vector<std::string> damaged = std::exchange(damaged_, {});
+  if (lanes_->failure(Lane::reads)) {  // its rows cannot be read at all
+    for (Ticket& ticket : tickets_)
+      if (ticket.reading && !lanes_->is_done(Lane::reads, ticket.job)) {
+        damaged.push_back(lanes_->failure_text(Lane::reads));
+        ticket.job = 0;
+        take_reads(ticket, damaged);
+        break;
+      }
+    lanes_->skip(Lane::reads);
+  }
+  for (Ticket& ticket : tickets_)
+    if (ticket.reading && lanes_->is_done(Lane::reads, ticket.job)) take_reads(ticket, damaged);
+  forget_given_up();
+  if (!damaged.empty()) {
+    lanes_->ring();  // for those that are done all the same
+    std::string all;
+    for (const std::string& each : damaged) all += (all.empty() ? "" : ", ") + each;
+    throw StoreDamaged("not what was written: " + all);
+  }
+  admit_waiting();
+  std::vector<uint64_t> ready;
+  for (Ticket& ticket : tickets_)
+    if (ticket.id && !ticket.is_told && is_ready(ticket)) {
+      ticket.is_told = true;
+      ready.push_back(ticket.id);
+    }
+  for (const Ticket& ticket : tickets_)
+    if (!ticket.admitted) {
+      if (ready.empty()) check_full(ticket);
+      break;
+    }
+  return ready;
+}
+
+void TieredShard::unpin(Ticket& ticket) {
+  for (size_t i = 0; i < ticket.frames.size(); ++i) {
+    Frame& frame = frames_of(tables_[ticket.rows[i].table]).at(ticket.frames[i]);
+    if (frame.pins) --frame.pins;  // none only where a test ignores pins
+  }
+}
+
+void TieredShard::release(uint64_t id) {
+  const auto found = std::find_if(tickets_.begin(), tickets_.end(), [=](const Ticket& each) { return each.id == id; });
+  if (!id || found == tickets_.end()) throw std::invalid_argument("there is no ticket " + std::to_string(id));
+  found->id = 0;  // if it reads, its frames wait for that: others may have asked for the same rows meanwhile
+  forget_given_up();
+  admit_waiting();
+  if (std::any_of(tickets_.begin(), tickets_.end(), [this](const Ticket& each) { return each.id && is_ready(each); }))
+    lanes_->ring();
+}
+
+}  // namespace regrow

@@ -1,0 +1,445 @@
+// What a TieredShard does when nobody waits: it makes room, writes rows for a checkpoint, and cleans the log. The order
+// in which things become durable is that of the write lane, and each step below says what it relies on:
+//   versions of a checkpoint -> sync -> its number -> versions go home -> sync -> the new tail -> segments are reused.
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+#include "regrow/tiered.hpp"
+
+namespace regrow {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr size_t evictions_per_call = 1024;
+constexpr size_t epoch_rows_per_call = 512;
+constexpr size_t epoch_rows_per_call_max = 1 << 14;
+constexpr size_t frames_swept_per_call = 1 << 16;
+constexpr size_t home_rows_per_step = 2048;
+constexpr size_t reserve_share = 32;  // one in so many frames is kept free, for what comes next
+
+void check_order(bool fine, const char* text) {
+  if (!fine) throw std::logic_error(std::string("the order of writes: ") + text);
+}
+
+}  // namespace
+
+// ---- promises
+
+// Takes note of what the write lane has done.
+void TieredShard::settle() {
+  log_->settle();
+  while (!promises_.empty() && lanes_->is_done(Lane::writes, promises_.front().job)) {
+    complete_ = std::max(complete_, promises_.front().complete);
+    committed_ = std::max(committed_, promises_.front().committed);
+    promises_.pop_front();
+  }
+  while (!state_memory_.empty() && lanes_->is_done(Lane::writes, state_memory_.front().first))
+    state_memory_.pop_front();
+}
+
+// Writes the state as it is now, behind `before`, first one copy of it, then the other.
+uint64_t TieredShard::submit_state(std::vector<IoStep> before) {
+  const auto is_over = [&](const Incarnation& each) {
+    return each.log_end.sequence < state_.tail && each.number != state_.incarnations.back().number;
+  };
+  std::erase_if(state_.incarnations, is_over);
+  AlignedBytes bytes = encode_state(state_, ++state_version_);
+  for (uint64_t copy = 0; copy < 2; ++copy) {
+    before.push_back({IoStep::Kind::write, {{DiskFile::state, copy * state_copy_bytes, bytes.data(), bytes.size()}}});
+    before.push_back({IoStep::Kind::sync, {}, DiskFile::state});
+  }
+  counters_.bytes_state += 2 * bytes.size();
+  const uint64_t job = lanes_->submit(Lane::writes, std::move(before));
+  state_memory_.emplace_back(job, std::move(bytes));
+  promises_.push_back({job, state_.complete, state_.committed});
+  return job;
+}
+
+// ---- epochs
+
+uint64_t TieredShard::begin_epoch() {
+  if (epoch_ + 1 >= UINT32_MAX) throw std::invalid_argument("there are no more numbers for checkpoints");
+  dirty_old_ += dirty_now_;
+  dirty_now_ = 0;
+  deadline_.reset();
+  return epoch_++;
+}
+
+uint64_t TieredShard::poll_complete() {
+  settle();
+  return complete_;
+}
+
+void TieredShard::hasten(uint64_t epoch, double seconds_left) {
+  if (!epoch || epoch >= epoch_) throw std::invalid_argument("epoch " + std::to_string(epoch) + " did not begin");
+  const double seconds = std::clamp(seconds_left, 0.0, 1e9);
+  deadline_ = Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(seconds));
+  swept_at_ = Clock::now();
+}
+
+void TieredShard::commit_epoch(uint64_t epoch) {
+  settle();
+  if (!epoch || epoch > complete_)
+    throw std::invalid_argument("epoch " + std::to_string(epoch) + " is not complete; " + std::to_string(complete_) +
+                                " is");
+  if (epoch < state_.committed)
+    throw std::invalid_argument("epoch " + std::to_string(state_.committed) + " was committed, which is later than " +
+                                std::to_string(epoch));
+  if (epoch == state_.committed) return;
+  state_.committed = epoch;
+  submit_state({});
+}
+
+// How many rows of the checkpoint are to be written by this call.
+size_t TieredShard::rows_due() {
+  if (!deadline_) return epoch_rows_per_call;
+  const Clock::time_point now = Clock::now();
+  const double left = std::chrono::duration<double>(*deadline_ - now).count();
+  const double past = std::chrono::duration<double>(now - swept_at_).count();
+  swept_at_ = now;
+  if (left <= past) return epoch_rows_per_call_max;
+  const double due = static_cast<double>(dirty_old_) * past / left;
+  return std::min(epoch_rows_per_call_max, static_cast<size_t>(due) + 16);
+}
+
+// Writes some rows that changed before the last instant. Pinned ones too: to be pinned is to be in memory, no more.
+bool TieredShard::write_epoch() {
+  size_t rows = dirty_old_ ? rows_due() : 0;
+  size_t looks = frames_swept_per_call;
+  for (; rows && dirty_old_ && looks; --looks) {
+    if (sweep_next_ >= frames_[sweep_frames_]->count()) {
+      sweep_next_ = 0;
+      sweep_frames_ = (sweep_frames_ + 1) % frames_.size();
+      continue;
+    }
+    Frames& frames = *frames_[sweep_frames_];
+    const auto index = static_cast<uint32_t>(sweep_next_);
+    Frame& frame = frames.at(index);
+    if (frame.dirty_epoch && frame.dirty_epoch < epoch_) {
+      if (settings_.bug == TierBug::pinned_not_written && frame.pins) {
+        --dirty_old_;
+        ++dirty_now_;
+        frame.dirty_epoch = static_cast<uint32_t>(epoch_);
+      } else {
+        if (!may_append()) return false;
+        log_frame(frames, index);
+        ++counters_.rows_flushed;
+        --rows;
+      }
+    }
+    ++sweep_next_;
+  }
+  try_complete();
+  return dirty_old_ && !deadline_;  // with a deadline there is time until the next tick
+}
+
+// Once no row of the checkpoint is in memory only: the log is synced, and then the state says so. The home is synced
+// too: before the first commit rows may have gone there without.
+void TieredShard::try_complete() {
+  const uint64_t epoch = epoch_ - 1;
+  if (dirty_old_ || epoch <= state_.complete || epoch <= spoiled_) return;
+  log_->flush();
+  std::vector<IoStep> steps;
+  if (settings_.bug != TierBug::no_sync) {
+    steps.push_back({IoStep::Kind::sync, {}, DiskFile::log});
+    steps.push_back({IoStep::Kind::sync, {}, DiskFile::home});
+  }
+  check_order(log_->bytes_unsent() == 0, "a checkpoint is complete before its versions were written");
+  state_.complete = epoch;
+  state_.incarnations.back().log_end = log_->end();
+  submit_state(std::move(steps));
+}
+
+// ---- the cleaner
+
+// Versions up to it may go home: nobody goes back to before it.
+uint64_t TieredShard::floor() const {
+  if (settings_.bug == TierBug::freed_first) return epoch_;
+  return std::max<uint64_t>(1, committed_);
+}
+
+bool TieredShard::wants_cleaning() const {
+  const uint64_t used = log_->used() * settings_.segment_bytes;
+  return 2 * used > log_bytes_target_ || log_->segments_free() <= 2 * reserve_segments_ + 2;
+}
+
+// Takes the oldest segments that have nothing but what may go home.
+bool TieredShard::begin_round() {
+  const uint64_t most = std::max<uint64_t>(1, settings_.clean_bytes_max / settings_.segment_bytes);
+  size_t segments = 0;
+  if (cleaning_stopped_) return false;
+  for (; segments < std::min<uint64_t>(most, log_->used()); ++segments) {
+    const TierLog::Oldest oldest = log_->oldest(segments);
+    if (!oldest.is_written || oldest.epoch_max > floor()) break;
+  }
+  if (!segments) return false;
+  cleaning_.emplace();
+  cleaning_->segments = segments;
+  cleaning_->log = AlignedBytes(segments * settings_.segment_bytes);
+  IoStep step{IoStep::Kind::read};
+  for (size_t i = 0; i < segments; ++i) {
+    const TierLog::Oldest oldest = log_->oldest(i);
+    if (!oldest.bytes) continue;
+    step.pieces.push_back({DiskFile::log, oldest.index * settings_.segment_bytes,
+                           cleaning_->log.data() + i * settings_.segment_bytes, oldest.bytes});
+    counters_.bytes_cleaned += oldest.bytes;
+  }
+  std::vector<IoStep> steps;
+  steps.push_back(std::move(step));
+  cleaning_->job = lanes_->submit(Lane::writes, std::move(steps));
+  ++counters_.rounds;
+  return true;
+}
+
+// One step of a round, if what it waits for is done. True: there is something to do at once.
+bool TieredShard::clean() {
+  if (!cleaning_) {
+    if (wants_cleaning()) begin_round();
+    return false;
+  }
+  using Step = Cleaning::Step;
+  Cleaning& round = *cleaning_;
+  if (round.step != Step::parses && !lanes_->is_done(Lane::writes, round.job)) return false;
+  switch (round.step) {
+    case Step::reads_log:
+      round.step = Step::parses;
+      return true;
+    case Step::parses:
+      parse_segment();
+      if (!cleaning_) return false;
+      if (round.parsed < round.segments) return true;
+      read_pages();
+      return false;
+    case Step::reads_home:
+      patch_pages();
+      return false;
+    case Step::writes_home:
+      round.next = round.end;
+      read_pages();
+      return false;
+    case Step::frees:
+      end_round();
+      return true;
+  }
+  return false;
+}
+
+// Which versions of a segment go home: those that count, unless a later one that counts for every checkpoint we may
+// go back to is in the log.
+void TieredShard::parse_segment() {
+  Cleaning& round = *cleaning_;
+  const TierLog::Oldest oldest = log_->oldest(round.parsed);
+  const std::vector<size_t> strides = this->strides();
+  LogScan scan({round.log.data() + round.parsed * settings_.segment_bytes, oldest.bytes},
+               oldest.index * settings_.segment_bytes, page_bytes_, strides);
+  while (const auto entry = scan.next()) {
+    const LogHeader& header = entry->header;
+    if (!counts_now(header)) continue;
+    const uint32_t newest = tables_[header.table].places.find(header.slot);
+    check_order(newest != SlotMap::none, "a version in the log is not known");
+    const RowRef row{header.table, header.slot};
+    if (newest != entry->place && log_->epoch_max_of(newest) <= floor()) continue;
+    if (newest == entry->place) round.newest.emplace_back(row, entry->place);
+    check_order(header.epoch <= floor(), "a version goes home before its checkpoint is committed");
+    round.versions.push_back({row, header.epoch, entry->place, reinterpret_cast<const std::byte*>(entry->record)});
+  }
+  ++round.parsed;
+  if (!scan.damaged().empty()) {  // the round is given up, for good: what cannot be read cannot go home
+    damaged_.insert(damaged_.end(), scan.damaged().begin(), scan.damaged().end());
+    cleaning_.reset();
+    cleaning_stopped_ = true;
+    lanes_->ring();
+    return;
+  }
+  if (round.parsed < round.segments) return;
+  // Of each row the last; then in the order of the home.
+  std::stable_sort(round.versions.begin(), round.versions.end(),
+                   [](const Cleaning::Version& a, const Cleaning::Version& b) { return a.row < b.row; });
+  const auto is_older = [](const Cleaning::Version& a, const Cleaning::Version& b) { return a.row == b.row; };
+  std::reverse(round.versions.begin(), round.versions.end());
+  round.versions.erase(std::unique(round.versions.begin(), round.versions.end(), is_older), round.versions.end());
+  std::reverse(round.versions.begin(), round.versions.end());
+}
+
+// What an incarnation wrote counts up to the epoch at which it was left behind.
+bool TieredShard::counts_now(const LogHeader& header) const {
+  for (const Incarnation& each : state_.incarnations)
+    if (each.number == header.incarnation) {
+      const bool is_present = each.number == state_.incarnations.back().number;
+      return is_present || header.epoch <= each.epoch_end || settings_.bug == TierBug::no_incarnation;
+    }
+  return false;
+}
+
+// Reads the pages that the next versions belong to; without any left, ends the round.
+void TieredShard::read_pages() {
+  Cleaning& round = *cleaning_;
+  if (round.next == round.versions.size()) {
+    // The home is synced before the state lets go of the log, and the state before segments are reused.
+    state_.tail = round.segments < log_->used() ? log_->oldest(round.segments).sequence : log_->end().sequence + 1;
+    Incarnation& present = state_.incarnations.back();
+    present.log_end = std::max(present.log_end, LogPosition{state_.tail - 1, 0});
+    std::vector<IoStep> steps;
+    if (settings_.bug != TierBug::home_not_synced) steps.push_back({IoStep::Kind::sync, {}, DiskFile::home});
+    round.job = submit_state(std::move(steps));
+    round.step = Cleaning::Step::frees;
+    return;
+  }
+  round.end = std::min(round.versions.size(), round.next + home_rows_per_step);
+  round.pieces.clear();
+  size_t bytes = 0;
+  for (size_t i = round.next; i < round.end; ++i) {
+    const HomeTable& home = tables_[round.versions[i].row.table].home;
+    const uint64_t begin = home.group_begin(home.group_of(round.versions[i].row.slot));
+    if (!round.pieces.empty() && round.pieces.back().offset == begin) continue;
+    round.pieces.push_back({DiskFile::home, begin, nullptr, home.group_bytes});
+    bytes += home.group_bytes;
+  }
+  round.pages = AlignedBytes(bytes);
+  bytes = 0;
+  for (Piece& piece : round.pieces) {
+    piece.data = round.pages.data() + bytes;
+    bytes += piece.bytes;
+  }
+  counters_.bytes_read_home += bytes;
+  std::vector<IoStep> steps;
+  steps.push_back({IoStep::Kind::read, round.pieces});
+  round.job = lanes_->submit(Lane::writes, std::move(steps));
+  round.step = Cleaning::Step::reads_home;
+}
+
+// Puts versions into their pages, and hands the pages over, with the bits that say which rows are there. Rows of a page
+// that are not in the round keep their bytes, so a torn page spoils none of them; the others are still in the log.
+void TieredShard::patch_pages() {
+  Cleaning& round = *cleaning_;
+  size_t piece = 0;
+  std::vector<std::pair<uint32_t, uint64_t>> blocks;  // of bits: table, offset
+  for (size_t i = round.next; i < round.end; ++i) {
+    const Cleaning::Version& version = round.versions[i];
+    Table& table = tables_[version.row.table];
+    const uint32_t slot = version.row.slot;
+    const uint64_t begin = table.home.group_begin(table.home.group_of(slot));
+    while (round.pieces[piece].offset != begin) ++piece;
+    std::byte* target = round.pieces[piece].data + table.home.within(slot);
+    const HomeHeader header{home_checksum(version.row.table, slot, version.epoch, version.record, table.record_bytes()),
+                            version.epoch};
+    std::memcpy(target, &header, sizeof header);
+    std::memcpy(target + sizeof header, version.record, table.record_bytes());
+    const uint64_t bit = uint64_t{1} << (slot % 64);
+    if (table.homed[slot / 64] & bit) continue;
+    table.homed[slot / 64] |= bit;
+    const uint64_t block = slot / sector_bits * sector_bytes / page_bytes_ * page_bytes_;
+    if (blocks.empty() || blocks.back() != std::pair{version.row.table, block})
+      blocks.emplace_back(version.row.table, block);
+  }
+  counters_.rows_homed += round.end - round.next;
+  IoStep step{IoStep::Kind::write, round.pieces};
+  round.bits = AlignedBytes(blocks.size() * page_bytes_);
+  for (size_t i = 0; i < blocks.size(); ++i) {
+    const Table& table = tables_[blocks[i].first];
+    std::byte* data = round.bits.data() + i * page_bytes_;
+    for (uint64_t within = 0; within < page_bytes_; within += sector_bytes)
+      write_bit_sector(data + within, table.homed, (blocks[i].second + within) / sector_bytes);
+    step.pieces.push_back({DiskFile::home, table.home.bits_begin + blocks[i].second, data, page_bytes_});
+  }
+  for (const Piece& each : step.pieces) counters_.bytes_home += each.bytes;
+  std::vector<IoStep> steps;
+  steps.push_back(std::move(step));
+  round.job = lanes_->submit(Lane::writes, std::move(steps));
+  round.step = Cleaning::Step::writes_home;
+}
+
+void TieredShard::end_round() {
+  for (const auto& [row, place] : cleaning_->newest) {
+    SlotMap& places = tables_[row.table].places;
+    if (places.find(row.slot) == place) places.erase(row.slot);
+  }
+  log_->free_oldest(cleaning_->segments);
+  cleaning_.reset();
+}
+
+// ---- all of it
+
+// Frees some frames ahead of those who will need them.
+bool TieredShard::keep_reserve() {
+  size_t left = evictions_per_call;
+  for (const auto& frames : frames_) {
+    uint64_t rows = 0;
+    for (const Table& table : tables_)
+      if (table.stride == frames->stride()) rows += table.slots;
+    if (rows <= frames->count() && settings_.policy != TierPolicy::none) continue;  // everything fits
+    const size_t reserve = settings_.policy == TierPolicy::none ? frames->count() : frames->count() / reserve_share;
+    while (left && frames->free() < reserve) {
+      if (!evict(*frames)) break;
+      --left;
+    }
+  }
+  return left == 0;
+}
+
+bool TieredShard::upkeep() {
+  settle();
+  if (lanes_->failure(Lane::writes)) lanes_->retry(Lane::writes);
+  bool more = keep_reserve();
+  more |= write_epoch();
+  more |= clean();
+  admit_waiting();
+  const auto is_news = [this](const Ticket& each) { return each.id && !each.is_told && is_ready(each); };
+  if (std::any_of(tickets_.begin(), tickets_.end(), is_news)) lanes_->ring();
+  return more;
+}
+
+std::map<std::string, double> TieredShard::report() const {
+  std::map<std::string, double> found;
+  const auto put = [&](const char* key, uint64_t value) { found[key] = static_cast<double>(value); };
+  const Counters& c = counters_;
+  put("hits", c.hits);
+  put("misses", c.misses);
+  put("calls_hit", c.hit_calls);
+  put("calls_missed", c.miss_calls);
+  put("waits", c.waits);
+  put("rows_initial", c.rows_initial);
+  put("rows_from_memory", c.rows_from_memory);
+  put("log_rows_read", c.rows_read_log);
+  put("home_rows_read", c.rows_read_home);
+  put("reads", c.reads);
+  put("rows_evicted", c.rows_evicted);
+  put("rows_evicted_dirty", c.rows_evicted_dirty);
+  put("rows_copied", c.rows_copied);
+  put("rows_flushed", c.rows_flushed);
+  put("rows_around", c.rows_around);
+  put("rows_to_flush", dirty_old_);
+  put("log_bytes_written", log_->bytes_written());
+  put("log_bytes_read", c.bytes_cleaned + c.bytes_read_log);
+  put("home_rows_written", c.rows_homed);
+  put("home_bytes_written", c.bytes_home);
+  put("home_bytes_read", c.bytes_read_home);
+  put("state_bytes_written", c.bytes_state);
+  put("log_bytes_used", log_->used() * settings_.segment_bytes);
+  put("log_bytes_max", settings_.log_bytes_max);
+  put("file_bytes", disk_->file_bytes());
+  put("clean_rounds", c.rounds);
+  uint64_t frames = 0, free = 0, pinned = 0, places = 0;
+  for (const auto& each : frames_) {
+    frames += each->count();
+    free += each->free();
+  }
+  for (const Ticket& ticket : tickets_) pinned += ticket.frames.size();
+  for (const Table& table : tables_) places += table.places.size();
+  put("frames", frames);
+  put("frames_free", free);
+  put("frames_pinned", pinned);
+  put("rows_in_log", places);
+  put("tickets", tickets_.size());
+  put("epoch", epoch_);
+  put("epoch_complete", complete_);
+  put("epoch_committed", committed_);
+  put("epoch_spoiled", spoiled_);
+  put("full", lanes_->failure(Lane::writes) == ENOSPC ||
+                  (!may_leave() && lanes_->is_idle(Lane::writes) && !dirty_old_ && !cleaning_));
+  return found;
+}
+
+}  // namespace regrow
