@@ -56,7 +56,7 @@ SEEDS: dict[str, tuple[str, int, int]] = {
     "staged-is-unanswered": ("2pc-r2", 4, 100),
 }
 # What shows only when somebody hangs, hears things twice or has a wrong clock, or when records are loaded.
-PARTIAL = 6
+PARTIAL = 15
 SEEDS |= {
     "ahead-of-copies": ("partial", 12, 300),
     "counted-from-the-save": ("partial-sync", 1, 40),
@@ -65,6 +65,15 @@ SEEDS |= {
     "joins-at-the-save": ("partial", 1, 20),
     "save-ends-twice": ("partial", 0, 10),
     "delta-after-a-loss": ("partial-cuts", 8, 200),
+    "parities-not-void": ("ec-partial", 4, 40),
+    "old-flushes-count": ("ec-partial", 35, 100),
+    "back-before-mended": ("ec-partial-sync", 1534, 2000),
+    "decodes-for-recalled": ("ec-partial", 4, 40),
+    "recall-forgotten": ("ec-partial-sync", 547, 1000),
+    "counted-again": ("ec-partial", 322, 400),
+    "saved-unlevel": ("ec-partial-sync", 108, 400),
+    "losses-forgotten": ("ec-partial", 32, 100),
+    "delta-after-parities": ("ec-partial", 210, 300),
 }
 SEEDS |= {
     "clock-goes-back": ("clocks", 0, 20),
