@@ -30,6 +30,7 @@ What breaks without the rules:
 - Marks only with rows: pushes that change nothing in a group never become durable, windows fill, training stops.
 - Durability that waits for a holder being streamed to: the same, for as long as a recovery takes.
 - A stream that ends without marks: a source that dies next is brought back to zero marks, and pushes count twice.
+- Rows streamed as touched before anything of them was published: their first weights are lost with this server.
 - Unbounded flushes ahead of a slow holder: memory for its sake. It gets what comes together as one flush.
 - A bound on flushes that are staged and not committed: a flush waits for a commit, the commit for a push that another
   server has not staged, and that server's flush for a commit of this one. Nothing moves any more.
@@ -510,6 +511,14 @@ class Flusher:
             counts[table] = slots.size
             relatives = np.empty(slots.size * floats, np.float32)
             self._store.published(counts, slots, relatives)
+            # A row of which nothing was published yet goes with its flush. If the holder knew it as touched before, and
+            # this server died then, its first weights would not be assigned again: touched rows keep what they have.
+            by_row = relatives.reshape(slots.size, floats)
+            known = by_row.view(np.uint32).any(axis=1)
+            if not known.any():
+                continue
+            slots, relatives = slots[known], by_row[known].reshape(-1)
+            counts[table] = slots.size
             stream.underway += 1
             budget.take(relatives.nbytes)
             message = Stream(group=g, counts=counts, slots=slots, deltas=relatives)
