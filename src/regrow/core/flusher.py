@@ -30,6 +30,7 @@ What breaks without the rules:
 - Marks only with rows: pushes that change nothing in a group never become durable, windows fill, training stops.
 - Durability that waits for a holder being streamed to: the same, for as long as a recovery takes.
 - A stream that ends without marks: a source that dies next is brought back to zero marks, and pushes count twice.
+- Rows streamed as touched before anything of them was published: their first weights are lost with this server.
 - Unbounded flushes ahead of a slow holder: memory for its sake. It gets what comes together as one flush.
 - A commit for what is durable: its worker may be told of that first, and say no more (two-phase commit). Flushes with
   later pushes of other workers wait for ever.

@@ -130,20 +130,6 @@ def old_flushes_count(original: Any) -> Any:
     return make_void
 
 
-def begins_at_once(original: Any) -> Any:
-    """A source that is asked for a stream goes on with the one that it had."""
-
-    def on_stream_ask(self: Any, holder: Any, ask: Any) -> Any:
-        stream = self.groups[ask.group].streams.get(holder.id) if ask.group < len(self.coded) else None
-        sends = original(self, holder, ask)
-        if stream is not None:
-            stream.underway = 0
-            self.groups[ask.group].streams[holder.id] = stream
-        return sends
-
-    return on_stream_ask
-
-
 def back_before_mended(original: Any) -> Any:
     def find_unmended(self: Any, groups: Any) -> Any:
         return set()

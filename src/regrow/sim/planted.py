@@ -565,14 +565,6 @@ BUGS |= {
         BOTH,
         ("refusal", "I1", "A3"),
     ),
-    "stream-goes-on": Bug(
-        "a source whose parity is void goes on with the stream that it had",
-        Flusher,
-        "on_stream_ask",
-        patches_partial.begins_at_once,
-        BOTH,
-        ("I1", "I5"),
-    ),
     "back-before-mended": Bug(
         "a recalled server counts as back before the parities of its stripes are whole",
         Server,

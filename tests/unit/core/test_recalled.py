@@ -230,3 +230,19 @@ def test_a_source_streams_from_the_beginning_to_a_holder_that_asks() -> None:
     assert (messages[0].slots.tolist(), messages[1].number, messages[1].marks) == ([0], 1, (1,))
     with pytest.raises(ValueError, match="holds nothing"):
         source.on_stream_ask(server(1), StreamAsk(group=g, number=8))
+
+
+def test_a_row_is_streamed_only_once_something_of_it_was_published() -> None:
+    """If a new holder knew it as touched, and nothing else, a successor would not take its first weights again."""
+    of = make_job(3)
+    groups, store = Groups(of), MemoryStore(of, 0)
+    source = Flusher(server=0, groups=groups, store=store, marks=1, spec=of.protection.flush, keeps_undo=False)
+    g = groups.list.index((1, 2))
+    source.know({index: server(index) for index in range(3)}, replaced=[1])
+    store.assign_untouched(np.array([0, 1], np.int32), np.zeros(1, np.uint32), np.ones(2, np.float32))
+    assert store.pending_rows(g) == 1
+    sent = [send.message for send in source.stream(Budget(0)) if send.message.group == g]
+    assert [type(message) for message in sent] == [StreamEnd], "S2 lives, so nothing was flushed for its sake"
+    source.applied = [[1] for _ in source.applied]
+    flushes = [send for send in source.flush(g) if isinstance(send.message, Flush)]
+    assert [(send.target.id, send.message.slots.tolist()) for send in flushes] == [(1, [0]), (2, [0])]
