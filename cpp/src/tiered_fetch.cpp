@@ -95,9 +95,8 @@ uint64_t TieredShard::fetch(std::span<const int32_t> counts, std::span<const uin
 
 // Rows cannot leave, and the ticket cannot get what it needs until they do.
 void TieredShard::check_full(const Ticket& ticket) {
-  const int code = lanes_->failure(Lane::writes);
   const bool has_no_log = !may_leave() && lanes_->is_idle(Lane::writes) && !dirty_old_ && !cleaning_ && !begin_round();
-  if (!code && !has_no_log) return;
+  if (full_text_.empty() && !has_no_log) return;
   const std::vector<size_t> needed = frames_needed(ticket.rows, true);
   for (size_t i = 0; i < needed.size(); ++i) {
     size_t clean = frames_[i]->free();
@@ -106,17 +105,18 @@ void TieredShard::check_full(const Ticket& ticket) {
       clean += each.stamp && !each.pins && !each.dirty_epoch;
     }
     if (clean >= needed[i]) continue;
-    throw StoreFull(code ? "rows that changed cannot leave the memory: " + lanes_->failure_text(Lane::writes)
-                         : "rows that changed cannot leave the memory: the log has all the " +
-                               std::to_string(settings_.log_bytes_max) +
-                               " bytes it may have, and no checkpoint was committed that would free some");
+    throw StoreFull(!full_text_.empty()
+                        ? "rows that changed cannot leave the memory: " + full_text_
+                        : "rows that changed cannot leave the memory: the log has all the " +
+                              std::to_string(settings_.log_bytes_max) +
+                              " bytes it may have, and no checkpoint was committed that would free some");
   }
 }
 
 // A row of a checkpoint may be written.
 bool TieredShard::may_append() const {
   return log_->has_room(entry_bytes_max_) && log_->bytes_unwritten() < settings_.unwritten_bytes_max &&
-         !lanes_->failure(Lane::writes);
+         full_text_.empty();
 }
 
 // Segments that so many bytes of entries take at most.

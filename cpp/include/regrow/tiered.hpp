@@ -315,6 +315,9 @@ class TieredShard {
   std::optional<Cleaning> cleaning_;
   bool cleaning_stopped_ = false;  // it met damage
 
+  std::string full_text_;   // why nothing can be written; empty: it can
+  uint64_t full_done_ = 0;  // jobs of the write lane that were done when it began
+
   uint64_t ticket_next_ = 1;
   std::deque<Ticket> tickets_;
   uint32_t stamp_ = 0;
