@@ -172,8 +172,8 @@ class TieredShard {
     AlignedBytes memory;
   };
   struct Ticket {
-    uint64_t id;               // 0: given up
-    std::vector<RowRef> rows;  // each once
+    uint64_t id;  // 0: given up
+    std::vector<RowRef> rows;
     bool admitted = false;
     bool reading = false;
     bool is_told = false;
@@ -255,7 +255,9 @@ class TieredShard {
   void forget_captured(Table& table, std::span<const uint32_t> slots) const;
 
   // frames
+  void check_fits(Ticket& ticket) const;
   bool admit(Ticket& ticket);
+  void load(RowRef row, Ticket& ticket);
   bool find_room(std::span<const size_t> needed);
   bool evict(Frames& frames);
   bool may_append() const;

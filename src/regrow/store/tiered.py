@@ -31,7 +31,9 @@ from regrow.store.interface import (
 )
 
 FORMAT = 1  # of the files; another one is refused
-IO_THREADS = 4  # where the kernel has no queue. Too few: reads wait for each other; too many: they cost more than they read
+IO_THREADS = (
+    4  # where the kernel has no queue. Too few: reads wait for each other; too many: they cost more than they read
+)
 
 
 class TieredStore:

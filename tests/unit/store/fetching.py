@@ -41,9 +41,7 @@ class FetchingStore:
 
     def __init__(self, job: JobSpec, server: int, recovering: bool = False) -> None:
         assert not recovering, "a paged store does not come back"
-        bare = msgspec.structs.replace(
-            job, tables=tuple(msgspec.structs.replace(table, r=0) for table in job.tables)
-        )
+        bare = msgspec.structs.replace(job, tables=tuple(msgspec.structs.replace(table, r=0) for table in job.tables))
         folder = tempfile.mkdtemp(prefix="regrow-tiered-")
         self._store = TieredStore(bare, server, directory=folder, cache_bytes=1 << 20, policy="none", io="threads")
         weakref.finalize(self, shutil.rmtree, folder, True)

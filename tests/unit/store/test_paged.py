@@ -152,7 +152,7 @@ def test_training_has_the_bits_of_a_store_in_memory(tmp_path: Path, policy: str,
     assert records_of(store, 0).tobytes() == records_of(twin, 0).tobytes()
     assert store.touched(0).tobytes() == twin.touched(0).tobytes()
     report = store.tier_report()
-    assert report["rows_evicted_dirty"] > 0 < report["log_rows_read"]
+    assert report["rows_evicted_dirty"] > 0 < report["log_rows_read"] + report["rows_from_memory"]
     assert report["hits"] + report["misses"] == 120 * 100
 
 
@@ -323,7 +323,7 @@ def test_tables_with_parities_and_impossible_sizes_are_refused(tmp_path: Path) -
         build(tmp_path, of=job_of(("sgd", 10, 2, 1, 1), servers=3))
     with pytest.raises(ValueError, match="the log may have"):
         build(tmp_path, bytes_max=1 << 20)
-    with pytest.raises(ValueError, match="cache of 125 bytes|room for"):
+    with pytest.raises(ValueError, match="has room for 0 rows"):
         build(tmp_path, frames=0)
     with pytest.raises(ValueError, match="policy must be"):
         build(tmp_path, policy="fifo")
