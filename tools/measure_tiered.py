@@ -49,7 +49,8 @@ def step(store: Any, call: tuple[np.ndarray, np.ndarray], grads: np.ndarray) -> 
     floats = len(slots) * DIM
     ticket = store.fetch(counts, slots) if store.is_paged else 0
     while ticket and ticket not in store.poll_fetched():
-        select.select([store.fetch_fd], [], [], 1.0)
+        if not store.upkeep():  # the log may have to be cleaned before rows can leave
+            select.select([store.fetch_fd], [], [], 0.001)
     store.gather(counts, slots, grads[:floats].copy())
     if store.is_paged and not ticket:
         assert store.fetch(counts, slots) == 0
@@ -85,11 +86,11 @@ def measure_misses(directory: Path, rows: int) -> None:
     job, rng = make_job(rows), np.random.default_rng(2)
     store = TieredStore(job, 0, directory=directory, cache_bytes=rows // 20 * FRAME_BYTES, wipe=True)
     grads = np.ones(BATCH * DIM, np.float32)
-    calls = [draw(rng, rows) for _ in range(1500)]
-    for call in calls[:500]:
+    calls = [draw(rng, rows) for _ in range(300)]
+    for call in calls[:100]:
         step(store, call, grads)
     before, began = store.tier_report(), time.perf_counter()
-    for call in calls[500:]:
+    for call in calls[100:]:
         step(store, call, grads)
     seconds = time.perf_counter() - began
     now = {name: value - before[name] for name, value in store.tier_report().items()}
