@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import numpy as np
 
 from regrow import _kernels
+from regrow.core.bitmaps import to_words
 from regrow.core.job import JobSpec
 from regrow.errors import StoreDamaged, StoreFull, UserError
 from regrow.store.interface import (
@@ -88,6 +89,7 @@ class TieredStore:
             os.close(self._lock)
             raise
         self._tables = len(job.tables)
+        self._job, self._server, self._captures = job, server, False
         self._dims = np.array([table.dim for table in job.tables], np.int32)
         states = [table.optimizer.state_parts(table.dim) for table in job.tables]
         self._widths = [[table.dim, *(n for _, n in parts)] for table, parts in zip(job.tables, states, strict=True)]
@@ -110,10 +112,8 @@ class TieredStore:
         self.touched = self._shard.touched
         self.add_tenant = self._shard.add_tenant
         self.dirty_rows = self._shard.dirty_rows
-        self.begin_capture = self._shard.begin_capture
         self.capture_left = self._shard.capture_left
         self.capture_side_bytes = self._shard.capture_side_bytes
-        self.end_capture = self._shard.end_capture
         self.note_updates = self._shard.note_updates
         self.updates_noted = self._shard.updates_noted
         self.set_updates_noted = self._shard.set_updates_noted
@@ -143,6 +143,16 @@ class TieredStore:
     def sum_pushes(self, parts: list[Part]) -> Part:
         """See `WorkerRows.sum_pushes`."""
         return _kernels.sum_pushes(self._dims, parts)
+
+    def begin_capture(self, tenant: int, full: bool) -> None:
+        """See `CapturedRows.begin_capture`."""
+        self._shard.begin_capture(tenant, full)
+        self._captures = True
+
+    def end_capture(self, durable: bool) -> None:
+        """See `CapturedRows.end_capture`."""
+        self._shard.end_capture(durable)
+        self._captures = False
 
     def capture_chunk(self, bytes_max: int, aside_first: bool = False) -> list[TableRows]:
         """See `CapturedRows.capture_chunk`. The arrays are views of the one block of words that the kernel wrote."""
@@ -177,6 +187,38 @@ class TieredStore:
         return 0
 
     # ---- parities, and rows that come back: there are none
+
+    def find_slots(self, table: int, ids: UInt32Array) -> UInt64Array:
+        """See `WholeRecords.find_slots`."""
+        rows = self._job.tables[table].rows
+        if ids.size and int(ids.max()) >= rows:
+            raise IndexError(f"there is no row {int(ids.max())} in table {table}")
+        servers, slots = self._job.layout(table).place(ids, table=table)
+        return to_words(slots[servers == self._server], self.slots(table))
+
+    def choose_captured(self, rows: int) -> bool:
+        """See `CapturedRows.choose_captured`: without priorities a capture has all rows."""
+        if rows < 1 or not self._captures:
+            raise ValueError("there is no capture to choose rows for" if rows > 0 else f"{rows} rows at a time")
+        return False
+
+    def prepare_chunk(self, bytes_max: int, aside_first: bool, slice_bytes: int) -> bool:
+        """See `CapturedRows.prepare_chunk`. Rows are read when the chunk is asked for, in one go."""
+        if bytes_max < 1 or slice_bytes < 1 or not self._captures:
+            raise ValueError(f"no chunk of {bytes_max} bytes can be made in slices of {slice_bytes}")
+        return False
+
+    def updates_skipped(self) -> int:
+        """See `PrioritizedRows.updates_skipped`."""
+        return 0
+
+    def count_bytes(self) -> int:
+        """See `PrioritizedRows.count_bytes`."""
+        return 0
+
+    def parity_void(self, table: int, q: int) -> None:
+        """See `HeldParities.parity_void`."""
+        raise ValueError("rows on disk have no parities")
 
     def pending_rows(self, group: int) -> int:
         """See `FlushedRows.pending_rows`."""
