@@ -85,6 +85,7 @@ UNSHRUNK = {
     "checks.NUMBER_MAX": "what a number on the wire may be, not a bound",
     "cuts.ATTEMPT_SECONDS_MAX": "a limit of time that no world waits for; unit tests reach it",
     "own_saves.SAVE_SECONDS_MAX": "a limit of time that no world waits for; unit tests reach it",
+    "cut.FULL_SECONDS_MAX": "the disks of the simulator are never full; unit tests reach it",
     "paging.DISK_SECONDS_MAX": "a limit of time that no world waits for; unit tests reach it",
     "coordinator.BROUGHT_SECONDS_MAX": "a limit of time that no world waits for; unit tests reach it",
 }
