@@ -51,8 +51,8 @@ TENANT = 0  # of the rows' dirty bits: the checkpointer
 # memory. Too small: a storage that is a bit slow never gets a checkpoint.
 ASIDE_BYTES_MAX = 1 << 30
 
-# A store without space says so; if it lasts for so long, its checkpoint is given up. Too small: one that is about to be
-# whole, and would free some, is lost. Too large: the next one comes later.
+# A store without space says so; if its checkpoint is not whole so long after it was to be, it is given up. Too small:
+# one that is about to be whole, and would free some, is lost. Too large: the next one comes later.
 FULL_SECONDS_MAX = 5.0
 
 Applied = Sequence[Sequence[int]]  # by group of rows: the last push of each worker, or the last step
@@ -211,8 +211,10 @@ class CutSide:
             self._epoch_until = now + self._flush_seconds
         self._epochs.hasten(self._epoch, max(0.0, self._epoch_until - now))
         report = self._epochs.tier_report()
-        self._full_since = None if not report.get("full") else now if self._full_since is None else self._full_since
-        is_full = self._full_since is not None and now - self._full_since > FULL_SECONDS_MAX
+        if report.get("full") and self._full_since is None:
+            self._full_since = now  # for this epoch: a store tries again and again, and is full in between
+        until = None if self._full_since is None else max(self._full_since, self._epoch_until) + FULL_SECONDS_MAX
+        is_full = until is not None and now > until
         self._is_hopeless = is_full or report.get("epoch_spoiled", 0) >= self._epoch
 
     def check_aside(self) -> list[Send | Unsave]:
