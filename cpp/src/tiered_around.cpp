@@ -124,7 +124,7 @@ void TieredShard::make_room() {
   while (!may_leave()) {
     settle();
     if (may_leave()) return;
-    if (lanes_->failure(Lane::writes)) throw StoreFull(lanes_->failure_text(Lane::writes));
+    if (!full_text_.empty()) throw StoreFull(full_text_);
     if (dirty_old_) write_epoch();
     if (clean()) continue;
     if (lanes_->is_idle(Lane::writes)) {

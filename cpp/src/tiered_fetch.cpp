@@ -11,6 +11,7 @@ namespace regrow {
 namespace {
 
 constexpr size_t lookups_ahead = 12;
+constexpr size_t rows_counted_max = 1 << 14;  // a call with more is looked at for rows named twice: pins have 16 bits
 
 }  // namespace
 
@@ -71,15 +72,10 @@ uint64_t TieredShard::fetch(std::span<const int32_t> counts, std::span<const uin
   for (size_t t = 0; t < counts.size(); ++t)
     for (const size_t end = at + static_cast<size_t>(counts[t]); at < end; ++at)
       ticket.rows.push_back({static_cast<uint32_t>(t), slots[at]});
-  std::sort(ticket.rows.begin(), ticket.rows.end());
-  ticket.rows.erase(std::unique(ticket.rows.begin(), ticket.rows.end()), ticket.rows.end());
-  const std::vector<size_t> needed = frames_needed(ticket.rows, false);
-  for (size_t i = 0; i < needed.size(); ++i)
-    if (needed[i] > frames_[i]->count())
-      throw std::invalid_argument(
-          std::to_string(needed[i]) + " rows of " + std::to_string(frames_[i]->stride() * sizeof(float)) +
-          " bytes do not fit the cache, which has " + std::to_string(frames_[i]->count()) + " frames for them");
+  ticket.frames = memo_.frames;
+  check_fits(ticket);
   const bool is_first = tickets_.empty() || tickets_.back().admitted;
+  if (!is_first) ticket.frames.clear();  // where rows are now says nothing about when its turn comes
   const bool admitted = is_first && admit(ticket);
   if (!admitted) check_full(ticket);
   if (admitted && !ticket.reading &&
@@ -95,9 +91,8 @@ uint64_t TieredShard::fetch(std::span<const int32_t> counts, std::span<const uin
 
 // Rows cannot leave, and the ticket cannot get what it needs until they do.
 void TieredShard::check_full(const Ticket& ticket) {
-  const int code = lanes_->failure(Lane::writes);
   const bool has_no_log = !may_leave() && lanes_->is_idle(Lane::writes) && !dirty_old_ && !cleaning_ && !begin_round();
-  if (!code && !has_no_log) return;
+  if (full_text_.empty() && !has_no_log) return;
   const std::vector<size_t> needed = frames_needed(ticket.rows, true);
   for (size_t i = 0; i < needed.size(); ++i) {
     size_t clean = frames_[i]->free();
@@ -106,17 +101,18 @@ void TieredShard::check_full(const Ticket& ticket) {
       clean += each.stamp && !each.pins && !each.dirty_epoch;
     }
     if (clean >= needed[i]) continue;
-    throw StoreFull(code ? "rows that changed cannot leave the memory: " + lanes_->failure_text(Lane::writes)
-                         : "rows that changed cannot leave the memory: the log has all the " +
-                               std::to_string(settings_.log_bytes_max) +
-                               " bytes it may have, and no checkpoint was committed that would free some");
+    throw StoreFull(!full_text_.empty()
+                        ? "rows that changed cannot leave the memory: " + full_text_
+                        : "rows that changed cannot leave the memory: the log has all the " +
+                              std::to_string(settings_.log_bytes_max) +
+                              " bytes it may have, and no checkpoint was committed that would free some");
   }
 }
 
 // A row of a checkpoint may be written.
 bool TieredShard::may_append() const {
   return log_->has_room(entry_bytes_max_) && log_->bytes_unwritten() < settings_.unwritten_bytes_max &&
-         !lanes_->failure(Lane::writes);
+         full_text_.empty();
 }
 
 // Segments that so many bytes of entries take at most.
@@ -173,46 +169,65 @@ bool TieredShard::find_room(std::span<const size_t> needed) {
   return true;
 }
 
-// Gives a ticket all its frames, pinned, and begins to read; or gives it none.
-bool TieredShard::admit(Ticket& ticket) {
-  std::vector<RowRef> pinned;
-  for (const RowRef row : ticket.rows) {  // what is there must not leave for what is not
-    const Table& table = tables_[row.table];
-    uint32_t frame = table.frames.find(row.slot);
-    if (frame == SlotMap::none) frame = table.loading.find(row.slot);
-    if (frame == SlotMap::none) continue;
-    ++frames_of(table).at(frame).pins;
-    pinned.push_back(row);
-  }
-  const bool has_room = find_room(frames_needed(ticket.rows, true));
-  for (const RowRef row : pinned) {
-    const Table& table = tables_[row.table];
-    uint32_t frame = table.frames.find(row.slot);
-    if (frame == SlotMap::none) frame = table.loading.find(row.slot);
-    if (frame != SlotMap::none) --frames_of(table).at(frame).pins;  // none only where a test ignores pins
-  }
-  if (!has_room || !find_room(frames_needed(ticket.rows, true))) return false;
-  ticket.admitted = true;
+// Rows that could never be in memory together are refused. Only then does it matter who is named twice.
+void TieredShard::check_fits(Ticket& ticket) const {
+  const auto fits = [&](const std::vector<size_t>& needed) {
+    for (size_t i = 0; i < needed.size(); ++i)
+      if (needed[i] > frames_[i]->count()) return false;
+    return true;
+  };
+  std::vector<size_t> needed(frames_.size());
+  for (const RowRef row : ticket.rows) ++needed[tables_[row.table].frames_index];
+  if (ticket.rows.size() <= rows_counted_max && fits(needed)) return;
+  std::sort(ticket.rows.begin(), ticket.rows.end());
+  ticket.rows.erase(std::unique(ticket.rows.begin(), ticket.rows.end()), ticket.rows.end());
   ticket.frames.clear();
-  memo_.is_valid = false;
-  for (const RowRef row : ticket.rows) {
-    Table& table = tables_[row.table];
-    Frames& frames = frames_of(table);
-    uint32_t frame = table.frames.find(row.slot);
+  needed = frames_needed(ticket.rows, false);
+  for (size_t i = 0; i < needed.size(); ++i)
+    if (needed[i] > frames_[i]->count())
+      throw std::invalid_argument(
+          std::to_string(needed[i]) + " rows of " + std::to_string(frames_[i]->stride() * sizeof(float)) +
+          " bytes do not fit the cache, which has " + std::to_string(frames_[i]->count()) + " frames for them");
+}
+
+// Gives a ticket all its frames, pinned, and begins to read; or gives it none. A row that is named twice is pinned
+// twice.
+bool TieredShard::admit(Ticket& ticket) {
+  std::vector<RowRef> missing;
+  const bool is_known = !ticket.frames.empty();  // by the call that asked, which was just now
+  if (!is_known) ticket.frames.resize(ticket.rows.size(), SlotMap::none);
+  for (size_t i = 0; i < ticket.rows.size(); ++i) {  // what is there must not leave for what is not
+    const RowRef row = ticket.rows[i];
+    const Table& table = tables_[row.table];
+    uint32_t& frame = ticket.frames[i];
+    if (!is_known) frame = table.frames.find(row.slot);
     if (frame == SlotMap::none && (frame = table.loading.find(row.slot)) != SlotMap::none) ticket.shared.push_back(row);
+    if (frame != SlotMap::none)
+      ++frames_of(table).at(frame).pins;
+    else
+      missing.push_back(row);
+  }
+  std::sort(missing.begin(), missing.end());
+  missing.erase(std::unique(missing.begin(), missing.end()), missing.end());
+  if (!find_room(frames_needed(missing, false))) {
+    unpin(ticket);
+    ticket.frames.clear();
+    ticket.shared.clear();
+    return false;
+  }
+  ticket.admitted = true;
+  memo_.is_valid = false;
+  for (const RowRef row : missing) load(row, ticket);
+  for (size_t i = 0; i < ticket.rows.size(); ++i) {
+    const RowRef row = ticket.rows[i];
+    const Table& table = tables_[row.table];
+    uint32_t& frame = ticket.frames[i];
     if (frame == SlotMap::none) {
-      frame = frames.take(static_cast<uint16_t>(row.table), row.slot);
-      if (find_in_memory(row, frames.record(frame))) {
-        table.frames.put(row.slot, frame);
-      } else {
-        table.loading.put(row.slot, frame);
-        plan_row(row, frame, ticket.plan);
-        if (const uint32_t place = ticket.plan.rows.back().place; place != SlotMap::none) log_->add_reader(place);
-      }
+      frame = table.frames.find(row.slot);
+      if (frame == SlotMap::none) frame = table.loading.find(row.slot);
+      ++frames_of(table).at(frame).pins;
     }
-    frames.use(frame, stamp_);
-    ++frames.at(frame).pins;
-    ticket.frames.push_back(frame);
+    frames_of(table).use(frame, stamp_);
   }
   ticket.reading = !ticket.plan.rows.empty();
   if (ticket.reading) {
@@ -223,6 +238,20 @@ bool TieredShard::admit(Ticket& ticket) {
     ticket.job = lanes_->submit(Lane::reads, std::move(steps));
   }
   return true;
+}
+
+// A frame for a row that is not there: filled, if no disk is needed for it, or else to be read.
+void TieredShard::load(RowRef row, Ticket& ticket) {
+  Table& table = tables_[row.table];
+  Frames& frames = frames_of(table);
+  const uint32_t frame = frames.take(static_cast<uint16_t>(row.table), row.slot);
+  if (find_in_memory(row, frames.record(frame))) {
+    table.frames.put(row.slot, frame);
+    return;
+  }
+  table.loading.put(row.slot, frame);
+  plan_row(row, frame, ticket.plan);
+  if (const uint32_t place = ticket.plan.rows.back().place; place != SlotMap::none) log_->add_reader(place);
 }
 
 void TieredShard::admit_waiting() {
@@ -259,13 +288,16 @@ void TieredShard::take_reads(Ticket& ticket, std::vector<std::string>& damaged) 
 void TieredShard::drop_rows(const std::vector<RowRef>& rows) {
   for (Ticket& ticket : tickets_) {
     if (!ticket.admitted) continue;
-    for (const RowRef row : rows) {
-      const auto found = std::lower_bound(ticket.rows.begin(), ticket.rows.end(), row);
-      if (found == ticket.rows.end() || *found != row) continue;
-      ticket.frames.erase(ticket.frames.begin() + (found - ticket.rows.begin()));
-      ticket.rows.erase(found);
-      ticket.id = 0;
+    size_t kept = 0;
+    for (size_t i = 0; i < ticket.rows.size(); ++i) {
+      const bool is_lost = std::find(rows.begin(), rows.end(), ticket.rows[i]) != rows.end();
+      if (is_lost) ticket.id = 0;
+      if (is_lost) continue;
+      ticket.rows[kept] = ticket.rows[i];
+      ticket.frames[kept++] = ticket.frames[i];
     }
+    ticket.rows.resize(kept);
+    ticket.frames.resize(kept);
   }
   for (const RowRef row : rows) {
     Table& table = tables_[row.table];
@@ -326,6 +358,7 @@ std::vector<uint64_t> TieredShard::poll_fetched() {
 
 void TieredShard::unpin(Ticket& ticket) {
   for (size_t i = 0; i < ticket.frames.size(); ++i) {
+    if (ticket.frames[i] == SlotMap::none) continue;
     Frame& frame = frames_of(tables_[ticket.rows[i].table]).at(ticket.frames[i]);
     if (frame.pins) --frame.pins;  // none only where a test ignores pins
   }

@@ -30,6 +30,12 @@ void check_order(bool fine, const char* text) {
 // Takes note of what the write lane has done.
 void TieredShard::settle() {
   log_->settle();
+  if (lanes_->failure(Lane::writes)) {
+    full_text_ = lanes_->failure_text(Lane::writes);
+    full_done_ = lanes_->done(Lane::writes);
+  } else if (lanes_->done(Lane::writes) > full_done_) {
+    full_text_.clear();
+  }
   while (!promises_.empty() && lanes_->is_done(Lane::writes, promises_.front().job)) {
     complete_ = std::max(complete_, promises_.front().complete);
     committed_ = std::max(committed_, promises_.front().committed);
@@ -437,8 +443,7 @@ std::map<std::string, double> TieredShard::report() const {
   put("epoch_complete", complete_);
   put("epoch_committed", committed_);
   put("epoch_spoiled", spoiled_);
-  put("full", lanes_->failure(Lane::writes) == ENOSPC ||
-                  (!may_leave() && lanes_->is_idle(Lane::writes) && !dirty_old_ && !cleaning_));
+  put("full", !full_text_.empty() || (!may_leave() && lanes_->is_idle(Lane::writes) && !dirty_old_ && !cleaning_));
   return found;
 }
 

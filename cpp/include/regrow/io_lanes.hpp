@@ -35,6 +35,7 @@ class IoLanes {
   // The memory of its pieces must stay until the job is done or the lanes are gone. Ids of a lane rise.
   uint64_t submit(Lane lane, std::vector<IoStep> steps);
   bool is_done(Lane lane, uint64_t id) const { return at(lane).done.load(std::memory_order_acquire) >= id; }
+  uint64_t done(Lane lane) const { return at(lane).done.load(std::memory_order_acquire); }
   bool is_idle(Lane lane) const { return is_done(lane, at(lane).last); }
   // A lane whose job failed waits in front of it. 0: it does not; else the code of the system, and the text.
   int failure(Lane lane) const { return at(lane).failed.load(std::memory_order_acquire); }

@@ -172,8 +172,8 @@ class TieredShard {
     AlignedBytes memory;
   };
   struct Ticket {
-    uint64_t id;               // 0: given up
-    std::vector<RowRef> rows;  // each once
+    uint64_t id;  // 0: given up
+    std::vector<RowRef> rows;
     bool admitted = false;
     bool reading = false;
     bool is_told = false;
@@ -255,7 +255,9 @@ class TieredShard {
   void forget_captured(Table& table, std::span<const uint32_t> slots) const;
 
   // frames
+  void check_fits(Ticket& ticket) const;
   bool admit(Ticket& ticket);
+  void load(RowRef row, Ticket& ticket);
   bool find_room(std::span<const size_t> needed);
   bool evict(Frames& frames);
   bool may_append() const;
@@ -314,6 +316,9 @@ class TieredShard {
   std::chrono::steady_clock::time_point swept_at_{};
   std::optional<Cleaning> cleaning_;
   bool cleaning_stopped_ = false;  // it met damage
+
+  std::string full_text_;   // why nothing can be written; empty: it can
+  uint64_t full_done_ = 0;  // jobs of the write lane that were done when it began
 
   uint64_t ticket_next_ = 1;
   std::deque<Ticket> tickets_;

@@ -178,6 +178,9 @@ def observe(store: Store, job: JobSpec, *, tenants: int = 0) -> list[Any]:
     seen += [store.dirty_rows(tenant) for tenant in range(tenants)]
     seen += [store.updates_uncaptured(tenant) for tenant in range(tenants)]
     seen += [store.updates_noted(), store.capture_skipped()]
+    if store.is_paged:  # no parities, and nothing that follows from them
+        bits = [store.touched(table).tobytes() for table in range(len(job.tables))]
+        return [*seen, *bits, *(records_of(store, table).tobytes() for table in range(len(job.tables)))]
     seen += [store.missing_rows(group) for group in range(len(groups_of(job)) + any(not t.r for t in job.tables))]
     for group in range(len(groups_of(job))):
         seen += [store.pending_rows(group), by_cell(store, store.take_flush(group, keep=True))]

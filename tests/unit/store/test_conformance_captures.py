@@ -188,7 +188,7 @@ def test_values_are_those_of_the_instant(build: StoreBuilder) -> None:
     other = store.add_tenant()
     assert store.dirty_rows(tenant) == len(changed)
     assert store.dirty_rows(other) == len(cells | changed)
-    for group in range(len(groups_of(JOB))):
+    for group in range(0 if store.is_paged else len(groups_of(JOB))):
         store.take_flush(group)
     store.write_records(0, 0, store.slots(0), np.ones((store.slots(0), store.record_floats(0)), np.float32))
     store.load_rows(4, np.arange(61, dtype=np.uint32), [np.ones((61, 1), np.float32)])
