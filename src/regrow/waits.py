@@ -340,10 +340,11 @@ WAITS: tuple[Wait, ...] = (
     Wait(
         name="disk",
         who="whoever needs a row that is on the disk of its server (`--store tiered`)",
-        what="the disk to bring it, and room for it in the cache",
-        bounds=("core.paging:DISK_SECONDS_MAX",),
+        what="the disk to bring it, and room for it in the cache; a checkpoint in its files: space",
+        bounds=("core.paging:DISK_SECONDS_MAX", "core.cut:FULL_SECONDS_MAX"),
         notices="the server, at a tick",
-        then="`StoreSilent`: the server counts as dead; all begin again from a checkpoint, or the run ends",
+        then="`StoreSilent`: the server counts as dead; all begin again from a checkpoint, or the run ends. "
+        "Without space the checkpoint fails, and training goes on",
         calls=("runtime/inprocess.py:InProcessCluster._wait_for_disks",),
     ),
     Wait(

@@ -51,6 +51,10 @@ TENANT = 0  # of the rows' dirty bits: the checkpointer
 # memory. Too small: a storage that is a bit slow never gets a checkpoint.
 ASIDE_BYTES_MAX = 1 << 30
 
+# A store without space says so; if its checkpoint is not whole so long after it was to be, it is given up. Too small:
+# one that is about to be whole, and would free some, is lost. Too large: the next one comes later.
+FULL_SECONDS_MAX = 5.0
+
 Applied = Sequence[Sequence[int]]  # by group of rows: the last push of each worker, or the last step
 
 
@@ -105,6 +109,8 @@ class CutSide:
         self._epoch = 0  # of the cut that is captured
         self._epoch_until: float | None = None  # when it is to be on disk
         self._epoch_told = False
+        self._full_since: float | None = None  # the store says that it has no space
+        self._is_hopeless = False  # the epoch will never be on disk
 
     @property
     def is_pausing(self) -> bool:
@@ -176,6 +182,7 @@ class CutSide:
         self.captures += 1
         if self._epochs is not None:
             self._epoch, self._epoch_until, self._epoch_told = self._epochs.begin_epoch(), None, False
+            self._full_since, self._is_hopeless = None, False
             self.life.move("marks reached")
             return [Send(target=target, message=CutBegun(number=at.number)), *self.check_complete()]
         self._store.begin_capture(TENANT, at.full)
@@ -186,9 +193,10 @@ class CutSide:
         """The disk has more than before: all rows of the epoch? Then the server's part is stored."""
         if self._epochs is None or self._epoch_told or self.life.state is not CutState.CAPTURED:
             return []
-        error = "" if not self._epochs.tier_report().get("full") else "there is no space left for the files of rows"
-        if not error and self._epochs.poll_complete() < self._epoch:
+        is_complete = self._epochs.poll_complete() >= self._epoch
+        if not is_complete and not self._is_hopeless:
             return []
+        error = "" if is_complete else "there is no space left for the files of rows"
         self._epoch_told = True
         target = self._coordinator
         assert target is not None
@@ -202,6 +210,12 @@ class CutSide:
         if self._epoch_until is None:
             self._epoch_until = now + self._flush_seconds
         self._epochs.hasten(self._epoch, max(0.0, self._epoch_until - now))
+        report = self._epochs.tier_report()
+        if report.get("full") and self._full_since is None:
+            self._full_since = now  # for this epoch: a store tries again and again, and is full in between
+        until = None if self._full_since is None else max(self._full_since, self._epoch_until) + FULL_SECONDS_MAX
+        is_full = until is not None and now > until
+        self._is_hopeless = is_full or report.get("epoch_spoiled", 0) >= self._epoch
 
     def check_aside(self) -> list[Send | Unsave]:
         """Rows have changed: what had to be set aside for the cut must not take the memory of training."""

@@ -37,10 +37,11 @@ SERVER = "server-"
 FLOAT_BYTES = 4
 DENSE_ROW_FLOATS = 512  # of a row of dense parameters (nn/dense.py)
 DENSE_ROWS_SPARE = 4  # each parameter begins at a multiple of some floats
-PAGE_BYTES = 4096
+BLOCK_BYTES = (512, 4096)  # that a disk may have
+SEGMENT_BYTES = MIB  # of the log
+LOG_SEGMENTS_MIN = 4
 FRAME_BYTES_BESIDE = 48  # of a row in the cache, beside its record
-RECORD_BYTES_BESIDE = 16  # of a row in a file
-SPACE_SHARE = 1.5  # of what the rows need: what changes is written beside them first
+RECORD_BYTES_BESIDE = 8  # of a row in a file
 
 
 class Needs:
@@ -54,10 +55,11 @@ class Needs:
         dense_rows = -(-dense_parameters(model) // DENSE_ROW_FLOATS) + DENSE_ROWS_SPARE
         self._dense = (dense_rows, _count_floats(config.dense_optimizer, DENSE_ROW_FLOATS))
         self._servers = config.servers
+        self._cache_bytes = config.cache_bytes
         self._batch = config.batch * (config.workers if config.mode == "sync" else 1)
         self._tables = tables
 
-    def _list_tables(self) -> list[tuple[int, int, int]]:
+    def list_tables(self) -> Sequence[tuple[int, int, int]]:
         """Of each table: rows here, rows that one request may name, bytes of a record."""
         found = []
         for index, (rows, floats) in enumerate([*self._tables, self._dense]):
@@ -68,23 +70,23 @@ class Needs:
 
     @property
     def rows(self) -> int:
-        return sum(rows for rows, _, _ in self._list_tables())
+        return sum(rows for rows, _, _ in self.list_tables())
 
     @property
     def rows_at_once(self) -> int:
-        return sum(at_once for _, at_once, _ in self._list_tables())
+        return sum(at_once for _, at_once, _ in self.list_tables())
 
     @property
     def cache_bytes_min(self) -> int:
         """Twice the rows that are needed at once, for each size of rows: those share the cache evenly."""
-        return self._share([2 * at_once for _, at_once, _ in self._list_tables()])
+        return self._share([2 * at_once for _, at_once, _ in self.list_tables()])
 
     def _share(self, wanted: Sequence[int]) -> int:
         """The cache in which each size of rows has room for so many of it. Sizes of which there is little get all they
         need, and the others equal parts of the rest."""
         need: dict[int, int] = {}
         there: dict[int, int] = {}
-        for (rows, _, record), count in zip(self._list_tables(), wanted, strict=True):
+        for (rows, _, record), count in zip(self.list_tables(), wanted, strict=True):
             need[record] = need.get(record, 0) + min(rows, count) * (record + FRAME_BYTES_BESIDE)
             there[record] = there.get(record, 0) + rows * (record + FRAME_BYTES_BESIDE)
         total = 0
@@ -94,14 +96,26 @@ class Needs:
         return total
 
     @property
-    def file_bytes(self) -> int:
-        """Of all rows at home, in pages."""
-        total = 0
-        for rows, _, record in self._list_tables():
-            slot = record + RECORD_BYTES_BESIDE
-            per_page = PAGE_BYTES // slot
-            total += -(-rows // per_page) * PAGE_BYTES if per_page else rows * -(-slot // PAGE_BYTES) * PAGE_BYTES
-        return total
+    def home_bytes(self) -> int:
+        """Of all rows in their own places, whatever the blocks of the disk are: no row lies across two of them."""
+        return sum(
+            max(_count_bytes(rows, record, block) for block in BLOCK_BYTES) for rows, _, record in self.list_tables()
+        )
+
+    def count_log_bytes(self, *, least: bool) -> int:
+        """Of the log: at least a checkpoint of all that is in the cache, and a few segments. A store that may choose
+        takes twice that and more, or half of what the rows take."""
+        segments = -(-self._cache_bytes // SEGMENT_BYTES) + 2
+        if least:
+            return (segments + LOG_SEGMENTS_MIN) * SEGMENT_BYTES
+        return max(self.home_bytes // 2, (2 * segments + 8 * LOG_SEGMENTS_MIN) * SEGMENT_BYTES)
+
+
+def _count_bytes(rows: int, record_bytes: int, block_bytes: int) -> int:
+    row = record_bytes + RECORD_BYTES_BESIDE
+    per_block = block_bytes // row
+    bits = rows // 8 + 2 * block_bytes  # which rows are there
+    return bits + (-(-rows // per_block) if per_block else rows * -(-row // block_bytes)) * block_bytes
 
 
 def _count_floats(optimizer: str, dim: int) -> int:
@@ -129,11 +143,12 @@ def check_cache(config: TrainConfig) -> None:
 def check_space(config: TrainConfig, directory: Path) -> None:
     """Raises UserError if the files cannot grow to what the rows need."""
     needs = Needs(config)
-    need = needs.file_bytes
-    if config.store_bytes_max is not None and config.store_bytes_max < need:
-        problem = f"the {needs.rows:,} rows of a server need {size_text(need)}"
-        raise ConfigError("store_bytes_max", config.store_bytes_max, problem, hint="leave it out, or raise it")
-    each = config.store_bytes_max or int(SPACE_SHARE * need)
+    home, log = needs.home_bytes, needs.count_log_bytes(least=True)
+    if config.store_bytes_max is not None and config.store_bytes_max < home + log:
+        problem = f"the {needs.rows:,} rows of a server need {size_text(home)}, and the log at least {size_text(log)}"
+        hint = f"--store-bytes-max {-(-(home + log) // MIB)}M or more, or leave it out"
+        raise ConfigError("store_bytes_max", config.store_bytes_max, problem, hint=hint)
+    each = config.store_bytes_max or home + needs.count_log_bytes(least=False)
     have = sum(_list_sizes(directory))
     free = shutil.disk_usage(directory).free + have
     if free < config.servers * each:

@@ -86,6 +86,7 @@ UNSHRUNK = {
     "cuts.ATTEMPT_SECONDS_MAX": "a limit of time that no world waits for; unit tests reach it",
     "own_saves.CHOOSE_ROWS": "always small in the simulator (machines.make_server)",
     "own_saves.SAVE_SECONDS_MAX": "a limit of time that no world waits for; unit tests reach it",
+    "cut.FULL_SECONDS_MAX": "the disks of the simulator are never full; unit tests reach it",
     "paging.DISK_SECONDS_MAX": "a limit of time that no world waits for; unit tests reach it",
     "coordinator.BROUGHT_SECONDS_MAX": "a limit of time that no world waits for; unit tests reach it",
 }

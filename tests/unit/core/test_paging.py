@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from helpers import COORDINATOR, plain
 
-from regrow.core.cut import CutSide, EpochPart
+from regrow.core.cut import FULL_SECONDS_MAX, CutSide, EpochPart
 from regrow.core.effects import Send
 from regrow.core.identity import Identity
 from regrow.core.messages import CutAsk, CutAt, CutEnd, Pull
@@ -37,7 +37,7 @@ class Store:
         self.upkeeps: list[bool] = []  # what the next ones answer
         self.epoch = self.complete = self.committed = 0
         self.hastened: list[tuple[int, float]] = []
-        self.full = 0
+        self.full = self.spoiled = 0
         self._ticket = 0
 
     def fetch(self, counts: Any, slots: Any) -> int:
@@ -70,7 +70,7 @@ class Store:
         self.hastened.append((epoch, seconds_left))
 
     def tier_report(self) -> dict[str, int]:
-        return {"full": self.full}
+        return {"full": self.full, "epoch_spoiled": self.spoiled}
 
 
 @pytest.fixture
@@ -207,9 +207,31 @@ def test_one_that_is_given_up_is_not_committed(store: Store, cut: CutSide) -> No
     assert cut.check_complete() == []
 
 
-def test_without_space_it_fails(store: Store, cut: CutSide) -> None:
+def test_without_space_it_fails_after_a_while(store: Store, cut: CutSide) -> None:
+    """Not at once: the checkpoint may be what frees some. A store that tries again is full only now and then."""
+    cut.check_marks([[3]])
+    for now, full in ((10.0, 1), (12.0, 0), (14.0 + FULL_SECONDS_MAX, 0)):
+        store.full = full
+        cut.hasten(now)
+        assert cut.check_complete() == []
+    cut.hasten(14.1 + FULL_SECONDS_MAX)
+    (told,) = cut.check_complete()
+    assert told.message.error == "there is no space left for the files of rows"
+
+
+def test_space_that_comes_back_in_time_is_enough(store: Store, cut: CutSide) -> None:
     cut.check_marks([[3]])
     store.full = 1
+    cut.hasten(10.0)
+    store.complete = 1
+    (told,) = cut.check_complete()
+    assert told.message.error == ""
+
+
+def test_an_epoch_of_which_a_row_is_lost_fails_at_once(store: Store, cut: CutSide) -> None:
+    cut.check_marks([[3]])
+    store.spoiled = 1
+    cut.hasten(10.0)
     (told,) = cut.check_complete()
     assert told.message.error == "there is no space left for the files of rows"
 
