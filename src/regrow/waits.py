@@ -338,6 +338,15 @@ WAITS: tuple[Wait, ...] = (
         states=("OWN_SAVE.CAPTURED", "OWN_SAVE.STORING"),
     ),
     Wait(
+        name="orphans",
+        who="launcher, `regrow ckpt restore`",
+        what="servers of a launcher that was killed to let go of their files",
+        bounds=("launch.tiers:ORPHANS_SECONDS_MAX",),
+        notices="whoever wants the directory",
+        then="an error: the directory is in use",
+        calls=("launch/tiers.py:StoreLock._wait_for_servers",),
+    ),
+    Wait(
         name="disk",
         who="whoever needs a row that is on the disk of its server (`--store tiered`)",
         what="the disk to bring it, and room for it in the cache; a checkpoint in its files: space",
@@ -444,6 +453,7 @@ WAITS: tuple[Wait, ...] = (
 
 # Constants of time that bound no wait: how often something is done, how long something is shown.
 PACES: dict[str, str] = {
+    "launch.tiers:LOOK_SECONDS": "between two looks",
     "tiers:FLUSH_SECONDS_MAX": "how fast rows of a checkpoint are written to the files of servers",
     "checkpoint.guard:LOOK_SECONDS": "between two looks",
     "checkpoint.merger:GRACE_SECONDS": "how long a piece is kept for readers that may still need it",

@@ -17,6 +17,7 @@ import fcntl
 import json
 import os
 import shutil
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,8 @@ from regrow.launch.orders import TieredRows
 from regrow.units import MIB, size_text
 
 FORMAT = 1
+ORPHANS_SECONDS_MAX = 10.0  # Too small: a run that was killed cannot be resumed at once. Too large: one waits in vain.
+LOOK_SECONDS = 0.05
 LOCK, STORE = "lock", "store.json"
 SERVER = "server-"
 FLOAT_BYTES = 4
@@ -177,6 +180,17 @@ class StoreLock:
             self.close()
             hint = "wait for it, or take another directory"
             raise UserError(f"{directory} is in use by another run", hint=hint) from None
+        self._wait_for_servers(directory)
+
+    def _wait_for_servers(self, directory: Path) -> None:
+        """Servers of a launcher that was killed end by themselves, a moment later."""
+        deadline = time.monotonic() + ORPHANS_SECONDS_MAX
+        while held := [path for path in directory.glob(f"{SERVER}*/{LOCK}") if is_locked(path)]:
+            if time.monotonic() > deadline:
+                self.close()
+                hint = "its launcher is gone: end it"
+                raise UserError(f"{held[0].parent} is in use by a process of another run", hint=hint)
+            time.sleep(LOOK_SECONDS)
 
     def close(self) -> None:
         if self._file is not None:
@@ -280,6 +294,17 @@ class StoreDir:
         """The run has ended well. What only it could use takes space."""
         if not self._config.saves_epochs:
             remove_all([*self.path.glob(f"{SERVER}*"), self.path / STORE])
+
+
+def is_locked(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
 
 
 def remove_all(paths: Iterable[Path]) -> None:
