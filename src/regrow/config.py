@@ -13,13 +13,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from regrow.defaults import choose_batch, cores_usable
+from regrow.defaults import OWN_SAVES, derive_values
 from regrow.errors import ConfigError, UserError
 from regrow.fields import SPELLED, check_types, parse_field, read_options
 from regrow.hanging import parse_silent
@@ -31,7 +30,6 @@ from regrow.protection import (
     FLUSH_BYTES_DEFAULT,
     K_DEFAULT,
     R_DEFAULT,
-    RANDOM_ROLES,
     SERVERS_MAX,
     CodedRecovery,
     ErasureCode,
@@ -42,7 +40,6 @@ from regrow.protection import (
     check_partial,
     check_range,
     check_sabotage,
-    flush_pushes_default,
     nearest,
     parse_sabotage,
 )
@@ -65,29 +62,12 @@ CODES: dict[str, type[ErasureCode | PartialRecovery]] = {
     "partial": PartialRecovery,
     "ec+partial": CodedRecovery,
 }
-OWN_SAVES = ("partial", "ec+partial")
-
-# Learning rates that train a DLRM on click data without tuning: `regrow bench accuracy` measures the first of each.
-LEARNING_RATES = {
-    "rowwise_adagrad": 0.03,
-    "adagrad": 0.02,
-    "sgd": 0.1,
-    "momentum": 0.01,
-    "adam": 0.001,
-    "partial_rowwise_adam": 0.001,
-}
-DENSE_LEARNING_RATES = {"adam": 0.0003, "adagrad": 0.01, "sgd": 0.1, "momentum": 0.01}
 
 WORKERS_MAX = 1024
 PREFETCH_MAX = 64
-EVERY_DEFAULT = "60s"
 FRAMES_PER_FLUSH = 2  # the push that fills a flush goes along with it
-STEPS_DEFAULT = 300  # of a synthetic run, which has no end of its own
-THREADS_PER_WORKER_DEFAULT_MAX = 8  # past this the small matrices of a DLRM do not get faster
 
 
-# A script does things between its steps that nobody here knows of: plots, files, figures of its own.
-SCRIPT_SILENT = "worker=60"
 # With a script, these are its own.
 SCRIPTS_OWN = ("data", "model", "rows_max", "train_rows", "test_rows", "prefill", "steps", "epochs")
 
@@ -314,7 +294,7 @@ class TrainConfig:
     check_parity: bool = False
 
     def __post_init__(self) -> None:
-        for name, value in _derive_values(self).items():
+        for name, value in derive_values(self).items():
             object.__setattr__(self, name, value)
         check_types(self, {"ModelConfig": object})
         _check(self)
@@ -485,49 +465,6 @@ def model_names() -> list[str]:
     from regrow.nn.presets import MODELS
 
     return list(MODELS)
-
-
-def _derive_values(config: TrainConfig) -> dict[str, Any]:
-    """Values for the fields left open, from the options given and the machine."""
-    given = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
-    derived: dict[str, Any] = {}
-    if given["learning_rate"] is None:
-        derived["learning_rate"] = LEARNING_RATES.get(given["optimizer"], 0.01)
-    if given["dense_learning_rate"] is None:
-        derived["dense_learning_rate"] = DENSE_LEARNING_RATES.get(given["dense_optimizer"], 0.01)
-    if given["prefetch"] is None:
-        derived["prefetch"] = 0 if given["mode"] == "sync" else 1
-    if given["transport"] is None:
-        derived["transport"] = "unix" if sys.platform.startswith("linux") else "tcp"
-    if given["threads_per_worker"] is None:
-        workers = given["workers"] if isinstance(given["workers"], int) else 1
-        share = cores_usable() // max(1, workers)
-        derived["threads_per_worker"] = max(1, min(THREADS_PER_WORKER_DEFAULT_MAX, share))
-    if given["batch"] is None:
-        derived["batch"] = choose_batch(given)
-    if given["steps"] is None and given["epochs"] is None and not given["script"]:
-        # A synthetic stream without an end can only be counted in steps.
-        endless = given["data"] == "synthetic" and given["train_rows"] is None
-        derived |= {"steps": STEPS_DEFAULT} if endless else {"epochs": 1}
-    if given["every"] is None:
-        derived["every"] = AUTO if given["protection"] in OWN_SAVES else EVERY_DEFAULT
-    if given["script"] and not given["silent_seconds"]:
-        derived["silent_seconds"] = SCRIPT_SILENT
-    if given["flush_pushes"] is None:
-        derived["flush_pushes"] = flush_pushes_default(given["commit"])
-    for name in ("kill", "pause", "script"):
-        if type(given[name]) is list:  # as JSON and TOML have it
-            derived[name] = tuple(given[name])
-    if type(given["mtbf_roles"]) is str:  # "servers, workers" is as good
-        roles = [role.strip() for role in given["mtbf_roles"].split(",")]
-        singular = {f"{role}s": role for role in RANDOM_ROLES}
-        derived["mtbf_roles"] = ",".join(singular.get(role, role) for role in roles)
-    # A TOML file may well say `learning_rate = 1`.
-    floats = ("learning_rate", "dense_learning_rate", "skew", "mtbf", "mtbf_shape", "mtbf_hangs")
-    for name in (*floats, "target_pls", "priority_share"):
-        if type(given[name]) is int:
-            derived[name] = float(given[name])
-    return derived
 
 
 def _check(config: TrainConfig) -> None:

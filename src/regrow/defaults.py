@@ -1,14 +1,79 @@
-"""Defaults that depend on the machine, or on a file: what `TrainConfig` fills in where nothing was said."""
+"""Defaults that depend on other options, on the machine, or on a file: what `TrainConfig` fills in where nothing was
+said."""
 
 from __future__ import annotations
 
+import dataclasses
 import os
+import sys
 from collections.abc import Mapping
 from typing import Any
 
+from regrow.protection import AUTO, RANDOM_ROLES, flush_pushes_default
+
+# Learning rates that train a DLRM on click data without tuning: `regrow bench accuracy` measures the first of each.
+LEARNING_RATES = {
+    "rowwise_adagrad": 0.03,
+    "adagrad": 0.02,
+    "sgd": 0.1,
+    "momentum": 0.01,
+    "adam": 0.001,
+    "partial_rowwise_adam": 0.001,
+}
+DENSE_LEARNING_RATES = {"adam": 0.0003, "adagrad": 0.01, "sgd": 0.1, "momentum": 0.01}
+
+OWN_SAVES = ("partial", "ec+partial")  # protections whose servers save their own rows
+EVERY_DEFAULT = "60s"
+STEPS_DEFAULT = 300  # of a synthetic run, which has no end of its own
+THREADS_PER_WORKER_DEFAULT_MAX = 8  # past this the small matrices of a DLRM do not get faster
+# A script does things between its steps that nobody here knows of: plots, files, figures of its own.
+SCRIPT_SILENT = "worker=60"
 BATCH_DEFAULT, BATCH_SMALL = 2048, 128
 STEPS_PER_EPOCH_WANTED = 400
 CRITEO_ROW_BYTES, CRITEO_GZ_ROW_BYTES = 241, 88  # mean of the public file
+
+
+def derive_values(config: Any) -> dict[str, Any]:
+    """Values for the fields of a configuration that were left open, from the options given and the machine."""
+    given = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    derived: dict[str, Any] = {}
+    if given["learning_rate"] is None:
+        derived["learning_rate"] = LEARNING_RATES.get(given["optimizer"], 0.01)
+    if given["dense_learning_rate"] is None:
+        derived["dense_learning_rate"] = DENSE_LEARNING_RATES.get(given["dense_optimizer"], 0.01)
+    if given["prefetch"] is None:
+        derived["prefetch"] = 0 if given["mode"] == "sync" else 1
+    if given["transport"] is None:
+        derived["transport"] = "unix" if sys.platform.startswith("linux") else "tcp"
+    if given["threads_per_worker"] is None:
+        workers = given["workers"] if isinstance(given["workers"], int) else 1
+        share = cores_usable() // max(1, workers)
+        derived["threads_per_worker"] = max(1, min(THREADS_PER_WORKER_DEFAULT_MAX, share))
+    if given["batch"] is None:
+        derived["batch"] = choose_batch(given)
+    if given["steps"] is None and given["epochs"] is None and not given["script"]:
+        # A synthetic stream without an end can only be counted in steps.
+        endless = given["data"] == "synthetic" and given["train_rows"] is None
+        derived |= {"steps": STEPS_DEFAULT} if endless else {"epochs": 1}
+    if given["every"] is None:
+        derived["every"] = AUTO if given["protection"] in OWN_SAVES else EVERY_DEFAULT
+    if given["script"] and not given["silent_seconds"]:
+        derived["silent_seconds"] = SCRIPT_SILENT
+    if given["flush_pushes"] is None:
+        derived["flush_pushes"] = flush_pushes_default(given["commit"])
+    for name in ("kill", "pause", "script"):
+        if type(given[name]) is list:  # as JSON and TOML have it
+            derived[name] = tuple(given[name])
+    if type(given["mtbf_roles"]) is str:  # "servers, workers" is as good
+        roles = [role.strip() for role in given["mtbf_roles"].split(",")]
+        singular = {f"{role}s": role for role in RANDOM_ROLES}
+        derived["mtbf_roles"] = ",".join(singular.get(role, role) for role in roles)
+    # A TOML file may well say `learning_rate = 1`.
+    floats = ("learning_rate", "dense_learning_rate", "skew", "mtbf", "mtbf_shape", "mtbf_hangs")
+    for name in (*floats, "target_pls", "priority_share"):
+        if type(given[name]) is int:
+            derived[name] = float(given[name])
+    return derived
 
 
 def choose_batch(given: Mapping[str, Any]) -> int:

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from regrow import config as configuration
 from regrow import protection
-from regrow.config import LEARNING_RATES, OPTIMIZERS, RENAMED, ErasureCode, Sabotage, TrainConfig
+from regrow.config import OPTIMIZERS, RENAMED, ErasureCode, Sabotage, TrainConfig
+from regrow.defaults import LEARNING_RATES, STEPS_DEFAULT
 from regrow.errors import ConfigError, UserError
 from regrow.units import MIB
 
@@ -297,7 +297,7 @@ def test_unknown_option_is_refused_with_the_nearest() -> None:
 
 def test_defaults_are_filled_in() -> None:
     config = TrainConfig()
-    assert config.steps == configuration.STEPS_DEFAULT
+    assert config.steps == STEPS_DEFAULT
     assert config.epochs is None
     assert config.prefetch == 1
     assert config.threads_per_worker >= 1

@@ -19,7 +19,7 @@ from regrow.config import TrainConfig, read_stored
 from regrow.core.names import parse_piece_name
 from regrow.errors import CheckpointError, UserError
 from regrow.launch import tiers
-from regrow.launch.orders import CheckpointTimes, Saving
+from regrow.launch.orders import CheckpointTimes, Saving, StoredCut
 from regrow.launch.partial import PartialPlan
 from regrow.launch.version import version
 
@@ -67,6 +67,11 @@ def find(config: TrainConfig) -> Start:
 def make_start(manifest: EpochManifest, url: str) -> Start:
     target = manifest.target
     return Start(url=url, cut=target.id, step=target.step, epochs=manifest.epochs, marks=target.marks)
+
+
+def make_stored(start: Start | None) -> StoredCut | None:
+    """What servers are told of it."""
+    return None if start is None else StoredCut(url=start.url, cut=start.cut, epochs=start.epochs, marks=start.marks)
 
 
 def _check_fits(config: TrainConfig, target: Cut) -> dict[str, Any]:

@@ -44,7 +44,6 @@ from regrow.launch.orders import (
     Ready,
     Replace,
     Said,
-    StoredCut,
     Trained,
 )
 from regrow.launch.precheck import check_start
@@ -84,6 +83,7 @@ from regrow.runtime.sockets import SocketDir
 
 METRICS_SECONDS = 1.0
 METRICS_SECONDS_PROTECTED = 0.25  # a failure and its end may be less than a second apart
+LOSSES = (ProcessEnded, ProcessMissed, ProcessCondemned)
 SURVIVING_PHASES = ("training", "evaluating")
 SAVE_TRIES, SAVE_SECONDS_MAX = 3, 3600.0  # of the last checkpoint
 DISPLAY_SECONDS = 0.125
@@ -132,10 +132,6 @@ def train(
         if planner is not None and planned is not None:
             run.replanner = Replanner(planner, planned, run.status)
         return run.run()
-
-
-def make_stored(start: checkpoints.Start | None) -> StoredCut | None:
-    return None if start is None else StoredCut(url=start.url, cut=start.cut, epochs=start.epochs, marks=start.marks)
 
 
 class _Run:
@@ -237,6 +233,8 @@ class _Run:
         self.start = found or self.start
         self.suspects, self.data_loss, self._ending = [], None, False
         self.saboteur.start_over()
+        if self.replanner is not None and self._full:
+            self.config = self.status.config = self.replanner.change_over()
         cut, step = (None, 0) if self.start is None else (self.start.cut, self.start.step)
         self.status.start_over(reason=failure.message, cut=cut, cut_step=step, damage=damage, now=time.monotonic())
         self._display_due = self._metrics_due = 0.0
@@ -319,7 +317,7 @@ class _Run:
         )
         self._enter("stopping")
         self._stop()
-        if config.saves_own and self.not_saved is None:
+        if self.replanner is not None and self.not_saved is None:
             checkpoints.clear_saves(config, run=self.run_id)
         if self.store_dir is not None:
             self.store_dir.finish()
@@ -350,7 +348,7 @@ class _Run:
                 dead=self.status.cuts_dead,
                 partial=None if self.replanner is None else self.replanner.partial,
             ),
-            start=make_stored(start),
+            start=checkpoints.make_stored(start),
             tiers=plan_tiers(config),
             hanging=Hanging(silent_seconds=config.silent_limits["server"], patience_seconds=config.patience_seconds),
         )
@@ -465,6 +463,10 @@ class _Run:
 
     # -- deaths and successors -------------------------------------------------------------------------------
 
+    @property
+    def _full(self) -> bool:
+        return self.replanner is not None and self.replanner.full is not None
+
     def _choose_stance(self) -> Stance:
         """What a death means now."""
         if self._ending or self.status.phase in ("stopping", "done"):
@@ -477,6 +479,8 @@ class _Run:
     def _supervise(self, event: Event) -> None:
         """Tells the supervisor, and does what it says."""
         stance = self._choose_stance()
+        if stance is Stance.REPLACING and isinstance(event, LOSSES) and event.who.role == "server" and self._full:
+            stance = Stance.STRICT  # full recovery is cheaper by now: nobody replaces it, and all go back
         if stance is not self.supervisor.stance:
             self.supervisor.receive(TakeStance(stance=stance))
         for order in self.supervisor.receive(event):
@@ -553,6 +557,8 @@ class _Run:
             self.crew.change_saves(every)
             for id in range(self.config.servers):
                 self.crew.tell(self.supervisor.current("server", id), every)
+        if self.replanner is not None and self.replanner.is_checkpoint_due(now):
+            self.crew.tell(self.supervisor.current("coordinator", 0), MakeCheckpoint())
         if now >= self._metrics_due:
             self._metrics_due = now + (METRICS_SECONDS_PROTECTED if self.config.replaces_servers else METRICS_SECONDS)
             self.run_dir.write_metrics(self.status.metrics(now))

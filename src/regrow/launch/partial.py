@@ -42,6 +42,7 @@ class PartialPlan:
     reason: str
     numbers: dict[str, Any]
     pls: float | None = None  # of the whole run, to be expected; None: nobody can tell, or there is none
+    full: TrainConfig | None = None  # what everybody goes back with after the next loss, if that is cheaper by now
 
 
 class Planner:
@@ -67,7 +68,8 @@ class Planner:
         work_seconds: float | None = None,
         running: bool = False,
     ) -> PartialPlan:
-        """Raises ConfigError for an interval in which no save can end. A run that is `running` keeps its protection."""
+        """Raises ConfigError for an interval in which no save can end. A run that is `running` keeps its protection
+        until a server is lost, and prepares for the other one."""
         config = self.config
         fail = self._find_fail_time(failures, elapsed_seconds)
         costs = self._measured.fill(self._guess)
@@ -94,8 +96,8 @@ class Planner:
                 numbers=decided.to_dict(),
             )
         own = self._save_every(seconds=decided.partial.interval_seconds)
-        later = "; it is for the next run to choose that" if decided.decision == "full" else ""
-        reason = decided.reason + later
+        full = make_full(config, decided.full.interval_seconds) if decided.decision == "full" else None
+        reason = decided.reason + ("; the next loss of a server takes everybody back" if full is not None else "")
         return PartialPlan(
             config=config,
             own=own,
@@ -103,6 +105,7 @@ class Planner:
             reason=reason,
             numbers=decided.to_dict(),
             pls=decided.partial.pls,
+            full=full,
         )
 
     def _plan_given(self, decided: Plan, request: Request, costs: Costs, cut_seconds: float) -> PartialPlan:
@@ -161,8 +164,7 @@ class Planner:
     def look(
         self, *, failures: int, elapsed_seconds: float, work_seconds: float | None
     ) -> tuple[PartialPlan, str] | None:
-        """Another plan, and why; None: the one there is still stands. Never another protection: that is for the next
-        run, and its sentence says so."""
+        """Another plan, and why; None: the one there is still stands."""
         if self.config.every != AUTO or self._basis is None:
             return None
         fail = self._find_fail_time(failures, elapsed_seconds)

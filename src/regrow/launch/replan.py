@@ -3,8 +3,10 @@ told when it has changed its mind. No decision is made here."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
+from regrow.config import TrainConfig
 from regrow.launch.orders import SaveEvery
 from regrow.launch.partial import PartialPlan, Planner
 from regrow.launch.status import RunStatus
@@ -21,6 +23,7 @@ class Replanner:
         self._planner = planner
         self._status = status
         self._look_at = 0.0
+        self._checkpoint_at = 0.0
         self._failures_seen = 0
         status.plan_reason, status.pls_planned = planned.reason, planned.pls
 
@@ -28,6 +31,26 @@ class Replanner:
     def partial(self) -> PartialPlan | None:
         """The plan, if it is partial recovery that was chosen."""
         return None if self.planned.own is None else self.planned
+
+    @property
+    def full(self) -> TrainConfig | None:
+        """The run with full recovery, if that has become the cheaper way: the next loss takes everybody back."""
+        return self.planned.full
+
+    def is_checkpoint_due(self, now: float) -> bool:
+        """Whether all servers shall make a checkpoint, as often as full recovery wants, while there are saves still."""
+        full = self.planned.full
+        if full is None or self._status.phase != "training" or now < self._checkpoint_at:
+            return False
+        self._checkpoint_at = now + (full.interval.seconds or 0.0)
+        return True
+
+    def change_over(self) -> TrainConfig:
+        """Everybody goes back: from here on it is full recovery, and there are no saves of single servers."""
+        full = self.planned.full
+        assert full is not None
+        self.planned = replace(self.planned, config=full, own=None, full=None, pls=None)
+        return full
 
     def describe(self) -> dict[str, Any]:
         """For the summary."""
