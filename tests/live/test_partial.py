@@ -6,14 +6,16 @@ Method: whole runs with real processes, killed at steps and at failpoints (armed
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
 import pytest
 from checkpoint_runs import undisturbed
-from partial_runs import check, list_saved, partial
+from partial_runs import check, count_lost, list_saved, partial
 
 from regrow.launch import checkpoints
+from regrow.launch.partial import PartialPlan, Planner, make_full
 
 pytestmark = pytest.mark.live
 
@@ -125,3 +127,20 @@ def test_two_synchronous_runs_save_the_same_rows(
     )
     assert first == second
     assert any(first.values())
+
+
+def test_everybody_goes_back_once_that_is_cheaper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The planner changes its mind while the run goes on: the next loss is one of nothing, by full recovery."""
+    plan = Planner.plan
+
+    def plan_full(self: Planner, **known: Any) -> PartialPlan:
+        made = plan(self, **known)
+        return dataclasses.replace(made, full=make_full(self.config, 1.0))
+
+    monkeypatch.setattr(Planner, "plan", plan_full)
+    found = partial(tmp_path, mode="sync", kill=("server:1@step:75",))
+    assert found.summary["status"] == "ok"
+    assert len(found.summary["restores"]) == 1
+    assert found.summary["protection"] == "delta"
+    assert count_lost(found) == [0] * len(count_lost(found)), "what was lost was trained again"
+    assert list_saved(found) == {}

@@ -102,3 +102,18 @@ def test_saves_that_take_long_are_noted_and_a_chosen_interval_stays() -> None:
     assert status.losses is not None
     status.losses.note_saved(0, OwnSaved(number=1, rows=5, seconds=1000.0))
     assert replanner.look(100.0) is None
+
+
+def test_full_recovery_that_becomes_cheaper_is_prepared_for() -> None:
+    """Until the next loss the run keeps its protection; the plan has what everybody goes back with then."""
+    planner = Planner(config(target_pls=1e-7))
+    assert planner.plan().own is None, "it would have been used from the start"
+    running = planner.plan(running=True)
+    assert running.own is not None
+    assert running.full is not None
+    assert (running.full.protection, running.full.every) == (
+        planner.plan().config.protection,
+        planner.plan().config.every,
+    )
+    assert "the next loss of a server takes everybody back" in running.reason
+    assert Planner(config()).plan(running=True).full is None
