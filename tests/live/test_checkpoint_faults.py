@@ -33,6 +33,7 @@ from regrow.checkpoint.storage import Storage
 from regrow.cli import main as cli
 from regrow.config import TrainConfig
 from regrow.errors import NotSaved, RegrowError
+from regrow.launch import local
 from regrow.launch.display import PlainDisplay
 
 pytestmark = pytest.mark.live
@@ -243,6 +244,13 @@ def test_storage_that_hangs_does_not_stop_training(tmp_path: Path, point: str) -
     assert run.summary["checkpoints"]["failed"] == 0
 
 
+@pytest.fixture
+def unchecked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if storage had been sound when it was looked at, before the run."""
+    monkeypatch.setattr(local, "check_start", lambda config: None)
+
+
+@pytest.mark.usefixtures("unchecked")
 def test_no_place_for_checkpoints_until_somebody_makes_one(tmp_path: Path) -> None:
     """A file where the directory should be."""
     url = tmp_path / "ckpt"
@@ -269,6 +277,7 @@ def test_no_place_for_checkpoints_until_somebody_makes_one(tmp_path: Path) -> No
     assert str(url) in checkpoints["last_error"]
 
 
+@pytest.mark.usefixtures("unchecked")
 def test_no_place_for_checkpoints_at_all(tmp_path: Path) -> None:
     """The model is trained and judged all the same; that it is not stored is an error with a code of its own."""
     (tmp_path / "ckpt").write_text("in the way")

@@ -40,7 +40,7 @@ def test_a_server_of_a_script_is_killed(tmp_path: Path) -> None:
         keys=["f"], values=torch.arange(ROWS), lengths=torch.ones(ROWS, dtype=torch.long)
     )
     with regrow.LocalCluster(servers=3, protection=regrow.Partial(ckpt=url, every=f"{SAVED}steps")) as cluster:
-        collection = regrow.EmbeddingCollection(tables=tables, cluster=cluster, optimizer=sgd)
+        collection = regrow.EmbeddingBagCollection(tables=tables, cluster=cluster, optimizer=sgd)
         begun = collection.client.records(0, 0, ROWS)[:, 0].copy()
 
         def push(times: int) -> None:

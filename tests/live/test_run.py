@@ -85,7 +85,7 @@ def test_it_survives_and_the_model_is_the_same(tmp_path: Path, kills: tuple[str,
 
 
 def test_it_falls_back_to_a_checkpoint_and_goes_on_from_one(tmp_path: Path) -> None:
-    saving = ("--protect", "delta", "--ckpt", str(tmp_path / "ckpt"), "--every", "6steps")
+    saving = ("--protect", "delta", "--ckpt", str(tmp_path / "ckpt"), "--every", "6steps", "--ckpt-pause")
     summary = train(tmp_path / "a", *SYNC, "--servers", "3", *saving, "--kill", "server:1@step:14")
     assert summary["model_sha256"] == undisturbed()
     assert [restore["cut_step"] for restore in summary["restores"]] == [12]

@@ -156,4 +156,5 @@ def test_a_refusal_that_changes_the_run_is_found(monkeypatch: pytest.MonkeyPatch
         tally.add(Fuzz(seed, batches=2).run())
         if tally.findings:
             break
-    assert any("a run with refused messages breaks I8" in where for where in tally.findings), tally.findings
+    seen = ("breaks I8", "breaks suspicion")  # nothing ends, or whoever does not answer is taken for cut off
+    assert any(where.endswith(seen) for where in tally.findings), tally.findings

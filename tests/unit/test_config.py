@@ -75,6 +75,12 @@ BAD_OPTIONS: list[tuple[dict[str, Any], str, str | None]] = [
         "protection = 'ec+partial': needs a place for checkpoints",
         "--ckpt DIRECTORY, or a URL such as s3://bucket/run",
     ),
+    ({"script": ("-m",)}, "script = '-m': -m needs the name of a module", None),
+    (
+        {"script": ("train.py",), "model": "tiny"},
+        "model = 'tiny': is the script's own business",
+        "say it to the script",
+    ),
     ({"store": "disk"}, "store = 'disk': must be one of: memory, tiered", None),
     ({"store": "tiered"}, "store = 'tiered': needs a directory for its files", "--store-dir DIR"),
     ({"store_dir": "d"}, "store_dir = 'd': store \"memory\" does not use it", "--store tiered"),

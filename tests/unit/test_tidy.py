@@ -82,7 +82,7 @@ MAY_IMPORT = {
     "presets": set(),
     "protection": {"units", "fields"},
     "tiers": {"units", "protection"},
-    "defaults": set(),
+    "defaults": {"protection"},
     "hanging": {"units"},
     "waits": set(),
     "fields": set(),
@@ -302,13 +302,19 @@ USED_ELSEWHERE = {
     "eof_received": "asyncio calls it",
     "connection_lost": "asyncio calls it",
     "format_options": "click calls it",
+    "extra_repr": "torch calls it",
     "format_epilog": "click calls it",
     "_save_to_state_dict": "torch calls it",
     "_load_from_state_dict": "torch calls it",
     "Adapter": "for users who bring one: what TorchAdapter and TorchRecAdapter have in common",
 }
 # Looked up by a name that is put together, here and with this in front of it.
-LOOKED_UP = {"regrow.sim.sabotage": "_", "regrow.sim.hangs": "inject_", "regrow.sim.forever": "inject_"}
+LOOKED_UP = {
+    "regrow.sim.sabotage": "_",
+    "regrow.sim.hangs": "inject_",
+    "regrow.sim.forever": "inject_",
+    "regrow.sim.parted": "inject_",
+}
 
 
 @functools.cache

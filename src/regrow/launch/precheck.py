@@ -29,7 +29,7 @@ def check_start(config: TrainConfig) -> None:
         if path is not None and not path.exists():
             raise UserError(f"data = {config.data!r}: there is no file {path}")
         check_fit(config)
-    if config.saves:
+    if config.merges:  # else they stay in the files of the rows, which the store looks at
         check_storage(config)
     if config.device != "cpu":
         check_device(config)

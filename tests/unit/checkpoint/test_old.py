@@ -71,7 +71,7 @@ def stored_config(store: str, **changes: Any) -> TrainConfig:
 def test_its_configuration_is_understood(store: str) -> None:
     config = stored_config(store)
     assert (config.rings, config.sweep_bytes_per_s) == (2, 0)
-    assert checkpoints.find(config) == checkpoints.Start(url=store, cut=LAST, step=3000)
+    assert checkpoints.find(config) == checkpoints.Start(url=store, cut=LAST, step=3000, protection="ec+delta")
     with pytest.raises(UserError, match="was made with batch = 16, this run has 32"):
         checkpoints.find(config.replace(batch=32))
 

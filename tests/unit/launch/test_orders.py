@@ -34,7 +34,7 @@ def value_of(type: Any) -> Any:
         return typing.get_args(type)[-1]
     if typing.get_origin(type) is tuple:
         return (value_of(typing.get_args(type)[0]),)
-    if type == dict[str, float]:
+    if type in (dict[str, float], dict[str, float | None]):
         return {"name": 2.5}
     if typing.get_origin(type) is dict:
         return {"name": [1, None, "x"]}

@@ -9,7 +9,7 @@ import pytest
 from run_reports import progress, started
 
 from regrow.config import TrainConfig
-from regrow.launch import status
+from regrow.launch import role_status, status
 from regrow.launch.orders import (
     CheckpointBegun,
     CheckpointFailed,
@@ -42,7 +42,7 @@ def test_rate_follows_the_last_seconds() -> None:
     for second in range(20):
         run.receive("worker", 0, progress(second, second * (100 if second < 10 else 1000)), 10.0 + second)
     assert run.samples_per_s(29.0) == pytest.approx(1000.0)
-    assert run.samples_per_s(29.0 + 2 * status.RATE_WINDOW_SECONDS) == 0.0
+    assert run.samples_per_s(29.0 + 2 * role_status.RATE_WINDOW_SECONDS) == 0.0
 
 
 def test_auc_forgets_old_samples() -> None:
@@ -67,7 +67,7 @@ def test_windows_are_bounded() -> None:
 def test_report_without_samples_keeps_the_loss() -> None:
     run = started()
     run.receive("worker", 0, progress(1, 10, loss=0.7), 11.0)
-    run.receive("worker", 0, progress(1, 10, loss=0.0, positives=0, negatives=0), 12.0)
+    run.receive("worker", 0, progress(1, 10, loss=None, positives=0, negatives=0), 12.0)
     assert run.loss == 0.7
 
 

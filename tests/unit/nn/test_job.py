@@ -327,8 +327,8 @@ def test_features_that_are_said() -> None:
 def test_ids_that_are_none() -> None:
     job, _ = make_job()
     (batch,) = make_batches(1)
-    wrong = regrow.KeyedJaggedTensor(["user", "item"], batch.features.values().float(), batch.features.lengths())
     with pytest.raises(TypeError, match="whole numbers"):
+        wrong = regrow.KeyedJaggedTensor(["user", "item"], batch.features.values().float(), batch.features.lengths())
         next(iter(job.loop([Clicks(wrong, batch.labels)])))
 
 

@@ -19,13 +19,13 @@ from regrow.errors import ConfigError
 ROWS = 30
 
 
-def make_collection(cluster: Any, **options: Any) -> regrow.EmbeddingCollection:
+def make_collection(cluster: Any, **options: Any) -> regrow.EmbeddingBagCollection:
     tables = [regrow.EmbeddingBagConfig(num_embeddings=ROWS, embedding_dim=2, name="t", feature_names=["f"])]
     sgd = regrow.OptimizerSpec(kind="sgd", learning_rate=1.0)
-    return regrow.EmbeddingCollection(tables=tables, cluster=cluster, optimizer=sgd, **options)
+    return regrow.EmbeddingBagCollection(tables=tables, cluster=cluster, optimizer=sgd, **options)
 
 
-def push_all(collection: regrow.EmbeddingCollection, times: int) -> None:
+def push_all(collection: regrow.EmbeddingBagCollection, times: int) -> None:
     features = regrow.KeyedJaggedTensor(
         keys=["f"], values=torch.arange(ROWS), lengths=torch.ones(ROWS, dtype=torch.long)
     )
@@ -34,7 +34,7 @@ def push_all(collection: regrow.EmbeddingCollection, times: int) -> None:
     collection.drain()
 
 
-def read_weights(collection: regrow.EmbeddingCollection) -> np.ndarray[Any, Any]:
+def read_weights(collection: regrow.EmbeddingBagCollection) -> np.ndarray[Any, Any]:
     return collection.client.records(0, 0, ROWS)[:, 0].copy()
 
 

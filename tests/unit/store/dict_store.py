@@ -7,10 +7,10 @@ are (table, slot). Arithmetic is that of `regrow.core.twins`. Nothing here is fa
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 import numpy as np
+from dict_checks import check, check_array, words_of, xored
 from dict_priority import Capture, Priority
 
 from regrow.core import twins
@@ -585,24 +585,3 @@ class DictStore:
     def _check_present(self, cells: Iterable[Cell]) -> None:
         for cell in cells:
             check(cell not in self._absent, f"{cell} is not there yet")
-
-
-def check(fine: Any, reason: str) -> None:
-    if not fine:
-        raise ValueError(reason)
-
-
-def check_array(array: Any, dtype: Any) -> None:
-    check(array.dtype == dtype and array.flags.c_contiguous and array.flags.aligned, f"not an array of {dtype}")
-
-
-def xored(a: Float32Array, b: Float32Array) -> Float32Array:
-    return (a.view(np.uint32) ^ b.view(np.uint32)).view(np.float32)
-
-
-def words_of(numbers: Iterator[int], end: int) -> UInt64Array:
-    """A bitmap of `end` bits."""
-    words = [0] * -(-end // 64)
-    for number in numbers:
-        words[number // 64] |= 1 << number % 64
-    return np.array(words, np.uint64)
