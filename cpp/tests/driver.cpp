@@ -321,7 +321,7 @@ std::string capture_digest(size_t dim) {
     for (int64_t bytes_max = 1;; bytes_max = bytes_max * 7 + 100) {
       if (!shard.capture_left()) break;
       // Now and then in slices, while rows that it will have change.
-      while (bytes_max % 2 && shard.prepare_chunk(bytes_max, bytes_max % 3 == 1, 50)) update();
+      while (bytes_max % 2 && shard.prepare_chunk(bytes_max, bytes_max % 3 == 1, 50 + bytes_max / 4)) update();
       take_chunk(shard, dim, bytes_max, before);
       taken = dirty - shard.capture_left();
       digest += std::to_string(taken) + " ";
@@ -362,7 +362,7 @@ std::string priority_digest(size_t dim) {
       shard.begin_capture(tenant, step % 11 == 0);
       uint64_t meanwhile = 0;
       for (bool more = step % 2; more; meanwhile += all.size()) {
-        more = shard.choose_captured(1);
+        more = shard.choose_captured(static_cast<int64_t>(all.size() / 3 + 1));
         shard.update(counts, all, grads.span(), step);
         shard.note_updates(counts, all);
       }

@@ -19,6 +19,9 @@ from typing import Any
 
 import pytest
 
+from regrow.checkpoint.lineage import Graph
+from regrow.checkpoint.storage import Storage
+
 pytestmark = pytest.mark.live
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "train_deepfm.py"
@@ -85,13 +88,17 @@ def test_it_survives_and_the_model_is_the_same(tmp_path: Path, kills: tuple[str,
 
 
 def test_it_falls_back_to_a_checkpoint_and_goes_on_from_one(tmp_path: Path) -> None:
-    saving = ("--protect", "delta", "--ckpt", str(tmp_path / "ckpt"), "--every", "6steps", "--ckpt-pause")
-    summary = train(tmp_path / "a", *SYNC, "--servers", "3", *saving, "--kill", "server:1@step:14")
-    assert summary["model_sha256"] == undisturbed()
-    assert [restore["cut_step"] for restore in summary["restores"]] == [12]
-    cut = summary["restores"][0]["cut"]
-    resumed = train(tmp_path / "b", *SYNC, "--servers", "4", "--resume", f"{tmp_path / 'ckpt'}@{cut}")
-    assert resumed["model_sha256"] == undisturbed()
+    script = (str(EXAMPLE), "--samples", "20480", "--epochs", "1")  # 40 steps of two workers
+    whole = train(tmp_path / "whole", *SYNC, "--servers", "2", script=script)["model_sha256"]
+    saving = ("--protect", "delta", "--ckpt", str(tmp_path / "ckpt"), "--every", "4steps")
+    fallen = train(tmp_path / "a", *SYNC, "--servers", "3", *saving, "--kill", "server:1@step:36", script=script)
+    assert fallen["model_sha256"] == whole
+    assert len(fallen["restores"]) == 1
+    cut = Graph(Storage.open(str(tmp_path / "ckpt")).manifests()[0]).restorable()[0]
+    where = f"{tmp_path / 'ckpt'}@{cut.id}"
+    resumed = train(tmp_path / "b", *SYNC, "--servers", "4", "--resume", where, script=script)
+    assert resumed["model_sha256"] == whole
+    assert resumed["steps"] == 40
 
 
 def test_asynchronously_every_batch_counts_once(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ SEEDS |= {
     "old-flushes-count": ("ec-partial", 35, 100),
     "back-before-mended": ("ec-partial-sync", 1534, 2000),
     "decodes-for-recalled": ("ec-partial", 4, 40),
-    "recall-forgotten": ("ec-partial-sync", 547, 1000),
+    "recall-forgotten": ("ec-partial-r2", 22, 300),
     "counted-again": ("ec-partial", 322, 400),
     "saved-unlevel": ("ec-partial-sync", 108, 400),
     "losses-forgotten": ("ec-partial", 32, 100),

@@ -109,7 +109,7 @@ BUGS |= {
         "_find_unmended",
         patches_partial.back_before_mended,
         BOTH,
-        ("I5", "I8", "I13"),
+        ("I5", "I8", "I13", "suspicion"),
     ),
     "decodes-for-recalled": Bug(
         "a holder takes a recalled server for one whose rows can be decoded",
@@ -125,7 +125,7 @@ BUGS |= {
         "_take_place",
         patches_partial.recall_forgotten,
         BOTH,
-        ("I5", "I8", "I13"),
+        ("I5", "I8", "I13", "suspicion"),
     ),
     "counted-again": Bug(
         "an update counts again when its push comes again for other groups",
