@@ -96,8 +96,10 @@ class Parted:
             if node is recovered or not hangs.is_away(node)
         ]
         gone = set(range(len(nodes))) - {node.identity.id for node in whole}
-        if world.job.protection.begins_together and gone - known:
-            return []
+        if world.job.protection.begins_together:
+            if gone - known:
+                return []
+            gone |= known  # and one that begins anew is down until it is back, whatever it was before
         return [node for node in whole if node is not recovered and self.saboteur.tolerates(gone | {node.identity.id})]
 
     def _hear_again(self, identity: Identity) -> None:
