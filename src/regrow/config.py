@@ -174,7 +174,7 @@ class TrainConfig:
     # Of rows in memory, per server (tiered). Too small: every batch waits for the disk; less than two batches is
     # refused. Too large: memory that the workers would need.
     cache_bytes: int = CACHE_BYTES_DEFAULT
-    # How files are read and written: direct, past the system's own cache; mmap; threads; auto measures.
+    # How files are read and written: direct, past the system's own cache; threads; auto measures.
     store_io: str = "auto"
     # Threads of a server for its files. Too few: reads queue up. Too many: they take processors from everybody.
     store_threads: int = 4

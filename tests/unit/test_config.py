@@ -88,7 +88,7 @@ BAD_OPTIONS: list[tuple[dict[str, Any], str, str | None]] = [
     ({"cache_bytes": 1}, "cache_bytes = 1: must be at least 65536", None),
     ({"store_threads": 0}, "store_threads = 0: must be at least 1", None),
     ({"store_bytes_max": 1}, "store_bytes_max = 1: must be at least 65536", None),
-    ({"store_io": "fast"}, "store_io = 'fast': must be one of: auto, direct, mmap, threads", None),
+    ({"store_io": "fast"}, "store_io = 'fast': must be one of: auto, direct, threads", None),
     ({"cache_policy": "fifo"}, "cache_policy = 'fifo': must be one of: lru, none, self", None),
     (
         {"store": "tiered", "store_dir": "d", "protection": "ec"},
