@@ -22,6 +22,7 @@ using Output = nb::ndarray<nb::device::cpu>;
 template <typename T>
 constexpr const char* dtype_name() {
   if constexpr (std::is_same_v<T, float>) return "float32";
+  if constexpr (std::is_same_v<T, double>) return "float64";
   if constexpr (std::is_same_v<T, int32_t>) return "int32";
   if constexpr (std::is_same_v<T, uint32_t>) return "uint32";
   if constexpr (std::is_same_v<T, int64_t>) return "int64";

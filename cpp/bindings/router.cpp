@@ -14,10 +14,12 @@ using namespace nb::literals;
 
 void make_router(Router* self, std::vector<int64_t> rows, std::vector<int64_t> dims, std::vector<int64_t> k,
                  std::vector<int64_t> r, std::vector<int64_t> table_index, std::vector<bool> mean_pooling,
-                 std::vector<int64_t> feature_tables, std::vector<int64_t> static_tables, int64_t servers,
-                 int64_t rings) {
+                 std::optional<std::vector<bool>> expanded, std::vector<int64_t> feature_tables,
+                 std::vector<int64_t> static_tables, int64_t servers, int64_t rings) {
+  std::vector<bool> expanded_tables = expanded ? std::move(*expanded) : std::vector<bool>(rows.size());
   new (self) Router({std::move(rows), std::move(dims), std::move(k), std::move(r), std::move(table_index),
-                     std::move(mean_pooling), std::move(feature_tables), std::move(static_tables), servers, rings});
+                     std::move(mean_pooling), std::move(expanded_tables), std::move(feature_tables),
+                     std::move(static_tables), servers, rings});
 }
 
 std::unique_ptr<Plan> make_plan(Router& router, const Input& values, const std::optional<Input>& lengths,
@@ -52,6 +54,20 @@ void unpool(const Plan& plan, const Input& grad, const Output& grads) {
   plan.unpool(grad_span, grads_span);
 }
 
+void expand(const Plan& plan, int64_t feature, const Input& rows, const Output& out) {
+  const auto rows_span = read<float>(rows, "rows");
+  const auto out_span = write<float>(out, "out");
+  nb::gil_scoped_release release;
+  plan.expand(feature, rows_span, out_span);
+}
+
+void collapse(const Plan& plan, int64_t feature, const Input& grad, const Output& grads) {
+  const auto grad_span = read<float>(grad, "grad");
+  const auto grads_span = write<float>(grads, "grads");
+  nb::gil_scoped_release release;
+  plan.collapse(feature, grad_span, grads_span);
+}
+
 void static_get(const Plan& plan, int64_t table, const Input& rows, const Output& out) {
   const auto rows_span = read<float>(rows, "rows");
   const auto out_span = write<float>(out, "out");
@@ -84,7 +100,7 @@ std::string described(const Plan& plan) {
 void bind_router(nb::module_& m) {
   nb::class_<Router>(m, "Router", "A worker's side of a batch: distinct rows, their servers, pooling.")
       .def("__init__", &make_router, nb::kw_only(), "rows"_a, "dims"_a, "k"_a, "r"_a, "table_index"_a, "mean_pooling"_a,
-           "feature_tables"_a, "static_tables"_a, "servers"_a, "rings"_a = 1)
+           "expanded"_a = nb::none(), "feature_tables"_a, "static_tables"_a, "servers"_a, "rings"_a = 1)
       .def("plan", &make_plan, "values"_a, "lengths"_a.none(), "batch"_a);
 
   nb::class_<Plan>(m, "Plan", "Where the rows of one batch are, for its pull and its push.")
@@ -107,6 +123,9 @@ void bind_router(nb::module_& m) {
       .def_prop_ro("floats", &Plan::floats)
       .def("pool", &pool, "rows"_a, "out"_a)
       .def("unpool", &unpool, "grad"_a, "grads"_a)
+      .def("expanded_floats", &Plan::expanded_floats, "feature"_a)
+      .def("expand", &expand, "feature"_a, "rows"_a, "out"_a)
+      .def("collapse", &collapse, "feature"_a, "grad"_a, "grads"_a)
       .def("static_get", &static_get, "table"_a, "rows"_a, "out"_a)
       .def("static_put", &static_put, "table"_a, "src"_a, "grads"_a)
       .def("__repr__", &described);

@@ -6,6 +6,7 @@
 #endif
 
 #include <algorithm>
+#include <cerrno>
 #include <stdexcept>
 #include <utility>
 #include <vector>
@@ -13,6 +14,7 @@
 #include "arrays.hpp"
 #include "regrow/crc32c.hpp"
 #include "regrow/dispatch.hpp"
+#include "regrow/read_ranges.hpp"
 #include "regrow/thread_pool.hpp"
 
 namespace regrow::bindings {
@@ -58,6 +60,30 @@ nb::object crc32c_blocks(nb::handle data, size_t block_bytes) {
   return nb::cast(owned(std::move(sums)));
 }
 
+nb::object read_ranges_of(int fd, const Input& starts, const Input& ends, int64_t gap) {
+  const std::span<const int64_t> from = read<int64_t>(starts, "starts"), to = read<int64_t>(ends, "ends");
+  if (from.size() != to.size() || gap < 0)
+    throw std::invalid_argument("every start has an end, and gaps are not negative");
+  size_t bytes = 0;
+  for (size_t i = 0; i < from.size(); ++i) {
+    if (from[i] < 0 || to[i] < from[i]) throw std::invalid_argument("a range ends behind its start");
+    bytes += static_cast<size_t>(to[i] - from[i]);
+  }
+  std::vector<uint8_t> data(bytes);
+  int64_t got = 0;
+  {
+    nb::gil_scoped_release release;
+    got = read_ranges(fd, from, to, gap, data);
+  }
+  if (got < 0) {
+    errno = static_cast<int>(-got);
+    PyErr_SetFromErrno(PyExc_OSError);
+    throw nb::python_error();
+  }
+  data.resize(static_cast<size_t>(got));
+  return nb::cast(owned(std::move(data)));
+}
+
 // glibc takes large blocks from the system and gives them back at once, so every step pays anew for zeroed
 // pages. Kept in the heap they cost the memory of one step and no page faults. (M_MMAP_THRESHOLD would do the
 // same, but only for blocks up to 32 MB.) Of threads that come and go, glibc gives whole heaps back; with one heap for
@@ -85,6 +111,10 @@ void bind_system(nb::module_& m) {
   m.def("crc32c", &crc32c_of, "data"_a, "seed"_a = 0, "CRC-32C of a buffer; seed is the checksum of what came before.");
   m.def("crc32c_blocks", &crc32c_blocks, "data"_a, "block_bytes"_a,
         "CRC-32C of each block of a buffer; the last may be shorter.");
+  m.def("read_ranges", &read_ranges_of, "fd"_a, "starts"_a, "ends"_a, "gap"_a = 0,
+        "Parts of a file, one after the other, by one call; those at most `gap` bytes apart are read at once. Fewer "
+        "bytes\n"
+        "if the file ends before.");
   m.def("tune_malloc", &tune_malloc, "one_heap"_a = false,
         "Lets the process keep its large buffers from step to step.");
 }

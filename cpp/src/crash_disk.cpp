@@ -64,6 +64,11 @@ void CrashDisk::sync(DiskFile file) {
   std::erase_if(unsynced, [=](const CrashMedia::Write& write) { return write.file == file; });
 }
 
+const std::byte* CrashDisk::view(DiskFile file, uint64_t offset, size_t bytes) {
+  const auto& there = media_.present_[static_cast<size_t>(file)];
+  return is_mapped_ && offset + bytes <= there.size() ? there.data() + offset : nullptr;
+}
+
 uint64_t CrashDisk::file_bytes() const {
   uint64_t bytes = 0;
   for (const auto& file : media_.present_) bytes += file.size();

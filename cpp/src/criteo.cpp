@@ -2,27 +2,16 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <cstring>
 #include <stdexcept>
+
+#include "text_fields.hpp"
 
 namespace regrow {
 namespace {
 
 constexpr int fields_min = 1 + criteo_integers + 1;  // fewer: the line was cut, or is something else
 constexpr int hex_digits_max = 16;
-constexpr size_t excerpt_bytes_max = 24;
-
-// Most integers are small, and a logarithm costs as much as the rest of the field.
-constexpr int64_t log_table_size = 2048;
-const std::array<float, log_table_size>& log_table() {
-  static const auto table = [] {
-    std::array<float, log_table_size> values{};
-    for (int64_t x = 0; x < log_table_size; ++x) values[x] = static_cast<float>(std::log1p(static_cast<double>(x)));
-    return values;
-  }();
-  return table;
-}
 
 constexpr std::array<int8_t, 256> hex_values = [] {
   std::array<int8_t, 256> values{};
@@ -32,23 +21,6 @@ constexpr std::array<int8_t, 256> hex_values = [] {
     values['a' + digit - 10] = values['A' + digit - 10] = static_cast<int8_t>(digit);
   return values;
 }();
-
-// A field as it may be shown: shortened, and nothing but printable ASCII.
-std::string quoted(std::span<const char> field) {
-  constexpr char hex[] = "0123456789abcdef";
-  std::string text = "'";
-  for (const char c : field.first(std::min(field.size(), excerpt_bytes_max))) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (byte >= 0x20 && byte < 0x7f) {
-      text += c;
-    } else {
-      text += "\\x";
-      text += hex[byte >> 4];
-      text += hex[byte & 15];
-    }
-  }
-  return text + (field.size() > excerpt_bytes_max ? "...'" : "'");
-}
 
 // Reads one line. On failure `reason` is not empty and what was written is to be overwritten.
 class LineParser {
@@ -102,23 +74,9 @@ class LineParser {
     for (int index = 0; index < criteo_integers; ++index) {
       if (!take(value)) return too_few();
       int64_t x = 0;
-      if (!value.empty() && !parse_integer(value, x)) return false;
-      x = std::max<int64_t>(x, 0);
-      dense[index] = x < log_table_size ? log_table()[x] : static_cast<float>(std::log1p(static_cast<double>(x)));
+      if (!value.empty() && !parse_whole(value, x, reason)) return false;
+      dense[index] = log1p_whole(std::max<int64_t>(x, 0));
     }
-    return true;
-  }
-
-  bool parse_integer(std::span<const char> value, int64_t& x) {
-    const bool negative = value[0] == '-';
-    const auto digits = value.subspan(negative ? 1 : 0);
-    if (digits.empty()) return fail(field, quoted(value) + " is not an integer");
-    for (const char c : digits) {
-      if (c < '0' || c > '9') return fail(field, quoted(value) + " is not an integer");
-      if (__builtin_mul_overflow(x, int64_t{10}, &x) || __builtin_add_overflow(x, int64_t{c - '0'}, &x))
-        return fail(field, quoted(value) + " does not fit 64 bits");
-    }
-    if (negative) x = -x;
     return true;
   }
 
@@ -174,12 +132,7 @@ void check(const CriteoOutput& output) {
 int64_t criteo_id(uint64_t category, int64_t rows) {
   if (rows == 1) return 0;
   // Categories are hashes already, but a poor one would favour some remainders: mix before dividing.
-  category ^= category >> 33;
-  category *= 0xff51afd7ed558ccdULL;
-  category ^= category >> 33;
-  category *= 0xc4ceb9fe1a85ec53ULL;
-  category ^= category >> 33;
-  return 1 + static_cast<int64_t>(category % static_cast<uint64_t>(rows - 1));
+  return 1 + static_cast<int64_t>(mix64(category) % static_cast<uint64_t>(rows - 1));
 }
 
 CriteoProgress parse_criteo(std::span<const char> text, int64_t lines_max, bool final, bool skip_bad,

@@ -1,19 +1,22 @@
 // The files of a directory as a Disk. Many reads at a time go to the kernel by one call of io_uring, where there is
 // one; else a few threads share them. Reads and writes past the page cache (O_DIRECT) need whole blocks, which all of
-// them are anyway.
+// them are anyway. Files that are in memory are mapped, and what the store wants of them is not even copied here.
 #include <fcntl.h>
 #include <linux/io_uring.h>
+#include <linux/magic.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/statfs.h>
 #include <sys/syscall.h>
+#include <sys/uio.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <atomic>
 #include <cerrno>
-#include <chrono>
 #include <cstring>
+#include <map>
 #include <mutex>
 #include <thread>
 #include <utility>
@@ -24,17 +27,29 @@
 namespace regrow {
 namespace {
 
-constexpr unsigned ring_entries = 128;
+constexpr unsigned ring_entries = 256;
 constexpr size_t threads_most = 64;
+
+// Of Linux 6.1; headers may be older. One thread hands over and waits, and what completions leave to be done is done
+// while it waits: nobody is interrupted for it.
+constexpr unsigned setup_single_issuer = 1u << 12, setup_defer_taskrun = 1u << 13;
+
+using FileDescriptors = std::array<int, disk_file_count>;
 
 [[noreturn]] void fail(int code, const std::string& what) { throw DiskError(code, what + ": " + std::strerror(code)); }
 
-// One queue of the kernel, for one caller at a time: a batch is handed over, and all of it awaited.
+// One queue of the kernel, for one thread: a batch is handed over, and all of it awaited. Files are made known to the
+// kernel once, and so is memory for short reads: to look up either for each read took a quarter of its time.
 class Ring {
  public:
-  Ring() {
+  Ring(const FileDescriptors& fds, size_t block_bytes) : fds_(fds), short_bytes_(std::max<size_t>(1024, block_bytes)) {
     io_uring_params params{};
-    fd_ = static_cast<int>(syscall(SYS_io_uring_setup, ring_entries, &params));
+    for (const unsigned flags : {setup_single_issuer | setup_defer_taskrun, 0u}) {
+      params = {};
+      params.flags = flags;
+      fd_ = static_cast<int>(syscall(SYS_io_uring_setup, ring_entries, &params));
+      if (fd_ >= 0 || errno != EINVAL) break;
+    }
     if (fd_ < 0) fail(errno, "io_uring is not there");
     sq_bytes_ = params.sq_off.array + params.sq_entries * sizeof(uint32_t);
     cq_bytes_ = params.cq_off.cqes + params.cq_entries * sizeof(io_uring_cqe);
@@ -49,6 +64,7 @@ class Ring {
     cq_tail_ = at<uint32_t>(cq_, params.cq_off.tail);
     cq_mask_ = *at<uint32_t>(cq_, params.cq_off.ring_mask);
     cqes_ = at<io_uring_cqe>(cq_, params.cq_off.cqes);
+    make_known();
   }
   Ring(const Ring&) = delete;
   ~Ring() {
@@ -59,23 +75,20 @@ class Ring {
   }
 
   // results[i]: bytes of piece i, or minus the error.
-  void run(bool writes, std::span<const Piece> pieces, const std::array<int, disk_file_count>& fds, int* results) {
+  void run(bool writes, std::span<const Piece> pieces, int* results) {
     for (size_t first = 0; first < pieces.size(); first += ring_entries) {
-      const size_t count = std::min<size_t>(ring_entries, pieces.size() - first);
-      uint32_t tail = *sq_tail_;
-      for (size_t i = first; i < first + count; ++i, ++tail) {
-        io_uring_sqe& sqe = sqes_[tail & sq_mask_];
-        std::memset(&sqe, 0, sizeof sqe);
-        sqe.opcode = writes ? IORING_OP_WRITE : IORING_OP_READ;
-        sqe.fd = fds[static_cast<size_t>(pieces[i].file)];
-        sqe.addr = reinterpret_cast<uint64_t>(pieces[i].data);
-        sqe.len = static_cast<uint32_t>(pieces[i].bytes);
-        sqe.off = pieces[i].offset;
-        sqe.user_data = i;
-        sq_array_[tail & sq_mask_] = tail & sq_mask_;
+      const std::span<const Piece> batch = pieces.subspan(first, std::min<size_t>(ring_entries, pieces.size() - first));
+      const uint32_t tail = *sq_tail_;
+      for (size_t i = 0; i < batch.size(); ++i) {
+        const uint32_t entry = (tail + static_cast<uint32_t>(i)) & sq_mask_;
+        fill(sqes_[entry], writes, batch[i], i);
+        sq_array_[entry] = entry;
       }
-      __atomic_store_n(sq_tail_, tail, __ATOMIC_RELEASE);
-      submit_and_wait(count, results);
+      __atomic_store_n(sq_tail_, tail + static_cast<uint32_t>(batch.size()), __ATOMIC_RELEASE);
+      submit_and_wait(batch.size(), results + first);
+      for (size_t i = 0; i < batch.size(); ++i)
+        if (const int bytes = results[first + i]; !writes && bytes > 0 && is_short(batch[i]))
+          std::memcpy(batch[i].data, short_reads_.data() + i * short_bytes_, static_cast<size_t>(bytes));
     }
   }
 
@@ -88,6 +101,27 @@ class Ring {
     void* got = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_POPULATE, fd_, what);
     if (got == MAP_FAILED) fail(errno, "io_uring cannot be mapped");
     return static_cast<std::byte*>(got);
+  }
+  // The kernel may refuse either: memory that is known stays in memory, and a user may have a bound for that.
+  void make_known() {
+    knows_files_ = !syscall(SYS_io_uring_register, fd_, IORING_REGISTER_FILES, fds_.data(), fds_.size());
+    AlignedBytes memory(ring_entries * short_bytes_);
+    const iovec all{memory.data(), memory.size()};
+    if (!syscall(SYS_io_uring_register, fd_, IORING_REGISTER_BUFFERS, &all, 1)) short_reads_ = std::move(memory);
+  }
+  bool is_short(const Piece& piece) const { return short_reads_ && piece.bytes <= short_bytes_; }
+  void fill(io_uring_sqe& sqe, bool writes, const Piece& piece, size_t number) const {
+    const bool is_known = !writes && is_short(piece);
+    const std::byte* data = is_known ? short_reads_.data() + number * short_bytes_ : piece.data;
+    const auto file = static_cast<size_t>(piece.file);
+    std::memset(&sqe, 0, sizeof sqe);
+    sqe.opcode = writes ? IORING_OP_WRITE : is_known ? IORING_OP_READ_FIXED : IORING_OP_READ;
+    sqe.flags = knows_files_ ? IOSQE_FIXED_FILE : 0;
+    sqe.fd = knows_files_ ? static_cast<int>(file) : fds_[file];
+    sqe.addr = reinterpret_cast<uint64_t>(data);
+    sqe.len = static_cast<uint32_t>(piece.bytes);
+    sqe.off = piece.offset;
+    sqe.user_data = number;
   }
   void submit_and_wait(size_t count, int* results) {
     size_t submitted = 0;
@@ -105,6 +139,10 @@ class Ring {
     }
   }
 
+  FileDescriptors fds_;
+  size_t short_bytes_;
+  AlignedBytes short_reads_;  // one for each entry; none if the kernel did not want it
+  bool knows_files_ = false;
   int fd_ = -1;
   size_t sq_bytes_ = 0, cq_bytes_ = 0, sqe_bytes_ = 0;
   std::byte *sq_ = nullptr, *cq_ = nullptr;
@@ -116,14 +154,53 @@ class Ring {
 
 bool has_ring() {
   try {
-    Ring();
+    Ring({-1, -1, -1}, sector_bytes);
     return true;
   } catch (const DiskError&) {
     return false;
   }
 }
 
-enum class Way { ring_direct, threads_direct, threads };
+// A file where it is in memory, as far as it is long. For one thread.
+class Mapping {
+ public:
+  Mapping() = default;
+  Mapping(const Mapping&) = delete;
+  ~Mapping() {
+    if (data_) munmap(data_, bytes_);
+  }
+  const std::byte* view(int fd, uint64_t offset, size_t bytes) {
+    if (offset + bytes > bytes_ && !grow(fd, offset + bytes)) return nullptr;
+    return data_ + offset;
+  }
+
+ private:
+  bool grow(int fd, uint64_t bytes_least) {
+    struct stat found{};
+    if (fstat(fd, &found) || static_cast<uint64_t>(found.st_size) < bytes_least) return false;
+    const auto bytes = static_cast<size_t>(found.st_size);
+    void* got =
+        data_ ? mremap(data_, bytes_, bytes, MREMAP_MAYMOVE) : mmap(nullptr, bytes, PROT_READ, MAP_SHARED, fd, 0);
+    if (got == MAP_FAILED) return false;  // then it is read
+    data_ = static_cast<std::byte*>(got);
+    bytes_ = bytes;
+    return true;
+  }
+
+  std::byte* data_ = nullptr;
+  size_t bytes_ = 0;
+};
+
+enum class Way { ring_direct, threads_direct, mapped, threads };
+
+bool is_direct(Way way) { return way == Way::ring_direct || way == Way::threads_direct; }
+
+// Of the calling thread, and never given to another.
+uint64_t thread_number() {
+  static std::atomic<uint64_t> next{0};
+  thread_local const uint64_t own = ++next;
+  return own;
+}
 
 class FileDisk : public Disk {
  public:
@@ -136,7 +213,7 @@ class FileDisk : public Disk {
     fds_.fill(-1);
     for (size_t file = 0; file < disk_file_count; ++file) {
       // The state is small, and not always as long as a block of the device.
-      const bool direct = way != Way::threads && static_cast<DiskFile>(file) != DiskFile::state;
+      const bool direct = is_direct(way) && static_cast<DiskFile>(file) != DiskFile::state;
       const std::string path = directory + "/" + disk_file_names[file];
       fds_[file] =
           open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC | (direct ? O_DIRECT : 0) | (wipe ? O_TRUNC : 0), 0644);
@@ -164,6 +241,11 @@ class FileDisk : public Disk {
     return bytes;
   }
   std::string description() const override { return description_; }
+  bool is_mapped() const override { return way_ == Way::mapped; }
+  const std::byte* view(DiskFile file, uint64_t offset, size_t bytes) override {
+    const auto index = static_cast<size_t>(file);
+    return is_mapped() ? mappings_[index].view(fds_[index], offset, bytes) : nullptr;
+  }
 
  private:
   void close_all() {
@@ -201,28 +283,23 @@ class FileDisk : public Disk {
   }
 
   void move(bool writes, std::span<const Piece> pieces) {
-    if (pieces.size() < 3) {
+    if (pieces.size() < 3 || way_ == Way::mapped) {  // memory is not faster for being asked for several things
       for (const Piece& piece : pieces) finish(writes, piece, move_some(writes, piece, 0));
       return;
     }
     std::vector<int> results(pieces.size());
-    if (way_ == Way::ring_direct) {
-      std::unique_ptr<Ring> ring = take_ring();
-      ring->run(writes, pieces, fds_, results.data());
-      std::lock_guard lock(mutex_);
-      rings_.push_back(std::move(ring));
-    } else {
+    if (way_ == Way::ring_direct)
+      own_ring().run(writes, pieces, results.data());
+    else
       share(writes, pieces, results);
-    }
     for (size_t i = 0; i < pieces.size(); ++i) finish(writes, pieces[i], results[i]);
   }
 
-  std::unique_ptr<Ring> take_ring() {
+  Ring& own_ring() {
     std::lock_guard lock(mutex_);
-    if (rings_.empty()) return std::make_unique<Ring>();
-    std::unique_ptr<Ring> ring = std::move(rings_.back());
-    rings_.pop_back();
-    return ring;
+    std::unique_ptr<Ring>& ring = rings_[thread_number()];
+    if (!ring) ring = std::make_unique<Ring>(fds_, block_bytes_);
+    return *ring;
   }
 
   void share(bool writes, std::span<const Piece> pieces, std::vector<int>& results) const {
@@ -242,9 +319,10 @@ class FileDisk : public Disk {
   size_t block_bytes_;
   size_t threads_;
   std::string description_;
-  std::array<int, disk_file_count> fds_;
+  FileDescriptors fds_;
+  std::array<Mapping, disk_file_count> mappings_;
   std::mutex mutex_;
-  std::vector<std::unique_ptr<Ring>> rings_;
+  std::map<uint64_t, std::unique_ptr<Ring>> rings_;  // by thread: few ever read or write
 };
 
 // The smallest block that the file system reads and writes past the page cache; 0: it does not.
@@ -265,49 +343,30 @@ size_t probe_direct(const std::string& directory) {
   return found;
 }
 
-// Seconds that a batch of random reads takes in a file of the directory.
-double measure(const std::string& directory, Way way, size_t block, int threads) {
-  constexpr size_t pages = 1024, reads = 512;
-  FileDisk disk(directory, way, block, threads, false, "");
-  AlignedBytes bytes(pages * 4096);
-  std::memset(bytes.data(), 1, bytes.size());
-  const Piece all{DiskFile::log, 0, bytes.data(), bytes.size()};
-  disk.write({&all, 1});
-  disk.sync(DiskFile::log);
-  std::vector<Piece> pieces;
-  for (size_t i = 0; i < reads; ++i)
-    pieces.push_back({DiskFile::log, i * 2654435761u % pages * 4096, bytes.data() + i * 4096, block});
-  const auto begin = std::chrono::steady_clock::now();
-  disk.read(pieces);
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+// Whether files of the directory are nowhere but in memory.
+bool is_in_memory(const std::string& directory) {
+  struct statfs found{};
+  if (statfs(directory.c_str(), &found)) return false;
+  return found.f_type == TMPFS_MAGIC || found.f_type == RAMFS_MAGIC;
 }
-
-std::string rate(double seconds) { return std::to_string(static_cast<uint64_t>(512 / seconds)) + " reads/s"; }
 
 }  // namespace
 
 std::unique_ptr<Disk> open_files(const std::string& directory, const std::string& io, int threads, bool wipe) {
-  if (io != "auto" && io != "direct" && io != "threads")
-    throw std::invalid_argument("io must be auto, direct or threads, not " + io);
-  const size_t block = io == "threads" ? 0 : probe_direct(directory);
-  const auto make = [&](Way way, const std::string& why) {
-    return std::make_unique<FileDisk>(directory, way, way == Way::threads ? sector_bytes : block, threads, wipe, why);
+  if (io != "auto" && io != "direct" && io != "mmap" && io != "threads")
+    throw std::invalid_argument("io must be auto, direct, mmap or threads, not " + io);
+  const auto make = [&](Way way, size_t block, const std::string& why) {
+    return std::make_unique<FileDisk>(directory, way, block, threads, wipe, why);
   };
-  if (io == "threads") return make(Way::threads, "threads, as asked for");
-  if (!block) return make(Way::threads, "threads: the file system has no O_DIRECT");
-  const Way direct = has_ring() ? Way::ring_direct : Way::threads_direct;
-  const std::string name = direct == Way::ring_direct ? "direct (io_uring)" : "direct (threads: there is no io_uring)";
-  const std::string blocks = ", blocks of " + std::to_string(block) + " bytes";
-  if (io == "direct") return make(direct, name + blocks + ", as asked for");
-  if (!wipe) return make(direct, name + blocks + ": the files are there already, and nothing was measured");
-  const double direct_seconds = measure(directory, direct, block, threads);
-  const double threads_seconds = measure(directory, Way::threads, block, threads);
-  // Reads through the page cache come from memory as long as it lasts: they are chosen only if those from the device
-  // are so slow that memory is what is there, as with files in memory.
-  const bool is_memory = direct_seconds > threads_seconds && direct_seconds < 512 * 2e-6;
-  const std::string measured = " (" + rate(direct_seconds) + " direct, " + rate(threads_seconds) + " by threads)";
-  if (is_memory) return make(Way::threads, "threads: the files are in memory" + measured);
-  return make(direct, name + blocks + measured);
+  if (io == "threads") return make(Way::threads, sector_bytes, "threads, as asked for");
+  if (io == "mmap") return make(Way::mapped, sector_bytes, "mmap, as asked for");
+  if (io == "auto" && is_in_memory(directory)) return make(Way::mapped, sector_bytes, "mmap: the files are in memory");
+  const size_t block = probe_direct(directory);
+  if (!block) return make(Way::threads, sector_bytes, "threads: the file system has no O_DIRECT");
+  const bool rings = has_ring();
+  return make(rings ? Way::ring_direct : Way::threads_direct, block,
+              std::string("direct (") + (rings ? "io_uring" : "threads: there is no io_uring") + "), blocks of " +
+                  std::to_string(block) + " bytes" + (io == "direct" ? ", as asked for" : ""));
 }
 
 }  // namespace regrow

@@ -21,7 +21,7 @@ IoLanes::~IoLanes() {
     std::lock_guard lock(mutex_);
     stopping_ = true;
   }
-  bell_.notify_all();
+  for (State& lane : lanes_) lane.bell.notify_all();
   for (State& lane : lanes_)
     if (lane.thread.joinable()) lane.thread.join();
   close(event_fd_);
@@ -33,7 +33,7 @@ uint64_t IoLanes::submit(Lane lane, std::vector<IoStep> steps) {
     std::lock_guard lock(mutex_);
     state.jobs.push_back({++state.last, std::move(steps)});
   }
-  bell_.notify_all();
+  state.bell.notify_one();
   return state.last;
 }
 
@@ -66,7 +66,7 @@ bool IoLanes::carry_out(State& lane) {
 void IoLanes::serve(State& lane) {
   std::unique_lock lock(mutex_);
   for (;;) {
-    bell_.wait(lock, [&] { return stopping_ || (!lane.jobs.empty() && !lane.failed.load()); });
+    lane.bell.wait(lock, [&] { return stopping_ || (!lane.jobs.empty() && !lane.failed.load()); });
     if (stopping_) return;
     lock.unlock();  // deques do not move what they hold, and only this thread takes from the front
     const bool fine = carry_out(lane);
@@ -90,7 +90,7 @@ void IoLanes::retry(Lane lane) {
     std::lock_guard lock(mutex_);
     at(lane).failed.store(0);
   }
-  bell_.notify_all();
+  at(lane).bell.notify_one();
 }
 
 void IoLanes::skip(Lane lane) {
@@ -102,7 +102,7 @@ void IoLanes::skip(Lane lane) {
     state.jobs.pop_front();
     state.failed.store(0);
   }
-  bell_.notify_all();
+  at(lane).bell.notify_one();
 }
 
 void IoLanes::wait(Lane lane, uint64_t id) {

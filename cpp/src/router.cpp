@@ -39,6 +39,7 @@ RouterTables::RouterTables(const RouterSettings& settings) : servers(static_cast
   check_same_length("r", settings.r.size(), count);
   check_same_length("table_index", settings.table_index.size(), count);
   check_same_length("mean_pooling", settings.mean_pooling.size(), count);
+  check_same_length("expanded", settings.expanded.size(), count);
   for (size_t t = 0; t < count; ++t) {
     if (settings.rows[t] < 1 || settings.rows[t] > rows_max)
       throw std::invalid_argument("rows[" + std::to_string(t) + "] must be between 1 and " + text(rows_max) + ", not " +
@@ -49,6 +50,7 @@ RouterTables::RouterTables(const RouterSettings& settings) : servers(static_cast
     tables.push_back({static_cast<uint32_t>(settings.rows[t]),
                       static_cast<uint32_t>(settings.dims[t]),
                       settings.mean_pooling[t],
+                      settings.expanded[t],
                       false,
                       Layout(settings.servers, settings.k[t], settings.r[t], settings.rings, settings.table_index[t]),
                       {},
@@ -63,7 +65,7 @@ RouterTables::RouterTables(const RouterSettings& settings) : servers(static_cast
     tables[static_cast<size_t>(t)].features.push_back(static_cast<uint32_t>(f));
     feature_tables.push_back(static_cast<uint32_t>(t));
     feature_columns.push_back(width);
-    width += tables[static_cast<size_t>(t)].dim;
+    if (!settings.expanded[static_cast<size_t>(t)]) width += tables[static_cast<size_t>(t)].dim;
   }
   for (const int64_t t : settings.static_tables) {
     if (t < 0 || t >= static_cast<int64_t>(count))
@@ -302,7 +304,8 @@ void Plan::pool(std::span<const float> rows, std::span<float> out) const {
     const size_t begin = task * bags_per_task;
     const size_t end = std::min(batch_, begin + bags_per_task);
     for (size_t f = 0; f < tables_->feature_tables.size(); ++f)
-      kernel.pool(feature(f), rows.data(), begin, end, out.data() + tables_->feature_columns[f]);
+      if (!tables_->tables[tables_->feature_tables[f]].is_expanded)
+        kernel.pool(feature(f), rows.data(), begin, end, out.data() + tables_->feature_columns[f]);
   });
 }
 
@@ -317,6 +320,7 @@ void Plan::unpool(std::span<const float> grad, std::span<float> grads) const {
   const size_t parts = threads == 1 || tables.size() >= 4 * threads ? 1 : threads;
   const auto end = static_cast<size_t>(floats());
   pool.parallel_for(tables.size() * parts, [&](size_t task, size_t) {
+    if (tables[task / parts].is_expanded) return;
     const size_t part = task % parts;
     const auto offset_begin = static_cast<uint32_t>(end * part / parts);
     const auto offset_end = static_cast<uint32_t>(end * (part + 1) / parts);
@@ -324,6 +328,35 @@ void Plan::unpool(std::span<const float> grad, std::span<float> grads) const {
       kernel.unpool(feature(f), grad.data() + tables_->feature_columns[f], 0, batch_, offset_begin, offset_end,
                     grads.data());
   });
+}
+
+Feature Plan::expanded_feature(int64_t index) const {
+  if (index < 0 || index >= static_cast<int64_t>(tables_->feature_tables.size()))
+    throw std::invalid_argument("feature " + text(index) + " does not exist");
+  const RouterTables::Table& table = tables_->tables[tables_->feature_tables[static_cast<size_t>(index)]];
+  if (!table.is_expanded) throw std::invalid_argument("feature " + text(index) + " is pooled");
+  return {lookups_.data() + feature_begin(static_cast<size_t>(index)), nullptr, table.dim, table.dim, false};
+}
+
+size_t Plan::expanded_floats(int64_t index) const {
+  const Feature feature = expanded_feature(index);
+  const auto f = static_cast<size_t>(index);
+  return (feature_begin(f + 1) - feature_begin(f)) * feature.dim;
+}
+
+void Plan::expand(int64_t index, std::span<const float> rows, std::span<float> out) const {
+  const Feature feature = expanded_feature(index);
+  check_floats("rows", rows.size(), static_cast<size_t>(floats()));
+  check_floats("out", out.size(), expanded_floats(index));
+  kernels().pool(feature, rows.data(), 0, out.size() / feature.dim, out.data());
+}
+
+void Plan::collapse(int64_t index, std::span<const float> grad, std::span<float> grads) const {
+  const Feature feature = expanded_feature(index);
+  check_floats("grad", grad.size(), expanded_floats(index));
+  check_floats("grads", grads.size(), static_cast<size_t>(floats()));
+  kernels().unpool(feature, grad.data(), 0, grad.size() / feature.dim, 0, static_cast<uint32_t>(floats()),
+                   grads.data());
 }
 
 const RouterTables::Table& Plan::static_table(int64_t table, size_t rows_floats, size_t table_floats) const {

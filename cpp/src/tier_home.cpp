@@ -18,8 +18,8 @@ uint32_t bits_checksum(const std::byte* sector, uint64_t number) {
 
 }  // namespace
 
-uint32_t home_checksum(uint32_t table, uint32_t slot, uint32_t epoch, const void* record, size_t bytes) {
-  const uint32_t who[3] = {table, slot, epoch};
+uint32_t home_checksum(uint32_t table, uint32_t slot, const void* record, size_t bytes) {
+  const uint32_t who[2] = {table, slot};
   const uint32_t crc = crc32c({reinterpret_cast<const uint8_t*>(who), sizeof who});
   return crc32c({static_cast<const uint8_t*>(record), bytes}, crc);
 }

@@ -96,13 +96,14 @@ class Model {
     settings.log_bytes_max = 48 * 4096;
     settings.unwritten_bytes_max = 4 * 4096;
     settings.clean_bytes_max = 4096 * (1 + draw(4));
+    settings.clean_from = draw(2) ? 0.25 : 0.875;  // a life is short: most would never clean
     settings.policy = draw(8) ? TierPolicy::lru : TierPolicy::none;
     settings.threads = false;
     settings.bug = bug_;
     if (committed_) settings.at_epoch = committed_;
     store_.reset();
     if (!committed_) forget_all();
-    auto disk = std::make_unique<CrashDisk>(*media_, writes);
+    auto disk = std::make_unique<CrashDisk>(*media_, writes, draw(2) == 0);
     store_ = std::make_unique<TieredShard>(settings, tables_, std::move(disk));
     if (now_.empty()) {
       for (size_t t = 0; t < tables_.size(); ++t) {

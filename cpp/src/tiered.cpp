@@ -87,8 +87,28 @@ void TieredShard::write_initial(const Table& table, uint32_t slot, float* record
   std::memset(record + table.dim, 0, (table.stride - table.dim) * sizeof(float));
 }
 
-// The frames of rows, all of which must be in memory. A push names the rows of its pull: the same list, most often, as
-// the call before, and then nothing is looked up.
+// Those of one table, from `begin` on. Of a table whose rows all have frames it is only looked whether they are there.
+void TieredShard::translate_table(size_t index, size_t begin, std::span<const uint32_t> slots) {
+  const FrameMap& frames = tables_[index].frames;
+  const auto check = [&](bool is_there, uint32_t slot) {
+    if (!is_there)
+      throw std::invalid_argument(name({static_cast<uint32_t>(index), slot}) + " is not in memory; fetch it first");
+  };
+  if (frames.is_whole()) {
+    for (const uint32_t slot : slots) check(frames.is_there(slot), slot);
+    return;
+  }
+  for (size_t i = 0; i < std::min(slots.size(), lookups_ahead); ++i) frames.prefetch(slots[i]);
+  for (size_t i = 0; i < slots.size(); ++i) {
+    if (i + lookups_ahead < slots.size()) frames.prefetch(slots[i + lookups_ahead]);
+    const uint32_t frame = frames.find(slots[i]);
+    check(frame != FrameMap::none, slots[i]);
+    memo_.frames[begin + i] = frame;
+  }
+}
+
+// The frames of rows, all of which must be in memory; of tables whose rows all have frames there is nothing in it. A
+// push names the rows of its pull: the same list, most often, as the call before, and then nothing is looked up.
 std::span<const uint32_t> TieredShard::translate(std::span<const int32_t> counts, std::span<const uint32_t> slots) {
   if (memo_.is_valid && std::ranges::equal(memo_.counts, counts) && memo_.slots.size() == slots.size() &&
       std::memcmp(memo_.slots.data(), slots.data(), slots.size_bytes()) == 0)
@@ -97,17 +117,9 @@ std::span<const uint32_t> TieredShard::translate(std::span<const int32_t> counts
   memo_.frames.resize(slots.size());
   size_t begin = 0;
   for (size_t t = 0; t < counts.size(); ++t) {
-    const SlotMap& frames = tables_[t].frames;
-    const size_t end = begin + static_cast<size_t>(counts[t]);
-    for (size_t i = begin; i < std::min(end, begin + lookups_ahead); ++i) frames.prefetch(slots[i]);
-    for (size_t i = begin; i < end; ++i) {
-      if (i + lookups_ahead < end) frames.prefetch(slots[i + lookups_ahead]);
-      const uint32_t frame = frames.find(slots[i]);
-      if (frame == SlotMap::none)
-        throw std::invalid_argument(name({static_cast<uint32_t>(t), slots[i]}) + " is not in memory; fetch it first");
-      memo_.frames[i] = frame;
-    }
-    begin = end;
+    const auto count = static_cast<size_t>(counts[t]);
+    translate_table(t, begin, slots.subspan(begin, count));
+    begin += count;
   }
   memo_.counts.assign(counts.begin(), counts.end());
   memo_.slots.assign(slots.begin(), slots.end());
@@ -144,8 +156,10 @@ void TieredShard::gather(std::span<const int32_t> counts, std::span<const uint32
   const bool past_caches = out.size_bytes() >= cached_bytes_max;
   for_pieces(tables_, counts, slots.size(), [&](size_t t, size_t first, size_t count, size_t float_begin) {
     const Table& table = tables_[t];
-    const Records records{frames_of(table).base(), table.stride, table.dim, nullptr};
-    kernel.gather(records, frames.data() + first, count, out.data() + float_begin, past_caches);
+    const bool is_whole = table.frames.is_whole();
+    const Records records{frames_of(table).record(table.frames.base()), table.stride, table.dim, nullptr};
+    const uint32_t* numbers = (is_whole ? slots : frames).data() + first;
+    kernel.gather(records, numbers, count, out.data() + float_begin, past_caches);
   });
 }
 
@@ -167,6 +181,26 @@ void TieredShard::before_change(Table& table, uint32_t slot, uint32_t index) {
   }
   frame.dirty_epoch = static_cast<uint32_t>(epoch_);
   ++dirty_now_;
+  if (frames.is_whole()) table.fresh[slot / 64] |= uint64_t{1} << (slot % 64);
+}
+
+// All that a change of rows of a table needs before it. Of a table whose rows all have frames the kernel marks what
+// changed, and a row that has changed in this epoch before needs nothing, unless there is a capture.
+void TieredShard::change_table(size_t index, size_t begin, std::span<const uint32_t> slots,
+                               std::span<const uint32_t> frames) {
+  Table& table = tables_[index];
+  if (table.frames.is_whole()) {
+    for (const uint32_t slot : slots)
+      if (capturing_ || !(table.fresh[slot / 64] >> (slot % 64) & 1))
+        before_change(table, slot, table.frames.base() + slot);
+    return;
+  }
+  Frames& own = frames_of(table);
+  for (size_t i = 0; i < slots.size(); ++i) {
+    if (i + lookups_ahead < slots.size()) own.prefetch(frames[begin + i + lookups_ahead]);
+    mark_changed(table, slots[i]);
+    before_change(table, slots[i], frames[begin + i]);
+  }
 }
 
 void TieredShard::update(std::span<const int32_t> counts, std::span<const uint32_t> slots, std::span<const float> grads,
@@ -180,21 +214,17 @@ void TieredShard::update(std::span<const int32_t> counts, std::span<const uint32
   }
   const std::span<const uint32_t> frames = translate(counts, slots);
   size_t at = 0;
-  for (size_t t = 0; t < counts.size(); ++t) {
-    Table& table = tables_[t];
-    Frames& own = frames_of(table);
-    for (const size_t end = at + static_cast<size_t>(counts[t]); at < end; ++at) {
-      if (at + lookups_ahead < end) own.prefetch(frames[at + lookups_ahead]);
-      mark_changed(table, slots[at]);
-      before_change(table, slots[at], frames[at]);
-    }
-  }
+  for (size_t t = 0; t < counts.size(); at += static_cast<size_t>(counts[t]), ++t)
+    change_table(t, at, slots.subspan(at, static_cast<size_t>(counts[t])), frames);
   const Kernels& kernel = kernels();
   for_pieces(tables_, counts, slots.size(), [&](size_t t, size_t first, size_t count, size_t float_begin) {
-    const Table& table = tables_[t];
-    const Records records{frames_of(table).base(), table.stride, table.dim, frames_of(table).bits()};
+    Table& table = tables_[t];
+    const bool is_whole = table.frames.is_whole();
+    const Records records{frames_of(table).record(table.frames.base()), table.stride, table.dim,
+                          is_whole ? table.changed.data() : frames_of(table).bits()};
     const auto rule = static_cast<size_t>(table.settings.optimizer);
-    kernel.update[rule](records, frames.data() + first, count, grads.data() + float_begin, numbers[t]);
+    const uint32_t* rows = (is_whole ? slots : frames).data() + first;
+    kernel.update[rule](records, rows, count, grads.data() + float_begin, numbers[t]);
   });
 }
 

@@ -24,28 +24,41 @@ bool TieredShard::find_in_memory(RowRef row, float* record) {
   }
   if (const uint32_t place = table.places.find(row.slot); place != SlotMap::none) {
     const std::byte* entry = log_->in_memory(place);
-    if (!entry) return false;
+    if (!entry) return copy_mapped(locate(row, 0, place), record);
     std::memcpy(record, entry + sizeof(LogHeader), table.record_bytes());
     ++counters_.rows_from_memory;
     return true;
   }
-  if (table.homed[row.slot / 64] >> (row.slot % 64) & 1) return false;
+  if (is_homed(row)) return copy_mapped(locate(row, 0, SlotMap::none), record);
   write_initial(table, row.slot, record);
   ++counters_.rows_initial;
   return true;
 }
 
-// Of a row that is on disk: which bytes have it.
-void TieredShard::plan_row(RowRef row, uint32_t number, ReadPlan& plan) const {
+// A record out of files that are mapped, if it is what was written. If it is not, it is read as from any disk, and
+// named then.
+bool TieredShard::copy_mapped(const ReadPlan::Wanted& wanted, float* record) {
+  ReadPlan::Wanted there = wanted;
+  there.found = disk_->view(wanted.file, wanted.offset, wanted.bytes);
+  const float* found = there.found ? checked(there) : nullptr;
+  if (!found) return false;
+  std::memcpy(record, found, tables_[wanted.row.table].record_bytes());
+  ++(wanted.file == DiskFile::log ? counters_.rows_read_log : counters_.rows_read_home);
+  ++counters_.reads;
+  return true;
+}
+
+// Of a row that is on disk: which bytes have it. `place`: in the log, or none.
+TieredShard::ReadPlan::Wanted TieredShard::locate(RowRef row, uint32_t number, uint32_t place) const {
   const Table& table = tables_[row.table];
-  const uint32_t place = table.places.find(row.slot);
-  if (place != SlotMap::none) {
-    plan.rows.push_back(
-        {DiskFile::log, log_->offset_of(place), sizeof(LogHeader) + table.record_bytes(), row, number, place});
-    return;
-  }
+  if (place != SlotMap::none)
+    return {DiskFile::log, log_->offset_of(place), sizeof(LogHeader) + table.record_bytes(), row, number, place};
   const uint64_t offset = table.home.group_begin(table.home.group_of(row.slot)) + table.home.within(row.slot);
-  plan.rows.push_back({DiskFile::home, offset, table.home.row_bytes, row, number, SlotMap::none});
+  return {DiskFile::home, offset, table.home.row_bytes, row, number, SlotMap::none};
+}
+
+void TieredShard::plan_row(RowRef row, uint32_t number, ReadPlan& plan) const {
+  plan.rows.push_back(locate(row, number, tables_[row.table].places.find(row.slot)));
 }
 
 // Rows whose blocks are next to each other, or not far apart, are read by one piece.
@@ -93,7 +106,7 @@ const float* TieredShard::checked(const ReadPlan::Wanted& wanted) const {
   HomeHeader header;
   std::memcpy(&header, wanted.found, sizeof header);
   const std::byte* record = wanted.found + sizeof header;
-  const uint32_t crc = home_checksum(wanted.row.table, wanted.row.slot, header.epoch, record, table.record_bytes());
+  const uint32_t crc = home_checksum(wanted.row.table, wanted.row.slot, record, table.record_bytes());
   return header.crc == crc ? reinterpret_cast<const float*>(record) : nullptr;
 }
 
@@ -137,6 +150,16 @@ void TieredShard::make_room() {
   }
 }
 
+// Who writes around the cache may do so for long without any upkeep. Then the log is cleaned as it goes, as far as it
+// may be, or else places in it would take more memory than is allowed.
+void TieredShard::clean_excess() {
+  while (log_->used() * settings_.segment_bytes > log_bytes_target_) {
+    settle();
+    if (!full_text_.empty() || (!cleaning_ && !begin_round())) return;
+    if (!clean() && cleaning_) lanes_->wait(Lane::writes, cleaning_->job);
+  }
+}
+
 // A change of one row as a whole, wherever it is. What a capture needs of it was kept.
 void TieredShard::write_row(Table& table, uint32_t slot, const float* record) {
   mark_changed(table, slot);
@@ -146,6 +169,7 @@ void TieredShard::write_row(Table& table, uint32_t slot, const float* record) {
     std::memcpy(frames_of(table).record(frame), record, table.record_bytes());
     return;
   }
+  clean_excess();
   make_room();
   table.places.put(slot, log_->append(index, slot, static_cast<uint32_t>(epoch_), {record, table.stride}));
   ++counters_.rows_around;

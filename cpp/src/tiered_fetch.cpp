@@ -11,6 +11,7 @@ namespace regrow {
 namespace {
 
 constexpr size_t lookups_ahead = 12;
+constexpr size_t records_ahead = 6;           // where they are was looked up by then
 constexpr size_t rows_counted_max = 1 << 14;  // a call with more is looked at for rows named twice: pins have 16 bits
 
 }  // namespace
@@ -19,10 +20,49 @@ std::vector<size_t> TieredShard::frames_needed(std::span<const RowRef> rows, boo
   std::vector<size_t> needed(frames_.size());
   for (const RowRef row : rows) {
     const Table& table = tables_[row.table];
-    const bool is_there = table.frames.find(row.slot) != SlotMap::none || table.loading.find(row.slot) != SlotMap::none;
-    needed[table.frames_index] += !missing_only || !is_there;
+    const auto is_there = [&] {
+      return table.frames.find(row.slot) != SlotMap::none || table.loading.find(row.slot) != SlotMap::none;
+    };
+    needed[table.frames_index] += !missing_only || !is_there();
   }
   return needed;
+}
+
+// The rows of a call that are not in memory; the others are used now. Leaves their frames in the memo, but for tables
+// whose rows all have frames.
+std::vector<TieredShard::Missed> TieredShard::find_missed(std::span<const int32_t> counts,
+                                                          std::span<const uint32_t> slots) {
+  std::vector<Missed> missed;
+  memo_.is_valid = false;
+  memo_.frames.resize(slots.size());
+  size_t at = 0;
+  for (size_t t = 0; t < counts.size(); ++t) {
+    const Table& table = tables_[t];
+    const size_t begin = at, end = at + static_cast<size_t>(counts[t]);
+    const auto miss = [&](size_t i) { missed.push_back({{static_cast<uint32_t>(t), slots[i]}, i}); };
+    if (table.frames.is_whole()) {
+      for (; at < end; ++at)
+        if (!table.frames.is_there(slots[at])) miss(at);
+      continue;
+    }
+    for (size_t i = begin; i < std::min(end, begin + lookups_ahead); ++i) table.frames.prefetch(slots[i]);
+    for (; at < end; ++at) {
+      if (at + lookups_ahead < end) table.frames.prefetch(slots[at + lookups_ahead]);
+      memo_.frames[at] = table.frames.find(slots[at]);
+      if (memo_.frames[at] == FrameMap::none) miss(at);
+    }
+    use_frames(table, std::span(memo_.frames).subspan(begin, end - begin));
+  }
+  return missed;
+}
+
+void TieredShard::use_frames(const Table& table, std::span<const uint32_t> used) {
+  Frames& frames = frames_of(table);
+  for (size_t i = 0; i < used.size(); ++i) {
+    if (i + lookups_ahead < used.size() && used[i + lookups_ahead] != FrameMap::none)
+      frames.prefetch(used[i + lookups_ahead]);
+    if (used[i] != FrameMap::none) frames.use(used[i], stamp_);
+  }
 }
 
 uint64_t TieredShard::fetch(std::span<const int32_t> counts, std::span<const uint32_t> slots) {
@@ -36,43 +76,17 @@ uint64_t TieredShard::fetch(std::span<const int32_t> counts, std::span<const uin
   }
   ++stamp_;
   stamp_ += stamp_ == 0;
-  std::vector<RowRef> missed;
-  memo_.is_valid = false;
-  memo_.frames.resize(slots.size());
-  size_t at = 0;
-  for (size_t t = 0; t < counts.size(); ++t) {
-    const Table& table = tables_[t];
-    const size_t begin = at, end = at + static_cast<size_t>(counts[t]);
-    for (size_t i = begin; i < std::min(end, begin + lookups_ahead); ++i) table.frames.prefetch(slots[i]);
-    for (; at < end; ++at) {
-      if (at + lookups_ahead < end) table.frames.prefetch(slots[at + lookups_ahead]);
-      memo_.frames[at] = table.frames.find(slots[at]);
-      if (memo_.frames[at] == SlotMap::none) missed.push_back({static_cast<uint32_t>(t), slots[at]});
-    }
-    Frames& frames = frames_of(table);
-    for (size_t i = begin; i < end; ++i) {
-      if (i + lookups_ahead < end && memo_.frames[i + lookups_ahead] != SlotMap::none)
-        frames.prefetch(memo_.frames[i + lookups_ahead]);
-      if (memo_.frames[i] != SlotMap::none) frames.use(memo_.frames[i], stamp_);
-    }
-  }
+  const std::vector<Missed> missed = find_missed(counts, slots);
   counters_.misses += missed.size();
   counters_.hits += slots.size() - missed.size();
   ++(missed.empty() ? counters_.hit_calls : counters_.miss_calls);
-  if (missed.empty()) {
+  if (load_at_once(missed)) {
     memo_.counts.assign(counts.begin(), counts.end());
     memo_.slots.assign(slots.begin(), slots.end());
     memo_.is_valid = true;
     return 0;
   }
-  Ticket ticket{};
-  ticket.id = ticket_next_;
-  ticket.rows.reserve(slots.size());
-  at = 0;
-  for (size_t t = 0; t < counts.size(); ++t)
-    for (const size_t end = at + static_cast<size_t>(counts[t]); at < end; ++at)
-      ticket.rows.push_back({static_cast<uint32_t>(t), slots[at]});
-  ticket.frames = memo_.frames;
+  Ticket ticket = make_ticket(counts, slots);
   check_fits(ticket);
   const bool is_first = tickets_.empty() || tickets_.back().admitted;
   if (!is_first) ticket.frames.clear();  // where rows are now says nothing about when its turn comes
@@ -87,6 +101,62 @@ uint64_t TieredShard::fetch(std::span<const int32_t> counts, std::span<const uin
   tickets_.push_back(std::move(ticket));
   ++counters_.waits;
   return tickets_.back().id;
+}
+
+// Of files that are mapped nothing has to be waited for: with enough free frames a row that missed is copied, and no
+// ticket is made, nothing pinned and nobody woken. Not ahead of tickets that wait for frames. False: some are left.
+bool TieredShard::load_at_once(std::span<const Missed> missed) {
+  if (missed.empty()) return true;
+  if (!disk_->is_mapped() || (!tickets_.empty() && !tickets_.back().admitted)) return false;
+  std::vector<size_t> needed(frames_.size());
+  for (const Missed& each : missed) ++needed[tables_[each.row.table].frames_index];
+  for (size_t i = 0; i < needed.size(); ++i)
+    if (frames_[i]->free() < needed[i]) return false;
+  bool is_all = true;
+  for (size_t i = 0; i < missed.size(); ++i) {
+    if (i + lookups_ahead < missed.size()) {
+      const RowRef later = missed[i + lookups_ahead].row;
+      tables_[later.table].places.prefetch(later.slot);
+    }
+    if (i + records_ahead < missed.size()) prefetch_mapped(missed[i + records_ahead].row);
+    const RowRef row = missed[i].row;
+    const Table& table = tables_[row.table];
+    uint32_t frame = table.frames.find(row.slot);  // it may have been named twice
+    if (frame == SlotMap::none && table.loading.find(row.slot) == SlotMap::none) frame = load(row, nullptr);
+    if (frame == SlotMap::none)
+      is_all = false;
+    else
+      frames_of(table).use(frame, stamp_);
+    memo_.frames[missed[i].at] = frame;
+  }
+  return is_all;
+}
+
+// A row that will be copied soon, from where it is and to where it comes.
+void TieredShard::prefetch_mapped(RowRef row) {
+  const Table& table = tables_[row.table];
+  frames_of(table).prefetch_free(records_ahead);
+  const uint32_t place = table.places.find(row.slot);
+  if (place == SlotMap::none && !is_homed(row)) return;
+  const ReadPlan::Wanted wanted = locate(row, 0, place);
+  const std::byte* data = disk_->view(wanted.file, wanted.offset, wanted.bytes);
+  if (data) __builtin_prefetch(data);
+  if (data && wanted.bytes > 64) __builtin_prefetch(data + 64);
+}
+
+TieredShard::Ticket TieredShard::make_ticket(std::span<const int32_t> counts, std::span<const uint32_t> slots) {
+  Ticket ticket{};
+  ticket.id = ticket_next_;
+  ticket.counts.assign(counts.begin(), counts.end());
+  ticket.rows.reserve(slots.size());
+  size_t at = 0;
+  for (size_t t = 0; t < counts.size(); ++t)
+    for (const size_t end = at + static_cast<size_t>(counts[t]); at < end; ++at) {
+      ticket.rows.push_back({static_cast<uint32_t>(t), slots[at]});
+      if (tables_[t].frames.is_whole()) memo_.frames[at] = tables_[t].frames.find(slots[at]);
+    }
+  ticket.frames = memo_.frames;
+  return ticket;
 }
 
 // Rows cannot leave, and the ticket cannot get what it needs until they do.
@@ -137,12 +207,22 @@ void TieredShard::log_frame(Frames& frames, uint32_t index) {
   table.places.put(frame.slot, place);
   --(frame.dirty_epoch == epoch_ ? dirty_now_ : dirty_old_);
   frame.dirty_epoch = 0;
+  if (frames.is_whole()) table.fresh[frame.slot / 64] &= ~(uint64_t{1} << (frame.slot % 64));
+}
+
+// What it will take to let go of a row: its record, and where maps have it.
+void TieredShard::prefetch_victim(Frames& frames, uint32_t index) {
+  const Frame& frame = frames.at(index);
+  const Table& table = tables_[frame.table];
+  frames.prefetch_record(index);
+  table.frames.prefetch(frame.slot);
+  table.places.prefetch(frame.slot);
 }
 
 // Makes one frame free: that of the row not used for longest which is not pinned, and can be written if it must be.
 bool TieredShard::evict(Frames& frames) {
   for (size_t tries = frames.notes(); tries; --tries) {
-    const std::optional<uint32_t> index = frames.oldest();
+    const std::optional<uint32_t> index = frames.oldest([&](uint32_t soon) { prefetch_victim(frames, soon); });
     if (!index) return false;
     Frame& frame = frames.at(*index);
     const bool is_pinned = frame.pins && settings_.bug != TierBug::pin_ignored;
@@ -182,6 +262,7 @@ void TieredShard::check_fits(Ticket& ticket) const {
   std::sort(ticket.rows.begin(), ticket.rows.end());
   ticket.rows.erase(std::unique(ticket.rows.begin(), ticket.rows.end()), ticket.rows.end());
   ticket.frames.clear();
+  ticket.counts.clear();
   needed = frames_needed(ticket.rows, false);
   for (size_t i = 0; i < needed.size(); ++i)
     if (needed[i] > frames_[i]->count())
@@ -206,6 +287,7 @@ bool TieredShard::admit(Ticket& ticket) {
       ++frames_of(table).at(frame).pins;
     else
       missing.push_back(row);
+    if (frame == SlotMap::none) table.places.prefetch(row.slot);  // for load()
   }
   std::sort(missing.begin(), missing.end());
   missing.erase(std::unique(missing.begin(), missing.end()), missing.end());
@@ -217,7 +299,7 @@ bool TieredShard::admit(Ticket& ticket) {
   }
   ticket.admitted = true;
   memo_.is_valid = false;
-  for (const RowRef row : missing) load(row, ticket);
+  for (const RowRef row : missing) load(row, &ticket);
   for (size_t i = 0; i < ticket.rows.size(); ++i) {
     const RowRef row = ticket.rows[i];
     const Table& table = tables_[row.table];
@@ -240,18 +322,26 @@ bool TieredShard::admit(Ticket& ticket) {
   return true;
 }
 
-// A frame for a row that is not there: filled, if no disk is needed for it, or else to be read.
-void TieredShard::load(RowRef row, Ticket& ticket) {
+// A frame for a row that is not there: filled, if it need not be read, or else to be read for the ticket. Without a
+// ticket none is taken for what has to be read.
+uint32_t TieredShard::load(RowRef row, Ticket* ticket) {
   Table& table = tables_[row.table];
   Frames& frames = frames_of(table);
-  const uint32_t frame = frames.take(static_cast<uint16_t>(row.table), row.slot);
+  const auto index = static_cast<uint16_t>(row.table);
+  const uint32_t frame = frames.is_whole() ? table.frames.base() + row.slot : frames.take(index, row.slot);
+  if (frames.is_whole()) frames.take_own(frame, index, row.slot);
   if (find_in_memory(row, frames.record(frame))) {
     table.frames.put(row.slot, frame);
-    return;
+    return frame;
+  }
+  if (!ticket) {
+    frames.give_back(frame);
+    return SlotMap::none;
   }
   table.loading.put(row.slot, frame);
-  plan_row(row, frame, ticket.plan);
-  if (const uint32_t place = ticket.plan.rows.back().place; place != SlotMap::none) log_->add_reader(place);
+  plan_row(row, frame, ticket->plan);
+  if (const uint32_t place = ticket->plan.rows.back().place; place != SlotMap::none) log_->add_reader(place);
+  return frame;
 }
 
 void TieredShard::admit_waiting() {
@@ -318,6 +408,16 @@ bool TieredShard::is_ready(const Ticket& ticket) const {
                      [&](RowRef row) { return tables_[row.table].loading.find(row.slot) == SlotMap::none; });
 }
 
+// Who is told of a ticket asks for its rows next: they need not be looked up again.
+void TieredShard::remember(const Ticket& ticket) {
+  if (ticket.counts.empty()) return;
+  memo_.counts = ticket.counts;
+  memo_.frames = ticket.frames;
+  memo_.slots.resize(ticket.rows.size());
+  std::ranges::transform(ticket.rows, memo_.slots.begin(), &RowRef::slot);
+  memo_.is_valid = true;
+}
+
 std::vector<uint64_t> TieredShard::poll_fetched() {
   lanes_->clear_fd();
   settle();
@@ -347,6 +447,7 @@ std::vector<uint64_t> TieredShard::poll_fetched() {
     if (ticket.id && !ticket.is_told && is_ready(ticket)) {
       ticket.is_told = true;
       ready.push_back(ticket.id);
+      if (ready.size() == 1) remember(ticket);
     }
   for (const Ticket& ticket : tickets_)
     if (!ticket.admitted) {

@@ -3,6 +3,7 @@
 // be right: whatever a crash may have spoiled lies behind that.
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <set>
 
 #include "regrow/tiered.hpp"
@@ -14,6 +15,7 @@ namespace {
 constexpr uint64_t segment_bytes_least = 1 << 20;
 constexpr uint64_t segments_least = 4;
 constexpr uint64_t read_bytes = 4 << 20;  // at a time, of what is read in sequence
+constexpr size_t segments_read_at_a_time = 8;
 
 // What places in the log may take: see docs/tiered.md for the target it follows from.
 constexpr uint64_t places_bytes = 44 << 20;
@@ -61,7 +63,7 @@ TieredShard::TieredShard(const TierSettings& settings, const std::vector<TableSe
   reserve_segments_ = segments_for(frames_bytes) + 1;
   const uint64_t log_bytes_asked = (2 * reserve_segments_ + 8 * segments_least) * settings_.segment_bytes;
   if (!settings_.log_bytes_max)
-    settings_.log_bytes_max = !settings.bytes_max              ? std::max(home_end_ / 2, log_bytes_asked)
+    settings_.log_bytes_max = !settings.bytes_max              ? std::max(home_end_, log_bytes_asked)
                               : settings.bytes_max > home_end_ ? settings.bytes_max - home_end_
                                                                : 0;
   const uint64_t segments_max = std::min(settings_.log_bytes_max, log_bytes_most) / settings_.segment_bytes;
@@ -109,11 +111,12 @@ void TieredShard::add_table(const TableSettings& settings, uint64_t home_begin) 
                      .initial_key = table_key(settings.seed, static_cast<uint64_t>(settings.table)),
                      .frames_index = 0,
                      .home = home,
-                     .frames = SlotMap(),
+                     .frames = FrameMap(),
                      .loading = SlotMap(),
                      .places = SlotMap(),
                      .changed = Bits(words),
                      .homed = Bits(words),
+                     .fresh = {},
                      .tracking = {}});
   home_end_ = home.end;
 }
@@ -137,9 +140,17 @@ void TieredShard::share_cache() {
                                   std::to_string(count) + " rows of " + std::to_string(stride * sizeof(float)) +
                                   " bytes; it needs room for at least one, and fewer than 2^32");
     left -= share;
-    for (Table& table : tables_)
-      if (table.stride == stride) table.frames_index = frames_.size();
-    frames_.push_back(std::make_unique<Frames>(stride, count));
+    const bool is_whole = count >= rows[stride] && settings_.policy != TierPolicy::none;
+    uint32_t base = 0;
+    for (Table& table : tables_) {
+      if (table.stride != stride) continue;
+      table.frames_index = frames_.size();
+      if (!is_whole) continue;
+      table.frames.make_whole(base, table.slots);
+      table.fresh.assign(table.words(), 0);
+      base += table.slots;
+    }
+    frames_.push_back(std::make_unique<Frames>(stride, count, is_whole));
   }
 }
 
@@ -246,26 +257,48 @@ void TieredShard::scan_log(const TierState& found, uint64_t epoch) {
       if (counts) indices[head->sequence] = index;
     }
   }
-  std::vector<std::string> damaged;
+  LogFound log_found;
+  log_found.versions.resize(tables_.size());
+  std::vector<Piece> pieces;
+  std::vector<std::pair<uint64_t, const Incarnation*>> owners;  // of the pieces: sequence, life
+  AlignedBytes memory(segments_read_at_a_time * settings_.segment_bytes);
+  const auto read_and_adopt = [&] {
+    std::vector<Piece> filled;
+    std::copy_if(pieces.begin(), pieces.end(), std::back_inserter(filled),
+                 [](const Piece& each) { return each.bytes; });
+    disk_->read(filled);
+    for (size_t i = 0; i < pieces.size(); ++i)
+      adopt_segment(pieces[i], *owners[i].second, owners[i].first, epoch, log_found);
+    pieces.clear();
+    owners.clear();
+  };
   for (const auto& [sequence, life] : lives) {
-    if (const auto index = indices.find(sequence); index != indices.end())
-      adopt_segment(index->second, *life, sequence, epoch, damaged);
-    else
-      damaged.push_back("whatever segment " + std::to_string(sequence) + " of the log had");
+    const auto index = indices.find(sequence);
+    if (index == indices.end()) {
+      log_found.damaged.push_back("whatever segment " + std::to_string(sequence) + " of the log had");
+      continue;
+    }
+    const uint64_t bytes = sequence == life->log_end.sequence ? life->log_end.offset : settings_.segment_bytes;
+    std::byte* data = memory.data() + pieces.size() * settings_.segment_bytes;
+    pieces.push_back({DiskFile::log, index->second * settings_.segment_bytes, data, bytes});
+    owners.emplace_back(sequence, life);
+    if (pieces.size() == segments_read_at_a_time) read_and_adopt();
   }
-  if (!damaged.empty()) throw StoreDamaged(list_damage(damaged));
+  if (!pieces.empty()) read_and_adopt();
+  if (!log_found.damaged.empty()) throw StoreDamaged(list_damage(log_found.damaged));
+  for (size_t t = 0; t < tables_.size(); ++t) {
+    tables_[t].places = SlotMap(log_found.versions[t].size());
+    for (const auto& [slot, place] : log_found.versions[t]) tables_[t].places.put(slot, place);
+  }
 }
 
-void TieredShard::adopt_segment(uint64_t index, const Incarnation& life, uint64_t sequence, uint64_t epoch,
-                                std::vector<std::string>& damaged) {
-  const uint64_t bytes = sequence == life.log_end.sequence ? life.log_end.offset : settings_.segment_bytes;
+void TieredShard::adopt_segment(const Piece& piece, const Incarnation& life, uint64_t sequence, uint64_t epoch,
+                                LogFound& log_found) {
+  std::vector<std::string>& damaged = log_found.damaged;
   const bool is_last = life.epoch_end == 0;  // the one that is left behind now
-  AlignedBytes memory(bytes);
-  const Piece piece{DiskFile::log, index * settings_.segment_bytes, memory.data(), bytes};
-  if (bytes) disk_->read({&piece, 1});
-  counters_.bytes_read_log += bytes;
+  counters_.bytes_read_log += piece.bytes;
   const std::vector<size_t> strides = this->strides();
-  LogScan scan({memory.data(), bytes}, index * settings_.segment_bytes, page_bytes_, strides);
+  LogScan scan({piece.data, piece.bytes}, piece.offset, page_bytes_, strides);
   uint32_t epoch_max = 0;
   while (const auto entry = scan.next()) {
     const LogHeader& header = entry->header;
@@ -275,11 +308,11 @@ void TieredShard::adopt_segment(uint64_t index, const Incarnation& life, uint64_
       damaged.push_back("an entry of the log of a slot that does not exist");
       continue;
     }
-    tables_[header.table].places.put(header.slot, entry->place);
+    log_found.versions[header.table].emplace_back(header.slot, entry->place);
     epoch_max = std::max(epoch_max, header.epoch);
   }
   damaged.insert(damaged.end(), scan.damaged().begin(), scan.damaged().end());
-  log_->adopt(index, sequence, bytes, epoch_max);
+  log_->adopt(piece.offset / settings_.segment_bytes, sequence, piece.bytes, epoch_max);
 }
 
 }  // namespace regrow

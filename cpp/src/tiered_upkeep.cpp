@@ -17,10 +17,26 @@ constexpr size_t epoch_rows_per_call = 512;
 constexpr size_t epoch_rows_per_call_max = 1 << 14;
 constexpr size_t frames_swept_per_call = 1 << 16;
 constexpr size_t home_rows_per_step = 2048;
-constexpr size_t reserve_share = 32;  // one in so many frames is kept free, for what comes next
+constexpr size_t lookups_at_a_time = 16;
+constexpr size_t home_bytes_per_step = 6 << 20;  // of pages and neighbours in memory, or one page and its own
+constexpr size_t reserve_share = 32;             // one in so many frames is kept free, for what comes next
 
 void check_order(bool fine, const char* text) {
   if (!fine) throw std::logic_error(std::string("the order of writes: ") + text);
+}
+
+// Pieces that follow each other in the file and in memory are one: the device and the kernel are asked once.
+std::vector<Piece> join_pieces(const std::vector<Piece>& pieces) {
+  std::vector<Piece> joined;
+  for (const Piece& piece : pieces) {
+    Piece* last = joined.empty() ? nullptr : &joined.back();
+    if (last && last->file == piece.file && last->offset + last->bytes == piece.offset &&
+        last->data + last->bytes == piece.data)
+      last->bytes += piece.bytes;
+    else
+      joined.push_back(piece);
+  }
+  return joined;
 }
 
 }  // namespace
@@ -69,6 +85,7 @@ uint64_t TieredShard::begin_epoch() {
   if (epoch_ + 1 >= UINT32_MAX) throw std::invalid_argument("there are no more numbers for checkpoints");
   dirty_old_ += dirty_now_;
   dirty_now_ = 0;
+  for (Table& table : tables_) std::fill(table.fresh.begin(), table.fresh.end(), 0);
   deadline_.reset();
   return epoch_++;
 }
@@ -168,7 +185,8 @@ uint64_t TieredShard::floor() const {
 
 bool TieredShard::wants_cleaning() const {
   const uint64_t used = log_->used() * settings_.segment_bytes;
-  return 2 * used > log_bytes_target_ || log_->segments_free() <= 2 * reserve_segments_ + 2;
+  return static_cast<double>(used) > settings_.clean_from * static_cast<double>(log_bytes_target_) ||
+         log_->segments_free() <= 2 * reserve_segments_ + 2;
 }
 
 // Takes the oldest segments that have nothing but what may go home.
@@ -232,24 +250,41 @@ bool TieredShard::clean() {
   return false;
 }
 
-// Which versions of a segment go home: those that count, unless a later one that counts for every checkpoint we may
-// go back to is in the log.
+// Whether a version that counts goes home: unless a later one that counts for every checkpoint we may go back to is in
+// the log.
+void TieredShard::choose_version(const LogEntry& entry) {
+  Cleaning& round = *cleaning_;
+  const RowRef row{entry.header.table, entry.header.slot};
+  const uint32_t newest = tables_[row.table].places.find(row.slot);
+  if (newest == SlotMap::none) {  // it went home with a neighbour, or a later one did
+    check_order(is_homed(row), "a version in the log is not known");
+    return;
+  }
+  if (newest != entry.place && log_->epoch_max_of(newest) <= floor()) return;
+  if (newest == entry.place) round.newest.emplace_back(row, entry.place);
+  check_order(entry.header.epoch <= floor(), "a version goes home before its checkpoint is committed");
+  round.versions.push_back({row, entry.place, reinterpret_cast<const std::byte*>(entry.record)});
+}
+
+// Chooses the versions of a segment that go home; behind the last, puts all of them in order.
 void TieredShard::parse_segment() {
   Cleaning& round = *cleaning_;
   const TierLog::Oldest oldest = log_->oldest(round.parsed);
   const std::vector<size_t> strides = this->strides();
   LogScan scan({round.log.data() + round.parsed * settings_.segment_bytes, oldest.bytes},
                oldest.index * settings_.segment_bytes, page_bytes_, strides);
-  while (const auto entry = scan.next()) {
-    const LogHeader& header = entry->header;
-    if (!counts_now(header)) continue;
-    const uint32_t newest = tables_[header.table].places.find(header.slot);
-    check_order(newest != SlotMap::none, "a version in the log is not known");
-    const RowRef row{header.table, header.slot};
-    if (newest != entry->place && log_->epoch_max_of(newest) <= floor()) continue;
-    if (newest == entry->place) round.newest.emplace_back(row, entry->place);
-    check_order(header.epoch <= floor(), "a version goes home before its checkpoint is committed");
-    round.versions.push_back({row, header.epoch, entry->place, reinterpret_cast<const std::byte*>(entry->record)});
+  // Some at a time: where the newest version of each is comes from all over the memory, and is prefetched.
+  std::vector<LogEntry> entries;
+  for (bool more = true; more;) {
+    const auto entry = scan.next();
+    more = entry.has_value();
+    if (more && counts_now(entry->header)) {
+      tables_[entry->header.table].places.prefetch(entry->header.slot);
+      entries.push_back(*entry);
+    }
+    if (more && entries.size() < lookups_at_a_time) continue;
+    for (const LogEntry& each : entries) choose_version(each);
+    entries.clear();
   }
   ++round.parsed;
   if (!scan.damaged().empty()) {  // the round is given up, for good: what cannot be read cannot go home
@@ -293,15 +328,21 @@ void TieredShard::read_pages() {
     round.step = Cleaning::Step::frees;
     return;
   }
-  round.end = std::min(round.versions.size(), round.next + home_rows_per_step);
+  const auto group_at = [&](size_t i) {
+    const RowRef row = round.versions[i].row;
+    return std::pair{row.table, tables_[row.table].home.group_of(row.slot)};
+  };
   round.pieces.clear();
-  size_t bytes = 0;
-  for (size_t i = round.next; i < round.end; ++i) {
-    const HomeTable& home = tables_[round.versions[i].row.table].home;
-    const uint64_t begin = home.group_begin(home.group_of(round.versions[i].row.slot));
-    if (!round.pieces.empty() && round.pieces.back().offset == begin) continue;
-    round.pieces.push_back({DiskFile::home, begin, nullptr, home.group_bytes});
+  round.neighbours = {};
+  size_t bytes = 0, bytes_neighbours = 0;
+  for (round.end = round.next; round.end < round.versions.size(); ++round.end) {
+    const auto [table, group] = group_at(round.end);
+    if (round.end > round.next && group_at(round.end - 1) == group_at(round.end)) continue;
+    if (round.end - round.next >= home_rows_per_step || bytes + bytes_neighbours >= home_bytes_per_step) break;
+    const HomeTable& home = tables_[table].home;
+    round.pieces.push_back({DiskFile::home, home.group_begin(group), nullptr, home.group_bytes});
     bytes += home.group_bytes;
+    bytes_neighbours += plan_neighbours(table, group);
   }
   round.pages = AlignedBytes(bytes);
   bytes = 0;
@@ -310,38 +351,82 @@ void TieredShard::read_pages() {
     bytes += piece.bytes;
   }
   counters_.bytes_read_home += bytes;
+  build_plan(round.neighbours, 0);
+  IoStep step{IoStep::Kind::read, join_pieces(round.pieces)};
+  for (const Piece& piece : round.neighbours.pieces) {
+    step.pieces.push_back(piece);
+    counters_.bytes_cleaned += piece.bytes;
+  }
   std::vector<IoStep> steps;
-  steps.push_back({IoStep::Kind::read, round.pieces});
+  steps.push_back(std::move(step));
   round.job = lanes_->submit(Lane::writes, std::move(steps));
   round.step = Cleaning::Step::reads_home;
 }
 
-// Puts versions into their pages, and hands the pages over, with the bits that say which rows are there. Rows of a page
-// that are not in the round keep their bytes, so a torn page spoils none of them; the others are still in the log.
+// A page is written whole. So what the log has of its other rows goes home along, if it may, and has no page to be
+// written for later. It costs a read. It stays in the log until the round that frees its segment. Returns the bytes
+// that are read for it, at most.
+size_t TieredShard::plan_neighbours(uint32_t index, uint64_t group) {
+  Cleaning& round = *cleaning_;
+  const Table& table = tables_[index];
+  const uint64_t sequence_last = log_->oldest(round.segments - 1).sequence;
+  const uint32_t first = table.home.group_first(group);
+  const uint64_t end = std::min<uint64_t>(table.slots, first + table.home.rows_per_page);
+  const size_t rows_before = round.neighbours.rows.size();
+  for (uint32_t slot = first; slot < end; ++slot) {
+    const uint32_t place = table.places.find(slot);
+    if (place == SlotMap::none || log_->sequence_of(place) <= sequence_last || log_->in_memory(place)) continue;
+    if (log_->epoch_max_of(place) > floor() && settings_.bug != TierBug::neighbour_too_new) continue;
+    plan_row({index, slot}, static_cast<uint32_t>(round.pieces.size() - 1), round.neighbours);
+  }
+  return (round.neighbours.rows.size() - rows_before) * (table.record_bytes() + 2 * page_bytes_);
+}
+
+// Puts versions into their pages. Rows of a page that are not in the round keep their bytes, so a torn page spoils none
+// of them; the others are still in the log.
 void TieredShard::patch_pages() {
   Cleaning& round = *cleaning_;
+  std::vector<RowRef> rows_new;
+  const auto patch = [&](RowRef row, const void* record, std::byte* page) {
+    patch_row(row, record, page);
+    ++counters_.rows_homed;
+    if (!is_homed(row)) rows_new.push_back(row);
+  };
   size_t piece = 0;
-  std::vector<std::pair<uint32_t, uint64_t>> blocks;  // of bits: table, offset
   for (size_t i = round.next; i < round.end; ++i) {
     const Cleaning::Version& version = round.versions[i];
-    Table& table = tables_[version.row.table];
-    const uint32_t slot = version.row.slot;
-    const uint64_t begin = table.home.group_begin(table.home.group_of(slot));
-    while (round.pieces[piece].offset != begin) ++piece;
-    std::byte* target = round.pieces[piece].data + table.home.within(slot);
-    const HomeHeader header{home_checksum(version.row.table, slot, version.epoch, version.record, table.record_bytes()),
-                            version.epoch};
-    std::memcpy(target, &header, sizeof header);
-    std::memcpy(target + sizeof header, version.record, table.record_bytes());
-    const uint64_t bit = uint64_t{1} << (slot % 64);
-    if (table.homed[slot / 64] & bit) continue;
-    table.homed[slot / 64] |= bit;
-    const uint64_t block = slot / sector_bits * sector_bytes / page_bytes_ * page_bytes_;
-    if (blocks.empty() || blocks.back() != std::pair{version.row.table, block})
-      blocks.emplace_back(version.row.table, block);
+    const HomeTable& home = tables_[version.row.table].home;
+    while (round.pieces[piece].offset != home.group_begin(home.group_of(version.row.slot))) ++piece;
+    patch(version.row, version.record, round.pieces[piece].data);
   }
-  counters_.rows_homed += round.end - round.next;
-  IoStep step{IoStep::Kind::write, round.pieces};
+  for (const ReadPlan::Wanted& wanted : round.neighbours.rows) {  // behind versions: one of the same row is newer
+    const float* record = checked(wanted);
+    if (!record) continue;  // it is found when it is needed
+    patch(wanted.row, record, round.pieces[wanted.number].data);
+    round.newest.emplace_back(wanted.row, wanted.place);
+  }
+  std::sort(rows_new.begin(), rows_new.end());
+  write_pages(rows_new);
+}
+
+void TieredShard::patch_row(RowRef row, const void* record, std::byte* page) {
+  const Table& table = tables_[row.table];
+  std::byte* target = page + table.home.within(row.slot);
+  const HomeHeader header{home_checksum(row.table, row.slot, record, table.record_bytes())};
+  std::memcpy(target, &header, sizeof header);
+  std::memcpy(target + sizeof header, record, table.record_bytes());
+}
+
+// Hands the pages over, with the bits that say which rows are there; `rows_new` were not, in order.
+void TieredShard::write_pages(const std::vector<RowRef>& rows_new) {
+  Cleaning& round = *cleaning_;
+  std::vector<std::pair<uint32_t, uint64_t>> blocks;  // of bits: table, offset
+  for (const RowRef row : rows_new) {
+    tables_[row.table].homed[row.slot / 64] |= uint64_t{1} << (row.slot % 64);
+    const uint64_t block = row.slot / sector_bits * sector_bytes / page_bytes_ * page_bytes_;
+    if (blocks.empty() || blocks.back() != std::pair{row.table, block}) blocks.emplace_back(row.table, block);
+  }
+  IoStep step{IoStep::Kind::write, join_pieces(round.pieces)};
   round.bits = AlignedBytes(blocks.size() * page_bytes_);
   for (size_t i = 0; i < blocks.size(); ++i) {
     const Table& table = tables_[blocks[i].first];

@@ -412,6 +412,7 @@ std::string router_digest(bool bags, int64_t servers, int64_t batch) {
   settings.r = {0, 0, 0, 0};
   settings.table_index = {0, 1, 2, 3};
   settings.mean_pooling = {false, false, true, false};
+  settings.expanded = {false, false, false, true};
   settings.feature_tables = {0, 2, 0, 3};
   settings.static_tables = {1};
   settings.servers = servers;
@@ -435,6 +436,9 @@ std::string router_digest(bool bags, int64_t servers, int64_t batch) {
     Exact<float> dense(27);
     plan.pool(rows.span(), pooled.span());
     plan.unpool(pooled.span(), grads.span());
+    Exact<float> vectors(plan.expanded_floats(3));
+    plan.expand(3, rows.span(), vectors.span());
+    plan.collapse(3, vectors.span(), grads.span());
     plan.static_get(1, rows.span(), dense.span());
     plan.static_put(1, dense.span(), grads.span());
     add_bytes<int32_t>(digest, plan.counts);

@@ -35,18 +35,22 @@ class CrashMedia {
 
 class CrashDisk : public Disk {
  public:
-  // The process ends at write number `writes_left`; without one, never.
-  CrashDisk(CrashMedia& media, std::optional<uint64_t> writes_left) : media_(media), writes_left_(writes_left) {}
+  // The process ends at write number `writes_left`; without one, never. `is_mapped`: as files that are.
+  CrashDisk(CrashMedia& media, std::optional<uint64_t> writes_left, bool is_mapped)
+      : media_(media), writes_left_(writes_left), is_mapped_(is_mapped) {}
   size_t block_bytes() const override { return sector_bytes; }
   void read(std::span<const Piece> pieces) override;
   void write(std::span<const Piece> pieces) override;
   void sync(DiskFile file) override;
+  const std::byte* view(DiskFile file, uint64_t offset, size_t bytes) override;
+  bool is_mapped() const override { return is_mapped_; }
   uint64_t file_bytes() const override;
   std::string description() const override { return "memory that forgets at a crash what was not synced"; }
 
  private:
   CrashMedia& media_;
   std::optional<uint64_t> writes_left_;
+  bool is_mapped_;
 };
 
 }  // namespace regrow

@@ -69,12 +69,17 @@ class Disk {
   virtual void read(std::span<const Piece> pieces) = 0;
   virtual void write(std::span<const Piece> pieces) = 0;
   virtual void sync(DiskFile file) = 0;  // after it, all that was written to the file survives
+  // Bytes where they are, if the file is mapped and has them; null: they have to be read. For one thread, and until its
+  // next call. What is written meanwhile may be seen, or not.
+  virtual const std::byte* view(DiskFile, uint64_t /*offset*/, size_t /*bytes*/) { return nullptr; }
+  virtual bool is_mapped() const { return false; }
   virtual uint64_t file_bytes() const = 0;
   virtual std::string description() const = 0;  // how it reads and writes, and why so
 };
 
 // The files of a directory, made if they are not there, emptied if `wipe`. `io`: direct (past the page cache, many
-// reads at a time), threads (through it, by a few threads), auto (measures, and says what it found).
+// reads at a time), mmap (rows are copied from where the files are mapped), threads (through the page cache, by a few
+// threads), auto (what the file system is for, and says why).
 std::unique_ptr<Disk> open_files(const std::string& directory, const std::string& io, int threads, bool wipe);
 
 }  // namespace regrow

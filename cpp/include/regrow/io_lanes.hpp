@@ -60,6 +60,7 @@ class IoLanes {
     std::atomic<uint64_t> done{0};
     std::atomic<int> failed{0};
     std::string text;
+    std::condition_variable bell;  // of this lane alone: the other has nothing to wake for
     std::thread thread;
   };
 
@@ -73,7 +74,7 @@ class IoLanes {
   bool stopping_ = false;
   int event_fd_;
   std::mutex mutex_;
-  std::condition_variable bell_, news_;
+  std::condition_variable news_;
   std::array<State, 2> lanes_;
 };
 

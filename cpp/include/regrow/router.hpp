@@ -18,6 +18,7 @@ namespace regrow {
 struct RouterSettings {
   std::vector<int64_t> rows, dims, k, r, table_index;  // per table
   std::vector<bool> mean_pooling;                      // per table
+  std::vector<bool> expanded;                          // per table: its rows are wanted one by one, not pooled
   std::vector<int64_t> feature_tables;                 // the table each feature looks up in
   std::vector<int64_t> static_tables;                  // tables all of whose rows are in every plan
   int64_t servers = 1;
@@ -30,6 +31,7 @@ struct RouterTables {
     uint32_t rows;
     uint32_t dim;
     bool mean;
+    bool is_expanded;
     bool is_static;
     Layout layout;
     std::vector<uint32_t> features;
@@ -61,12 +63,18 @@ class Plan {
 
   void pool(std::span<const float> rows, std::span<float> out) const;
   void unpool(std::span<const float> grad, std::span<float> grads) const;
+  // Of a feature whose table is expanded: one vector for each of its ids, in their order; and the way back, feature
+  // after feature in ascending order.
+  size_t expanded_floats(int64_t feature) const;
+  void expand(int64_t feature, std::span<const float> rows, std::span<float> out) const;
+  void collapse(int64_t feature, std::span<const float> grad, std::span<float> grads) const;
   void static_get(int64_t table, std::span<const float> rows, std::span<float> out) const;
   void static_put(int64_t table, std::span<const float> source, std::span<float> grads) const;
 
  private:
   friend class Router;
   Feature feature(size_t index) const;
+  Feature expanded_feature(int64_t index) const;
   size_t feature_begin(size_t feature) const {  // in lookups_
     return bag_start_.size() ? bag_start_[feature * batch_] : feature * batch_;
   }

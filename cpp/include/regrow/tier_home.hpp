@@ -1,6 +1,7 @@
 // Where a row is at home: arithmetic, no index. Each table has two regions of the file: bits that say which rows are
-// there at all, and pages of rows. A row of a page is [checksum, epoch, record]; one that is larger than a page has as
-// many pages of its own as it needs. Bits have a checksum per sector: a torn write leaves each sector old or new.
+// there at all, and pages of rows. A row of a page is [checksum, record]; one that is larger than a page has as many
+// pages of its own as it needs. When it changed, the home does not say: whatever is there counts for every checkpoint
+// that anybody may go back to. Bits have a checksum per sector: a torn write leaves each sector old or new.
 #pragma once
 
 #include <cstdint>
@@ -12,7 +13,6 @@ namespace regrow {
 
 struct HomeHeader {
   uint32_t crc;
-  uint32_t epoch;
 };
 
 inline constexpr size_t sector_bits = (sector_bytes - 8) * 8;  // rows that a sector of bits is of
@@ -31,14 +31,15 @@ struct HomeTable {
   // The pages that a row shares with its neighbours, and where it is in them.
   uint64_t group_of(uint32_t slot) const { return slot / rows_per_page; }
   uint64_t group_begin(uint64_t group) const { return rows_begin + group * group_bytes; }
+  uint32_t group_first(uint64_t group) const { return static_cast<uint32_t>(group * rows_per_page); }
   size_t within(uint32_t slot) const { return slot % rows_per_page * row_bytes; }
 
   size_t page_bytes, row_bytes, rows_per_page, group_bytes;
   uint64_t sectors, bits_begin, rows_begin, end;
 };
 
-// Covers who and when, so that a page in the wrong place is found too.
-uint32_t home_checksum(uint32_t table, uint32_t slot, uint32_t epoch, const void* record, size_t bytes);
+// Covers whose it is, so that a page in the wrong place is found too.
+uint32_t home_checksum(uint32_t table, uint32_t slot, const void* record, size_t bytes);
 
 // A sector of bits: which of `words`, from bit first on, and back. False if the checksum is wrong; zeros are fine.
 void write_bit_sector(std::byte* sector, std::span<const uint64_t> words, uint64_t number);

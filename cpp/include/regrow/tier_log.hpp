@@ -62,6 +62,7 @@ class TierLog {
   const std::byte* in_memory(uint32_t place) const;
   uint64_t offset_of(uint32_t place) const { return uint64_t{place} * place_bytes; }
   uint32_t epoch_max_of(uint32_t place) const { return segments_[segment_of(place)].epoch_max; }
+  uint64_t sequence_of(uint32_t place) const { return segments_[segment_of(place)].sequence; }
   void add_reader(uint32_t place) { ++segments_[segment_of(place)].readers; }
   void drop_reader(uint32_t place) { --segments_[segment_of(place)].readers; }
 

@@ -17,6 +17,7 @@
 #include <string>
 #include <vector>
 
+#include "regrow/frame_map.hpp"
 #include "regrow/frames.hpp"
 #include "regrow/io_lanes.hpp"
 #include "regrow/shard.hpp"
@@ -38,6 +39,7 @@ enum class TierBug {
   pin_ignored,         // rows leave while somebody has them pinned
   pinned_not_written,  // a checkpoint is called complete without the rows that are pinned
   home_not_synced,     // segments are let go of before what was in them is durable at home
+  neighbour_too_new,   // versions go home with their neighbours before their checkpoint is committed
 };
 
 struct TierSettings {
@@ -46,13 +48,17 @@ struct TierSettings {
   int64_t rings = 1;
   uint64_t fingerprint = 0;
   size_t cache_bytes = 0;
-  // Of all files; 0: what the rows need, and for the log half as much or what the cache asks for, whichever is more.
-  // Too small: refused; too large: disk, and memory for the places of rows in the log.
+  // Of all files; 0: what the rows need, and for the log as much again or what the cache asks for, whichever is more.
+  // Too small: rows go home more often, or it is refused; too large: disk, memory for the places of rows in the log,
+  // and going back reads more.
   uint64_t bytes_max = 0;
   uint64_t log_bytes_max = 0;               // 0: what follows from bytes_max
   uint64_t segment_bytes = 0;               // 0: what fits the records
-  uint64_t unwritten_bytes_max = 32 << 20;  // of the log in memory: rows wait to leave beyond it
-  uint64_t clean_bytes_max = 16 << 20;      // of the log that a round of the cleaner takes
+  uint64_t unwritten_bytes_max = 16 << 20;  // of the log in memory: rows wait to leave beyond it
+  uint64_t clean_bytes_max = 4 << 20;       // of the log that a round of the cleaner takes
+  // The cleaner begins when so much of what the log may have is used. Too small: rows go home more often, and fewer of
+  // a page together. Too large: it is late, and rows wait to leave; going back reads more.
+  double clean_from = 0.875;
   TierPolicy policy = TierPolicy::lru;
   std::optional<uint64_t> at_epoch;  // go back to it; else all is new
   bool threads = true;
@@ -140,11 +146,12 @@ class TieredShard {
     uint64_t initial_key;
     size_t frames_index;  // which Frames its rows are in
     HomeTable home;
-    SlotMap frames;   // of rows in memory
+    FrameMap frames;  // of rows in memory
     SlotMap loading;  // of rows that are being read
     SlotMap places;   // of rows whose newest version is in the log
     Bits changed;     // as Records::changed of a Shard
     Bits homed;
+    Bits fresh;  // if all its rows have frames: those that changed in this epoch, some perhaps left out
     std::unique_ptr<Tracking> tracking;
     size_t record_bytes() const { return stride * sizeof(float); }
     size_t words() const { return changed.size(); }
@@ -172,7 +179,8 @@ class TieredShard {
     AlignedBytes memory;
   };
   struct Ticket {
-    uint64_t id;  // 0: given up
+    uint64_t id;                  // 0: given up
+    std::vector<int32_t> counts;  // as they were asked for; none if rows are not in that order
     std::vector<RowRef> rows;
     bool admitted = false;
     bool reading = false;
@@ -191,7 +199,6 @@ class TieredShard {
     AlignedBytes log;
     struct Version {
       RowRef row;
-      uint32_t epoch;
       uint32_t place;
       const std::byte* record;
     };
@@ -200,6 +207,8 @@ class TieredShard {
     size_t end = 0;                 // behind those whose pages are in memory
     AlignedBytes pages;
     std::vector<Piece> pieces;
+    ReadPlan
+        neighbours;  // other rows of these pages whose newest version is elsewhere in the log; numbers are of pieces
     AlignedBytes bits;
     std::vector<std::pair<RowRef, uint32_t>> newest;  // rows that will be at home only, and their places
   };
@@ -227,25 +236,35 @@ class TieredShard {
   void go_back(uint64_t epoch);
   void read_homed();
   void scan_log(const TierState& found, uint64_t epoch);
-  void adopt_segment(uint64_t index, const Incarnation& life, uint64_t sequence, uint64_t epoch,
-                     std::vector<std::string>& damaged);
+  struct LogFound {
+    std::vector<std::vector<std::pair<uint32_t, uint32_t>>> versions;  // by table: slot and place, in order
+    std::vector<std::string> damaged;
+  };
+  void adopt_segment(const Piece& piece, const Incarnation& life, uint64_t sequence, uint64_t epoch,
+                     LogFound& log_found);
   std::vector<size_t> strides() const;
 
   // rows in memory
   std::span<const uint32_t> translate(std::span<const int32_t> counts, std::span<const uint32_t> slots);
+  void translate_table(size_t table, size_t begin, std::span<const uint32_t> slots);
+  void change_table(size_t table, size_t begin, std::span<const uint32_t> slots, std::span<const uint32_t> frames);
   void before_change(Table& table, uint32_t slot, uint32_t frame);
   void keep_aside(Table& table, uint32_t slot, const float* record);
 
   // around the cache
+  ReadPlan::Wanted locate(RowRef row, uint32_t number, uint32_t place) const;
   void plan_row(RowRef row, uint32_t number, ReadPlan& plan) const;
   void build_plan(ReadPlan& plan, uint64_t gap_max) const;
   const float* checked(const ReadPlan::Wanted& wanted) const;  // null: it is not what was written
-  bool find_in_memory(RowRef row, float* record);              // anywhere but on disk
+  bool find_in_memory(RowRef row, float* record);              // anywhere but where it has to be read
+  bool copy_mapped(const ReadPlan::Wanted& wanted, float* record);
   void read_rows(size_t table, std::span<const uint32_t> slots, float* out);
   void write_row(Table& table, uint32_t slot, const float* record);
+  void clean_excess();
   void make_room();
   void finish_reads();
   void keep_aside_all(size_t table, std::span<const uint32_t> slots);
+  bool is_homed(RowRef row) const { return tables_[row.table].homed[row.slot / 64] >> (row.slot % 64) & 1; }
   void mark_changed(Table& table, uint32_t slot) { table.changed[slot / 64] |= uint64_t{1} << (slot % 64); }
 
   // captures
@@ -255,9 +274,19 @@ class TieredShard {
   void forget_captured(Table& table, std::span<const uint32_t> slots) const;
 
   // frames
+  struct Missed {
+    RowRef row;
+    size_t at;  // in the call
+  };
+  std::vector<Missed> find_missed(std::span<const int32_t> counts, std::span<const uint32_t> slots);
+  bool load_at_once(std::span<const Missed> missed);
+  Ticket make_ticket(std::span<const int32_t> counts, std::span<const uint32_t> slots);
+  void use_frames(const Table& table, std::span<const uint32_t> frames);
   void check_fits(Ticket& ticket) const;
   bool admit(Ticket& ticket);
-  void load(RowRef row, Ticket& ticket);
+  uint32_t load(RowRef row, Ticket* ticket);
+  void prefetch_mapped(RowRef row);
+  void prefetch_victim(Frames& frames, uint32_t index);
   bool find_room(std::span<const size_t> needed);
   bool evict(Frames& frames);
   bool may_append() const;
@@ -266,6 +295,7 @@ class TieredShard {
   void log_frame(Frames& frames, uint32_t frame);
   void admit_waiting();
   void take_reads(Ticket& ticket, std::vector<std::string>& damaged);
+  void remember(const Ticket& ticket);
   bool is_ready(const Ticket& ticket) const;
   void unpin(Ticket& ticket);
   void drop_rows(const std::vector<RowRef>& rows);
@@ -281,9 +311,13 @@ class TieredShard {
   void try_complete();
   bool clean();
   bool begin_round();
+  void choose_version(const LogEntry& entry);
   void parse_segment();
   void read_pages();
+  size_t plan_neighbours(uint32_t table, uint64_t group);
   void patch_pages();
+  void patch_row(RowRef row, const void* record, std::byte* page);
+  void write_pages(const std::vector<RowRef>& rows_new);
   void end_round();
   uint64_t floor() const;
   bool counts_now(const LogHeader& header) const;
