@@ -73,7 +73,7 @@ def main() -> None:
     for batch in job.loop(train, epochs=options.epochs):
         loss = nn.functional.binary_cross_entropy_with_logits(model(batch.features), batch.labels)
         job.step(loss)
-    print(job.evaluate(model, test))
+    print(job.evaluate(model, test, together=True))
 
 
 if __name__ == "__main__":

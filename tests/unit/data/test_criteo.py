@@ -16,9 +16,10 @@ import numpy as np
 import pytest
 
 from regrow._kernels import parse_criteo, skip_lines
-from regrow.data import criteo
+from regrow.data import lines as text_lines
+from regrow.data.bad_lines import BAD_LINES_RUN_MAX
 from regrow.data.batch import Batch
-from regrow.data.criteo import BAD_LINES_RUN_MAX, LINE_BYTES_MAX, CriteoDataset
+from regrow.data.criteo import LINE_BYTES_MAX, CriteoDataset
 from regrow.errors import DataError, UserError
 
 ROWS = [1, 2, 3, 1000, *range(10, 32)]
@@ -284,7 +285,7 @@ def path(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that lines and batches span reads in these small files, as they do in large ones."""
-    monkeypatch.setattr(criteo, "_CHUNK_BYTES", 1000)
+    monkeypatch.setattr(text_lines, "_CHUNK_BYTES", 1000)
 
 
 def test_split_and_order(path: Path) -> None:
