@@ -1,9 +1,10 @@
 """Measures the engine of the tiered store alone: what a hit costs beside the store in memory, and what a miss takes.
 
-python tools/measure_tiered.py DIRECTORY [--rows N]
+python tools/measure_tiered.py DIRECTORY [--rows N] [--io IO]
 
-Pulls and pushes of 4096 distinct rows of 16 weights (rowwise Adagrad, 80 bytes a record), by chance with a skew. The
-first ratio is of two stores in one run, by turns; the rest is of one store whose cache holds a twentieth of the rows.
+Pulls and pushes of 4096 distinct rows (of 1024, where they miss) of 16 weights (rowwise Adagrad, 80 bytes a record), by
+chance with a skew. The first ratio is of two stores in one run, by turns; the rest is of one store whose cache holds a
+twentieth of the rows.
 """
 
 from __future__ import annotations
@@ -24,8 +25,10 @@ from regrow.store.tiered import TieredStore
 
 DIM = 16
 BATCH = 4096
+FILL_ROWS = 1 << 16
 FRAME_BYTES = 80 + 45
 SKEW = 4.0  # of a uniform number to this power: most accesses go to few rows
+MISS_BATCH, MISS_SKEW = 1024, 16.0  # of misses: a part of each call, as in training
 
 
 def make_job(rows: int) -> JobSpec:
@@ -35,11 +38,11 @@ def make_job(rows: int) -> JobSpec:
     return JobSpec(tables=(table,), servers=1, workers=1)
 
 
-def draw(rng: np.random.Generator, rows: int) -> tuple[np.ndarray, np.ndarray]:
+def draw(rng: np.random.Generator, rows: int, batch: int = BATCH, skew: float = SKEW) -> tuple[np.ndarray, np.ndarray]:
     """Distinct rows of a batch; which of them are used most is spread over the table."""
-    ranks = np.unique((rng.random(3 * BATCH) ** SKEW * rows).astype(np.uint64))
+    ranks = np.unique((rng.random(3 * batch) ** skew * rows).astype(np.uint64))
     slots = np.unique((ranks * np.uint64(2654435761)) % np.uint64(rows)).astype(np.uint32)
-    slots = rng.permutation(slots)[:BATCH]
+    slots = rng.permutation(slots)[:batch]
     return np.array([len(slots)], np.int32), slots
 
 
@@ -81,18 +84,32 @@ def measure_hits(directory: Path, rows: int) -> None:
     tiered.close()
 
 
-def measure_misses(directory: Path, rows: int) -> None:
-    """Rates with a cache of a twentieth, after a while."""
+def fill(store: Any, rows: int) -> None:
+    """Every row has changed: one that never did needs no disk."""
+    floats = store.record_floats(0)
+    for first in range(0, rows, FILL_ROWS):
+        count = min(FILL_ROWS, rows - first)
+        store.write_records(0, first, count, np.ones(count * floats, np.float32))
+
+
+def measure_steps(store: Any, calls: list[tuple[np.ndarray, np.ndarray]], grads: np.ndarray) -> tuple[float, float]:
+    """Seconds of the clock, and of the processors, all threads together."""
+    began, used = time.perf_counter(), time.process_time()
+    for call in calls:
+        step(store, call, grads)
+    return time.perf_counter() - began, time.process_time() - used
+
+
+def measure_misses(directory: Path, rows: int, io: str) -> None:
+    """Rates with a cache of a twentieth, after a while, and what a miss takes beside a store in memory."""
     job, rng = make_job(rows), np.random.default_rng(2)
-    store = TieredStore(job, 0, directory=directory, cache_bytes=rows // 20 * FRAME_BYTES, wipe=True)
+    store = TieredStore(job, 0, directory=directory, cache_bytes=rows // 20 * FRAME_BYTES, wipe=True, io=io)
     grads = np.ones(BATCH * DIM, np.float32)
-    calls = [draw(rng, rows) for _ in range(300)]
-    for call in calls[:100]:
-        step(store, call, grads)
-    before, began = store.tier_report(), time.perf_counter()
-    for call in calls[100:]:
-        step(store, call, grads)
-    seconds = time.perf_counter() - began
+    calls = [draw(rng, rows, MISS_BATCH, MISS_SKEW) for _ in range(300)]
+    fill(store, rows)
+    measure_steps(store, calls[:100], grads)
+    before = store.tier_report()
+    seconds, used = measure_steps(store, calls[100:], grads)
     now = {name: value - before[name] for name, value in store.tier_report().items()}
     misses, evicted = now["misses"], now["rows_evicted_dirty"]
     read = now["log_rows_read"] + now["home_rows_read"]
@@ -100,6 +117,11 @@ def measure_misses(directory: Path, rows: int) -> None:
     print(
         f"misses: {misses / (misses + now['hits']):.1%}; {misses / seconds:,.0f} a second, {read / seconds:,.0f} read"
     )
+    memory = MemoryStore(job, 0)
+    fill(memory, rows)
+    _, used_memory = measure_steps(memory, calls[100:], grads)
+    print(f"files: {store.io_description}")
+    print(f"processor time of a miss, more than in memory: {(used - used_memory) / misses * 1e6:.2f} us")
     print(f"rows that left changed: {evicted / seconds:,.0f} a second")
     print(
         f"bytes written for each: {now['log_bytes_written'] / evicted:.0f} to the log, "
@@ -114,10 +136,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("directory", type=Path)
     parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--io", default="auto", help="as --store-io")
     given = parser.parse_args()
     directory = given.directory / "measure-tiered"
     measure_hits(directory, given.rows)
-    measure_misses(directory, given.rows)
+    measure_misses(directory, given.rows, given.io)
     shutil.rmtree(directory)
 
 

@@ -169,6 +169,7 @@ class Trace(recovery.Trace):
         super().__init__(warmup_seconds=warmup_seconds)
         self.cuts: list[dict[str, Any]] = []
         self.capture_seconds_max = 0.0
+        self.capture_work_seconds_max = 0.0  # of the processor
         self.cut_hold_seconds_max = 0.0
         self.by_role: list[tuple[float, dict[str, float]]] = []  # processor time so far, now and then
 
@@ -192,6 +193,8 @@ class Trace(recovery.Trace):
     def hear(self, report: Report, now: float) -> None:
         if isinstance(report, ServerCounters):
             self.capture_seconds_max = max(self.capture_seconds_max, report.capture_seconds_max or 0.0)
+            work = report.capture_work_seconds_max or 0.0
+            self.capture_work_seconds_max = max(self.capture_work_seconds_max, work)
             self.cut_hold_seconds_max = max(self.cut_hold_seconds_max, report.hold_seconds_max or 0.0)
         elif isinstance(report, CheckpointSaved) and report.kind is not None:
             known = {"cut": report.cut, "kind": report.kind}

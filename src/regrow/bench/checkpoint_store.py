@@ -126,9 +126,10 @@ async def _save(url: str, job: JobSpec, store: MemoryStore, *, step: int, source
     return Stored(cut=target, seconds=seconds, held_seconds=max(begun - began, pause), bytes=stored)
 
 
-def load(url: str, cut: str, job: JobSpec) -> tuple[float, LoadReport, MemoryStore]:
-    """(seconds, what was read, the server): as a server does it that starts from a checkpoint. Its tables are there."""
-    store = MemoryStore(job, SERVER)
+def load(url: str, cut: str, job: JobSpec, into: Any = None) -> tuple[float, LoadReport, Any]:
+    """(seconds, what was read, the server): as a server does it that starts from a checkpoint. Its tables are there:
+    `into`, or in memory."""
+    store = MemoryStore(job, SERVER) if into is None else into
 
     def tell(event: LoadedRows | LoadedAll) -> None:
         if isinstance(event, LoadedRows):

@@ -193,11 +193,19 @@ def _first_line(path: str) -> str | None:
     return lines[0].strip() if lines else None
 
 
-def run_module(module: str, settings: Mapping[str, Any], *, timeout_seconds: float, what: str) -> Any:
+def run_module(
+    module: str,
+    settings: Mapping[str, Any],
+    *,
+    timeout_seconds: float,
+    what: str,
+    environment: Mapping[str, str] | None = None,
+) -> Any:
     """What a module says in its last line of JSON, in a process of its own that is told these settings."""
     done = subprocess.run(
         [sys.executable, "-P", "-m", module],
         input=json.dumps(settings),
+        env=environment,
         capture_output=True,
         text=True,
         timeout=timeout_seconds,

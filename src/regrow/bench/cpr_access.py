@@ -19,7 +19,7 @@ from regrow.bench import common, cpr_figures
 from regrow.bench.reference import Optimizer, Reference
 from regrow.config import TrainConfig
 from regrow.data.catalog import open_dataset
-from regrow.launch.partial import find_largest
+from regrow.runtime.priorities import find_largest
 
 PAPER = 0.983
 SLACK = 0.02  # by so much may counting pushes tell less than counting look-ups

@@ -21,7 +21,6 @@ from regrow.bench.cpr_figures import Mean
 from regrow.bench.cpr_runs import Saves, Strike
 from regrow.config import TrainConfig
 from regrow.errors import RegrowError, UserError
-from regrow.launch.partial import choose_tables
 
 PRIORITIES = ("none", "ssu", "mfu", "scar")
 SERVERS = 4
@@ -114,7 +113,7 @@ def is_of(row: dict[str, Any], data: str, seed: int) -> bool:
 def measure_seed(
     config: TrainConfig, dataset: cpr_runs.KeptDataset, size: Size, *, name: str, seed: int
 ) -> list[dict[str, Any]]:
-    tables = choose_tables(config)
+    tables = cpr_runs.name_largest(config)
     every = round(INTERVAL * dataset.steps)
     base = cpr_runs.train(config, dataset, saves=Saves(every_steps=every), digest=True)
     known = {"kind": "auc", "data": name, "seed": seed, "auc_without": base.auc, "test_samples": base.test_samples}

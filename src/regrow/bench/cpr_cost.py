@@ -25,7 +25,7 @@ import numpy as np
 from regrow.bench import checkpoint, checkpoint_figures, checkpoint_store, common, cpr_live, recovery, train
 from regrow.core.job import JobSpec
 from regrow.core.recall import SAVES_TENANT
-from regrow.launch.partial import find_largest
+from regrow.runtime.priorities import find_largest
 from regrow.store.memory import MemoryStore
 
 COST_TARGET = 0.005

@@ -19,7 +19,6 @@ import numpy as np
 from regrow.bench import common, cpr_figures, cpr_runs
 from regrow.bench.cpr_runs import Saves, Strike
 from regrow.config import TrainConfig
-from regrow.launch.partial import choose_tables
 
 SERVERS = 16
 FAILURES = (1, 2, 4, 8, 16, 32)
@@ -88,7 +87,7 @@ def measure(report: common.Report, *, quick: bool, data: str | None = None) -> N
     size = QUICK if quick else FULL
     config = make_config(size, seed=1)
     dataset = cpr_runs.keep_dataset(config)
-    tables = choose_tables(config)
+    tables = cpr_runs.name_largest(config)
     base = cpr_runs.train(config, dataset, saves=Saves(every_steps=size.steps, tables=tables))
     draws = draw_runs(size, seed=1)
     common.console.print(f"no failure: AUC {base.auc:.4f} on {base.test_samples:,} rows; {len(draws)} draws follow")

@@ -22,11 +22,14 @@ import torch
 from regrow import _kernels
 from regrow.config import TrainConfig
 from regrow.data.batch import Batch, Dataset
-from regrow.data.catalog import open_dataset
+from regrow.data.catalog import open_dataset, table_rows
 from regrow.launch.losses import Losses
 from regrow.launch.orders import OwnSaving, ServerCounters
+from regrow.nn.job import Job
+from regrow.nn.seat import ClusterSeat
 from regrow.nn.trainer import Trainer
 from regrow.runtime.inprocess import InProcessCluster
+from regrow.runtime.priorities import find_largest
 
 PART_SECONDS_MAX = 540.0  # of a part that repeats runs; its first run may take longer
 
@@ -52,6 +55,11 @@ class Saves:
         share = 1.0 if self.priority == "none" else self.share
         steps = max(1, round(self.every_steps * share))
         return OwnSaving(every_steps=steps, priority=self.priority, share=share, tables=self.tables, seed=seed)
+
+
+def name_largest(config: TrainConfig) -> tuple[str, ...]:
+    """The tables of a model that have priorities in a run of it."""
+    return tuple(f"t_cat_{index}" for index in find_largest(table_rows(config.load_model())))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,8 +154,6 @@ def train(
     torch.set_num_threads(1)
     _kernels.set_threads(1)
     cluster = InProcessCluster(servers=config.servers, saving=saves.order(config.seed))
-    trainer = Trainer(config, dataset, worker=0)
-    trainer.connect(cluster.client(trainer.job))
     by_step = {strike.step: strike for strike in strikes}
     assert len(by_step) == len(strikes), "one strike at a step"
 
@@ -157,9 +163,17 @@ def train(
             cluster.settle()
         by_step.pop(progress.step, None)  # a report may come twice
 
-    trainer.train(
-        steps=dataset.steps, report=strike, report_seconds=math.inf, report_steps=frozenset(by_step) | {dataset.steps}
+    seat = ClusterSeat(
+        cluster,
+        seed=config.seed,
+        mode="sync",
+        protection=config.code,
+        report=strike,
+        report_seconds=math.inf,
+        report_steps=frozenset(by_step) | {dataset.steps},
     )
+    trainer = Trainer(Job(seat), config, dataset)
+    trainer.train(steps=dataset.steps)
     assert not by_step, f"nobody came to step {min(by_step)}"
     cluster.settle()
     auc, logloss, samples = trainer.evaluate()
@@ -168,7 +182,7 @@ def train(
         auc=auc,
         logloss=logloss,
         test_samples=samples,
-        digest=trainer.client.digest() if digest else "",
+        digest=trainer.job.client.digest() if digest else "",
         pls=sum(count_pls(strike, saves, steps=dataset.steps, servers=config.servers) for strike in strikes),
         pls_counted=losses.pls or 0.0,
         updates=sum(server.updates for server in losses.by_server),

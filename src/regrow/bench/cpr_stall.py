@@ -7,8 +7,9 @@ takes to read them once. A worker should wait for no longer than that and half a
 are read first, so it should be much less.
 
 Whether saves hold workers up is told by servers: how long capturing rows kept the loop from its work, at most, in
-steps. Beside it, from the workers' reports: how late the latest one that overlaps a save was, less the same of all
-others.
+steps; and how much of that it had a processor, for where there are more processes than processors it also stands still
+because others run. Beside it, from the workers' reports: how late the latest one that overlaps a save was, less the
+same of all others.
 """
 
 from __future__ import annotations
@@ -104,6 +105,7 @@ def describe_death(summary: dict[str, Any], trace: cpr_live.Trace) -> dict[str, 
         "step_seconds": step_seconds,
         "capture_steps": trace.capture_seconds_max / step_seconds,
         "capture_seconds_max": trace.capture_seconds_max,
+        "capture_work_steps": trace.capture_work_seconds_max / step_seconds,
         "late_steps": (around - elsewhere) / step_seconds,
         "late_around_s": around,
         "late_elsewhere_s": elsewhere,
@@ -141,6 +143,7 @@ def judge(report: common.Report, row: dict[str, Any], expected: float) -> None:
     add("stall_seconds", row["stall_s"], expected + STALL_AIM)
     add("stall_seconds_aim", row["stall_s"], STALL_AIM)
     add("hold_steps_capture", row["capture_steps"], HOLD_STEPS_TARGET)
+    add("hold_steps_capture_processor", row["capture_work_steps"], HOLD_STEPS_TARGET)
     add("late_steps_saves", row["late_steps"], HOLD_STEPS_TARGET)
     common.console.print(
         f"{row['bytes'] / 1e6:,.0f} MB were back {row['load_s']:.2f} s after the death; to read them once would take "

@@ -1,8 +1,7 @@
 """The peer: FBGEMM's table-batched embeddings (what TorchRec trains with) on one CPU, at their best.
 
 Two things live here: `PeerTables`, which the kernel benchmark times, and a whole single-process training run
-around it, started as `python -m regrow.bench.peer` with its settings as JSON on stdin and its figures as
-JSON on stdout. FBGEMM is optional; nothing outside the benchmarks imports it.
+around it (`peer_run.py` says how it is started). FBGEMM is optional; nothing outside the benchmarks imports it.
 
 Which of FBGEMM's own paths is fastest depends on machine and build, so there is a choice of layouts, all with
 the same numbers, and the benchmarks take the fastest:
@@ -21,16 +20,11 @@ import gc
 import importlib.util
 import io
 import itertools
-import json
 import logging
-import os
-import queue
 import resource
 import sys
-import threading
-import time
 import warnings
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -40,17 +34,16 @@ import torch.nn.functional as functional
 from numpy.typing import NDArray
 from torch import Tensor
 
-from regrow.bench import common
+from regrow.bench import common, peer_run
 from regrow.config import TrainConfig
-from regrow.data.batch import Batch, Dataset
+from regrow.data.batch import Batch
 from regrow.data.catalog import open_dataset
-from regrow.nn.dlrm import DLRM
+from regrow.nn.models import make_model
 
 LAYOUTS = ("merged", "split", "merged-threads", "split-threads")
 PACKAGE = "fbgemm-gpu-cpu==1.8.0"
-DATA_AHEAD_BATCHES = 4  # too few: the trainer waits for data; too many: memory
+ROW_FLOATS_MULTIPLE = 4  # FBGEMM has no rows of other widths
 TRIAL_STEPS, TRIAL_WARMUP_STEPS = 24, 6
-STEPS_ENDLESS = 1 << 30
 Prepared = list[tuple[Tensor, Tensor]]
 
 
@@ -58,7 +51,7 @@ def missing_reason() -> str | None:
     """Why the peer cannot be measured here, and what to do about it; None when it can."""
     if importlib.util.find_spec("fbgemm_gpu") is None:
         return (
-            "FBGEMM is not installed, so there is no peer to compare with.\n"
+            "FBGEMM is not installed, so nothing can be compared with it.\n"
             f"Install it beside the torch at hand with: pip install --no-deps {PACKAGE}"
         )
     try:
@@ -194,38 +187,33 @@ class PeerTables:
 # -- a whole training run ------------------------------------------------------------------------------------
 
 
-class Timer:
-    """Seconds per named part of a step."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-        self._last = time.perf_counter()
-
-    def total(self) -> float:
-        return sum(self.seconds.values())
-
-    def lap(self, name: str) -> None:
-        now = time.perf_counter()
-        self.seconds[name] = self.seconds.get(name, 0.0) + now - self._last
-        self._last = now
-
-
 class PeerTrainer:
-    """A DLRM and its tables in one process."""
+    """A model of the package and its tables in one process."""
 
     def __init__(self, config: TrainConfig, rows: list[int], *, layout: str, threads: int) -> None:
         if config.optimizer != "rowwise_adagrad":
             raise ValueError(f"the peer trains rows with rowwise_adagrad, not {config.optimizer}")
         shape = config.load_model()
-        self.batch = config.batch
-        self.tables = PeerTables(rows, shape.dim, layout=layout, threads=threads, learning_rate=config.learning_rate)
+        self.batch, self.row_floats = config.batch, shape.row_floats
+        # Rows of another width are padded: a second table for the floats beyond would be a second look-up.
+        dim = -(-shape.row_floats // ROW_FLOATS_MULTIPLE) * ROW_FLOATS_MULTIPLE
+        self.tables = PeerTables(rows, dim, layout=layout, threads=threads, learning_rate=config.learning_rate)
         self.tables.fill_uniform()
         self.tables.use_huge_pages()
-        self.model = DLRM.from_config(shape, seed=config.seed)
-        self.optimizer = dense_optimizer(
+        self.model = make_model(shape, seed=config.seed)
+        self.optimizer = peer_run.dense_optimizer(
             config.dense_optimizer, list(self.model.parameters()), config.dense_learning_rate
         )
-        self.timer = Timer()
+        self.timer = peer_run.Timer()
+
+    def prepare(self, batch: Batch) -> Prepared:
+        return self.tables.prepare(batch.values, len(batch))
+
+    def trim(self, rows: Tensor) -> Tensor:
+        """Rows without their padding: [batch, tables * row_floats]."""
+        if self.tables.dim == self.row_floats:
+            return rows
+        return rows.view(len(rows), -1, self.tables.dim)[:, :, : self.row_floats].reshape(len(rows), -1)
 
     def step(self, batch: Batch, prepared: Prepared) -> float:
         timer = self.timer
@@ -234,7 +222,7 @@ class PeerTrainer:
         rows = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=1)
         leaf = rows.detach().requires_grad_()
         timer.lap("embedding forward")
-        logits = self.model(torch.from_numpy(batch.dense), leaf)
+        logits = self.model(torch.from_numpy(batch.dense), self.trim(leaf))
         loss = functional.binary_cross_entropy_with_logits(logits, torch.from_numpy(batch.labels))
         timer.lap("dense forward")
         torch.autograd.backward(loss)
@@ -248,52 +236,13 @@ class PeerTrainer:
         return loss.item()
 
 
-def dense_optimizer(kind: str, parameters: list[Any], learning_rate: float) -> torch.optim.Optimizer:
-    """Torch's own, with the formulas of ours; fused is the fastest of its variants on CPU."""
-    if kind == "sgd":
-        return torch.optim.SGD(parameters, lr=learning_rate, fused=True)
-    if kind == "momentum":
-        return torch.optim.SGD(parameters, lr=learning_rate, momentum=0.9, fused=True)
-    if kind == "adagrad":
-        return torch.optim.Adagrad(parameters, lr=learning_rate, eps=1e-8, fused=True)
-    if kind == "adam":
-        return torch.optim.Adam(parameters, lr=learning_rate, fused=True)
-    raise ValueError(f"unknown dense optimizer {kind!r}")
-
-
-def batches_ahead(dataset: Dataset, batch: int, tables: PeerTables) -> Generator[tuple[Batch, Prepared], None, None]:
-    """Batches made in a thread of their own, ready when they are wanted."""
-    ready: queue.Queue[Any] = queue.Queue(maxsize=DATA_AHEAD_BATCHES)
-    wanted = threading.Event()
-    wanted.set()
-
-    def make() -> None:
-        for data in dataset.train_batches(batch=batch, worker=0, workers=1):
-            item = (data, tables.prepare(data.values, len(data)))
-            while wanted.is_set():
-                with contextlib.suppress(queue.Full):
-                    ready.put(item, timeout=0.1)
-                    break
-            else:
-                return
-
-    maker = threading.Thread(target=make, daemon=True)
-    maker.start()
-    try:
-        while True:
-            yield ready.get(timeout=60)
-    finally:
-        wanted.clear()
-        maker.join()
-
-
 def train(settings: dict[str, Any]) -> dict[str, Any]:
     """Trains with each layout asked for, briefly, then with the fastest until the time is over.
 
     When other processes were busy during the trials, they prove nothing, and the first layout is taken: a layout
     with more threads then gets a larger share of the cores, though it is slower when the machine is free.
     """
-    config = TrainConfig.from_dict(settings["config"]).replace(steps=STEPS_ENDLESS)
+    config = TrainConfig.from_dict(settings["config"]).replace(steps=peer_run.STEPS_ENDLESS)
     threads: int = settings["threads"]
     common.keep_memory()
     torch.set_num_threads(threads)
@@ -304,7 +253,7 @@ def train(settings: dict[str, Any]) -> dict[str, Any]:
     if len(layouts) > 1:
         for layout in layouts:
             trainer = PeerTrainer(config, dataset.rows, layout=layout, threads=threads)
-            figures = _rate(trainer, dataset, warmup_steps=TRIAL_WARMUP_STEPS, steps=TRIAL_STEPS)
+            figures = peer_run.measure_rate(trainer, dataset, warmup_steps=TRIAL_WARMUP_STEPS, steps=TRIAL_STEPS)
             trials[layout] = figures["samples_per_second_unhindered"]
             others = max(others, figures["others_cores"] or 0.0)
             trainer.tables.close()
@@ -313,7 +262,9 @@ def train(settings: dict[str, Any]) -> dict[str, Any]:
         if others <= common.OTHERS_CORES_QUIET:
             layouts.sort(key=lambda layout: -trials[layout])
     trainer = PeerTrainer(config, dataset.rows, layout=layouts[0], threads=threads)
-    figures = _rate(trainer, dataset, warmup_steps=settings["warmup_steps"], seconds_max=settings["seconds"])
+    figures = peer_run.measure_rate(
+        trainer, dataset, warmup_steps=settings["warmup_steps"], seconds_max=settings["seconds"]
+    )
     usage = resource.getrusage(resource.RUSAGE_SELF)
     return {
         **figures,
@@ -326,65 +277,5 @@ def train(settings: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _rate(
-    trainer: PeerTrainer,
-    dataset: Dataset,
-    *,
-    warmup_steps: int,
-    steps: int = STEPS_ENDLESS,
-    seconds_max: float | None = None,
-) -> dict[str, Any]:
-    """Figures of the steps after the warm-up, until there were enough or the time is over."""
-    batches = batches_ahead(dataset, trainer.batch, trainer.tables)
-    done, losses, samples = 0, 0.0, 0
-    step_seconds: list[float] = []
-    with contextlib.closing(batches):
-        for batch, prepared in batches:
-            if done == warmup_steps:
-                trainer.timer = Timer()
-                step_seconds.clear()
-                before = common.Occupancy.read(time.process_time())
-                losses, samples = 0.0, 0
-            begun = time.perf_counter()
-            losses += trainer.step(batch, prepared) * len(batch)
-            step_seconds.append(time.perf_counter() - begun)
-            samples += len(batch)
-            done += 1
-            measured = done - warmup_steps
-            if measured < 1:
-                continue
-            if measured >= steps or (seconds_max is not None and trainer.timer.total() > seconds_max):
-                break
-        after = common.Occupancy.read(time.process_time())
-    seconds = after.at - before.at
-    cpu_seconds = after.own_seconds - before.own_seconds
-    parts = trainer.timer.seconds
-    return {
-        "samples_per_second": samples / seconds,
-        # What the quickest tenth of its steps reach: those that nothing else interrupted.
-        "samples_per_second_unhindered": trainer.batch / float(np.quantile(step_seconds, 0.1)),
-        "cpu_seconds_per_1000_samples": cpu_seconds * 1000 / samples,
-        "samples": samples,
-        "steps": done - warmup_steps,
-        "seconds": seconds,
-        "loss": losses / samples,
-        "others_cores": common.round_known(before.others_cores(after), 2),
-        "step_milliseconds": {name: value * 1000 / (done - warmup_steps) for name, value in parts.items()},
-    }
-
-
-def main() -> int:
-    """One JSON object in, one out. Whatever a library prints goes to stderr."""
-    answer = os.dup(1)
-    os.dup2(2, 1)
-    settings = json.load(sys.stdin)
-    reason = missing_reason()
-    result = {"error": reason} if reason else train(settings)
-    with os.fdopen(answer, "w", encoding="utf-8") as stream:
-        json.dump(result, stream)
-        stream.write("\n")
-    return 1 if reason else 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(peer_run.answer(train, find_missing=missing_reason))

@@ -6,6 +6,10 @@ end with the model of an undisturbed run, to the bit. Each must have ended well 
 process may have grown, what waits to be resent must have stayed within its bounds, and every parity must be that of its
 stripe: at the end worker 0 reads all rows and parities and computes each parity anew (`nn/check.py`).
 
+With `--store tiered` the rows are on disk, ten times as many as the cache holds, with a checkpoint in their files every
+ten seconds, to which all go back when a server is lost. There are no parities then; the synchronous training must end
+with the model of an undisturbed one in memory, and the files may not grow.
+
 Other benchmarks measure; this one also judges: it returns 1 when something is wrong, and then leaves the run directory
 with its logs behind.
 """
@@ -27,6 +31,7 @@ from regrow.config import TrainConfig
 from regrow.errors import EXIT_FAILED, EXIT_OK, Interrupted, RegrowError, UserError
 from regrow.launch import local
 from regrow.launch.display import QuietDisplay
+from regrow.launch.tiers import FRAME_BYTES_BESIDE, Needs
 from regrow.nn.check import check_parity
 from regrow.protection import RANDOM_ROLES
 
@@ -34,14 +39,18 @@ SUMMARY = "Long trainings with kills and hangs of every role: nothing stuck, no 
 
 __all__ = ["SUMMARY", "check_parity", "run"]
 
+STORES = ("memory", "tiered")
 MINUTES, MTBF_SECONDS = 10.0, 20.0
 MINUTES_QUICK, MTBF_SECONDS_QUICK = 1.0, 5.0
 HANGS = 0.5  # of all failures
+TIERED_EVERY = "10s"
+CACHE_SHARE, TIERED_BATCH = 0.1, 256  # of the rows; a cache has room for two batches at least
 SHARES = {"async": 0.6, "sync": 0.3}  # of the minutes; the rest is for the undisturbed run
 PILOT_SHARE, PILOT_SECONDS_MAX = 0.15, 120.0  # a short run that is hit as often tells how many steps fill the time
 SERVERS, WORKERS, K = 4, 2, 2
 BATCH, ROWS_MAX, ROWS_MAX_QUICK = 1024, 100_000, 10_000
 RATE_GUESS = 4_000.0
+STATE_BYTES_MAX = 1 << 16  # of the file `state` of a server, its lock and what it says of its job
 GROWTH_TARGET = 1.1  # resident memory in the last third of the run / in the first
 FILES_GROWTH_MAX = 8.0  # open files of a process, processes, socket files: in the last third - in the first
 KINDS = ("kill", "hang", "late")
@@ -54,6 +63,7 @@ def run(
     minutes: float | None = None,
     mtbf: float | None = None,
     r: int = 1,
+    store: str = "memory",
 ) -> int:
     minutes = minutes or (MINUTES_QUICK if quick else MINUTES)
     mtbf = mtbf or (MTBF_SECONDS_QUICK if quick else MTBF_SECONDS)
@@ -61,11 +71,15 @@ def run(
         raise UserError(f"--minutes {minutes:g}: must be between 0.05 and 10000")
     if r not in (1, 2):
         raise UserError(f"--r {r}: must be 1 or 2")
+    if store not in STORES:
+        raise UserError(f"--store {store}: must be {' or '.join(STORES)}")
     report = common.Report.start("soak")
     with make_place() as place:
         for mode, share in SHARES.items():
             rows_max = ROWS_MAX_QUICK if quick else ROWS_MAX
             config = make_config(place.path, mode=mode, mtbf=mtbf, r=r, rows_max=rows_max)
+            if store == "tiered":
+                config = put_on_disk(config, place.path / f"{mode}-rows")
             soak(report, config, seconds=60 * minutes * share)
         print_rows(report)
         code = report.finish(json_path)
@@ -123,6 +137,23 @@ def make_config(directory: Path, *, mode: str, mtbf: float, r: int, rows_max: in
     )
 
 
+def put_on_disk(config: TrainConfig, directory: Path) -> TrainConfig:
+    """The same training with rows in files, a part of them in memory, and checkpoints in the files."""
+    config = config.replace(batch=TIERED_BATCH)
+    needs = Needs(config)
+    *tables, (dense_rows, _, dense_bytes) = needs.list_tables()
+    row_bytes = sum(rows * (size + FRAME_BYTES_BESIDE) for rows, _, size in tables)
+    wanted = int(CACHE_SHARE * row_bytes) + dense_rows * (dense_bytes + FRAME_BYTES_BESIDE)
+    return config.replace(
+        protection="batch",
+        every=TIERED_EVERY,
+        check_parity=False,
+        store="tiered",
+        store_dir=str(directory),
+        cache_bytes=max(wanted, needs.cache_bytes_min),
+    )
+
+
 def soak(report: common.Report, config: TrainConfig, *, seconds: float) -> None:
     """One long run, and what is to be said of it."""
     sockets = Path(tempfile.gettempdir())
@@ -130,20 +161,25 @@ def soak(report: common.Report, config: TrainConfig, *, seconds: float) -> None:
     pilot = train_disturbed(config, Watch(sockets=sockets), recovery.steps_of(config, pilot_seconds, RATE_GUESS))
     steps = recovery.steps_of(config, seconds, pilot["samples"] / pilot["seconds"])
     common.console.print(
-        f"{config.mode}: training for about {seconds / 60:.1f} minutes ({steps:,} steps), r = {config.r}, "
-        f"a kill or a hang every {config.mtbf:g} s or so"
+        f"{config.mode}: training for about {seconds / 60:.1f} minutes ({steps:,} steps), "
+        + (f"r = {config.r}, " if config.store_dir is None else f"rows on disk, {config.cache_bytes:,} bytes cached, ")
+        + f"a kill or a hang every {config.mtbf:g} s or so"
     )
     watch = Watch(sockets=sockets)
     summary = train_disturbed(config, watch, steps)
     judge(report, config, summary, watch)
     if config.mode == "sync":
-        quiet = config.replace(steps=steps, mtbf=None, check_parity=False)
+        plain = make_config(Path(config.out or ""), mode="sync", mtbf=1.0, r=config.r, rows_max=config.rows_max or 0)
+        quiet = plain.replace(steps=steps, batch=config.batch, mtbf=None, check_parity=False)
         undisturbed = local.train(quiet, overwrite=True, display=QuietDisplay())
         differs = summary["model_sha256"] != undisturbed["model_sha256"]
         report.ratios["sync_models_that_differ"] = common.Ratio.of([float(differs)], target=0.0, better="lower")
 
 
 def train_disturbed(config: TrainConfig, watch: Watch, steps: int) -> dict[str, Any]:
+    if config.store_dir is not None:  # rows of the run before
+        shutil.rmtree(config.store_dir, ignore_errors=True)
+        watch.rows = Path(config.store_dir)
     return local.train(config.replace(steps=steps), overwrite=True, display=watch)
 
 
@@ -175,13 +211,23 @@ def judge(report: common.Report, config: TrainConfig, summary: dict[str, Any], w
     found = {
         "seconds_without_a_step": (watch.still_seconds_longest, STILL_SECONDS_MAX),
         "redo_of_its_bound": (summary["redo_bytes_peak"] / config.redo_bytes_max, 1.0),
-        "wrong_stripes": (float(wrong), 0.0),
         **judge_growth(report, mode, watch),
     }
+    if config.store_dir is None:
+        found["wrong_stripes"] = float(wrong), 0.0
+        report.ratios[f"{mode}_stripes_checked"] = common.Ratio.of([float(stripes)], target=1.0)
+    else:
+        found["files_of_their_bound"] = watch.rows_bytes_max / find_files_bound(config), 1.0
+        report.rows[-1] |= {"rows_bytes_max": watch.rows_bytes_max, "restores": len(summary["restores"])}
     for name, (value, target) in found.items():
         report.ratios[f"{mode}_{name}"] = common.Ratio.of([value], target=target, better="lower")
-    report.ratios[f"{mode}_stripes_checked"] = common.Ratio.of([float(stripes)], target=1.0)
-    common.console.print(verdict(mode, summary, stripes=stripes, wrong=wrong))
+    common.console.print(verdict(mode, summary, stripes=stripes, wrong=wrong, coded=config.store_dir is None))
+
+
+def find_files_bound(config: TrainConfig) -> int:
+    """What the files of all servers may take: homes, logs, and a page or two for the state of each."""
+    needs = Needs(config)
+    return config.servers * (needs.home_bytes + needs.count_log_bytes(least=False) + STATE_BYTES_MAX)
 
 
 def judge_growth(report: common.Report, mode: str, watch: Watch) -> dict[str, tuple[float, float]]:
@@ -210,9 +256,11 @@ def read_parity_check(summary: dict[str, Any]) -> tuple[int, int]:
     return int(summary.get("parity_stripes") or 0), int(summary.get("parity_wrong") or 0)
 
 
-def verdict(mode: str, summary: dict[str, Any], *, stripes: int, wrong: int) -> str:
+def verdict(mode: str, summary: dict[str, Any], *, stripes: int, wrong: int, coded: bool = True) -> str:
     survived = len(summary["failures"])
     text = f"{mode}: the run ended {summary['status']} after {survived} failures in {summary['seconds'] or 0:.0f} s; "
+    if not coded:
+        return text + f"all went back to a checkpoint in the files of rows {len(summary['restores'])} times"
     if not stripes:
         return text + "[yellow]its parities were not checked[/]"
     if wrong:

@@ -49,6 +49,8 @@ class Watch(recovery.Trace):
         self.resident: dict[str, Samples] = {}
         self.files: dict[str, Samples] = {}
         self.kept_bytes_max = 0
+        self.rows: Path | None = None  # where servers keep rows in files
+        self.rows_bytes_max = 0
         self.still_seconds_longest = 0.0
         self._still_seconds_max = still_seconds_max
         self._sockets = sockets
@@ -94,6 +96,18 @@ class Watch(recovery.Trace):
         if self._sockets is not None:
             count = sum(len(files) for _, _, files in os.walk(self._sockets))
             self.files.setdefault("sockets", []).append((now, count))
+        if self.rows is not None:
+            self.rows_bytes_max = max(self.rows_bytes_max, measure_files(self.rows))
+
+
+def measure_files(directory: Path) -> int:
+    """Bytes that files below it take."""
+    found = 0
+    for folder, _, names in os.walk(directory):
+        for name in names:
+            with contextlib.suppress(OSError):  # gone meanwhile
+                found += (Path(folder) / name).stat().st_size
+    return found
 
 
 def list_processes(proc: Path = Path("/proc"), own: int | None = None) -> list[Process]:

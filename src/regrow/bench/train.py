@@ -4,6 +4,9 @@ Same network, same data generator, same batch, same table sizes, same optimizers
 send, no second copy of anything and nothing to survive: what is measured is the price of being distributed on
 a machine where that brings nothing. Each side runs in processes of its own, one side at a time, in turns;
 rates are taken after a warm-up, ours from the workers' own reports.
+
+How ours and a peer are run and compared is here for its siblings too: `models.py` (other models, plain PyTorch as a
+second peer) and `worker.py` (one worker alone).
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ import statistics
 import tempfile
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +35,13 @@ MODELS = ("kaggle", "terabyte", "mlperf")
 BATCH = 2048
 SERVERS, WORKERS = 5, 2
 SEED = 1
+PEERS = {"fbgemm": "regrow.bench.peer", "torch": "regrow.bench.peer_torch"}
 PEER_TIMEOUT_SECONDS = 900
+# What idle OpenMP threads of a peer do: sleep, as those of our workers; or what OpenMP does if nobody says, spin first.
+# Threads that spin take cores from those they wait for: with others on the machine, a step takes several times as long.
+WAITINGS = ("passive", "default")
+TRIAL_SECONDS, TRIAL_ROWS_MAX = 2.0, 200_000  # of a wait, on tables that are quickly filled
+RATE_GUESS = 8_000.0  # until a rate is known, this cautious one decides how many steps fill the time
 STEPS_MIN = 8
 REPORTS_MIN = 3  # of each worker, about ten a second
 TRIES_MAX = 4  # runs that were too short to measure anything
@@ -47,6 +56,7 @@ class Size:
     seconds: float  # of steady state, per run
     warmup_seconds: float
     layouts: tuple[str, ...]
+    waitings: tuple[str, ...] = ("passive",)
 
 
 FULL = Size(
@@ -56,6 +66,7 @@ FULL = Size(
     seconds=10.0,
     warmup_seconds=3.0,
     layouts=peer.LAYOUTS,
+    waitings=WAITINGS,
 )
 QUICK = Size(
     pairs=1,
@@ -66,47 +77,76 @@ QUICK = Size(
 )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Comparison:
+    """Runs of ours, each paired with one of a peer."""
+
+    name: str  # of the ratio
+    label: str  # in tables
+    config: TrainConfig
+    target: float
+    system: str = "fbgemm"  # the peer: one of PEERS
+
+
 def run(*, quick: bool, json_path: str | None, models: Sequence[str] = MODELS) -> int:
     size = QUICK if quick else FULL
     report = common.Report.start("train")
-    missing = peer.missing_reason()
+    comparisons = [
+        Comparison(name=f"train_{model}", label=model, config=make_config(model, size), target=TARGET)
+        for model in models
+    ]
+    return measure_all(report, comparisons, size=size, json_path=json_path)
+
+
+def measure_all(report: common.Report, comparisons: Sequence[Comparison], *, size: Size, json_path: str | None) -> int:
+    """One comparison after the other. Where FBGEMM is their peer and is not there, ours is measured alone."""
+    missing = peer.missing_reason() if any(each.system == "fbgemm" for each in comparisons) else None
     if missing:
         common.console.print(f"[yellow]{missing}[/]\nMeasuring Regrow alone.")
-    for model in models:
-        measure_model(report, model, size=size, with_peer=missing is None)
+    for each in comparisons:
+        measure_pairs(report, each, size=size, with_peer=missing is None or each.system != "fbgemm")
     _print_rows(report)
     return report.finish(json_path)
 
 
-def measure_model(report: common.Report, model: str, *, size: Size, with_peer: bool) -> None:
-    config = make_config(model, size)
-    cores = report.facts["cores"]
+def measure_pairs(report: common.Report, comparison: Comparison, *, size: Size, with_peer: bool) -> None:
+    config, cores = comparison.config, report.facts["cores"]
     layouts = size.layouts if cores > 1 else ("split", "merged")
     peers: list[dict[str, Any]] = []
     ours: list[dict[str, Any]] = []
-    # Until a rate is known, a cautious guess decides how many steps fill the time.
-    rate = 8_000.0
+    rate = RATE_GUESS
+    waiting = choose_waiting(comparison, size=size, cores=cores) if with_peer else ""
     for pair in range(size.pairs):
         if with_peer:
-            peers.append(run_peer(config, size=size, cores=cores, layouts=layouts, rate=rate))
+            peers.append(
+                run_peer(
+                    config,
+                    system=comparison.system,
+                    size=size,
+                    cores=cores,
+                    layouts=layouts,
+                    rate=rate,
+                    waiting=waiting,
+                )
+            )
             layouts, rate = (peers[-1]["layout"],), peers[-1]["samples_per_second"]
         elif pair == 0:
             rate = run_ours(config, size=size, rate=rate, seconds=5.0)["samples_per_second"]
         ours.append(run_ours(config, size=size, rate=rate))
-        _say(model, pair, peers, ours)
-    _record(report, model, peers, ours)
+        _say(comparison, pair, peers, ours)
+    _record(report, comparison, peers, ours)
 
 
-def make_config(model: str, size: Size) -> TrainConfig:
+def make_config(model: str, size: Size, *, workers: int = WORKERS, optimizer: str = "rowwise_adagrad") -> TrainConfig:
     return TrainConfig(
         model=model,
         rows_max=size.rows_max[model],
         batch=BATCH,
         servers=SERVERS,
-        workers=WORKERS,
+        workers=workers,
         mode="async",
         protection="none",
-        optimizer="rowwise_adagrad",
+        optimizer=optimizer,
         seed=SEED,
         steps=1,
         test_rows=BATCH,
@@ -117,8 +157,44 @@ def make_config(model: str, size: Size) -> TrainConfig:
 # -- the peer ------------------------------------------------------------------------------------------------
 
 
-def run_peer(config: TrainConfig, *, size: Size, cores: int, layouts: Sequence[str], rate: float) -> dict[str, Any]:
-    """One run in a process of its own; several layouts: the fastest of them."""
+def choose_waiting(comparison: Comparison, *, size: Size, cores: int) -> str:
+    """The one of `size.waitings` with which a short run of the peer is fastest. When others were busy meanwhile, that
+    proves nothing, and it is the first: what our own workers do."""
+    if len(size.waitings) == 1:
+        return size.waitings[0]
+    config = comparison.config.replace(rows_max=TRIAL_ROWS_MAX)
+    short = replace(size, seconds=TRIAL_SECONDS, warmup_seconds=TRIAL_SECONDS / 4)
+    trials = {
+        waiting: run_peer(
+            config,
+            system=comparison.system,
+            size=short,
+            cores=cores,
+            layouts=size.layouts[:1],
+            rate=RATE_GUESS,
+            waiting=waiting,
+        )
+        for waiting in size.waitings
+    }
+    if any((trial["others_cores"] or 0.0) > common.OTHERS_CORES_QUIET for trial in trials.values()):
+        return size.waitings[0]
+    return max(trials, key=lambda waiting: trials[waiting]["samples_per_second"])
+
+
+def run_peer(
+    config: TrainConfig,
+    *,
+    system: str = "fbgemm",
+    size: Size,
+    cores: int,
+    layouts: Sequence[str],
+    rate: float,
+    waiting: str = WAITINGS[0],
+) -> dict[str, Any]:
+    """One run in a process of its own; several layouts: the fastest of them. Plain torch has one alone."""
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    if waiting == "passive":
+        environment["OMP_WAIT_POLICY"] = "PASSIVE"
     settings = {
         "config": config.to_dict(),
         "threads": cores,
@@ -127,9 +203,13 @@ def run_peer(config: TrainConfig, *, size: Size, cores: int, layouts: Sequence[s
         "seconds": size.seconds,
     }
     result: dict[str, Any] = common.run_module(
-        "regrow.bench.peer", settings, timeout_seconds=PEER_TIMEOUT_SECONDS, what="the peer"
+        PEERS[system],
+        settings,
+        timeout_seconds=PEER_TIMEOUT_SECONDS,
+        what=f"the peer ({system})",
+        environment=environment,
     )
-    return result
+    return {**result, "waiting": waiting}
 
 
 # -- ours ----------------------------------------------------------------------------------------------------
@@ -241,51 +321,52 @@ def children_cpu_seconds(name: str | None = None) -> float | None:
 # -- what is shown -------------------------------------------------------------------------------------------
 
 
-def _say(model: str, pair: int, peers: list[dict[str, Any]], ours: list[dict[str, Any]]) -> None:
+def _say(comparison: Comparison, pair: int, peers: list[dict[str, Any]], ours: list[dict[str, Any]]) -> None:
     mine = ours[-1]["samples_per_second"]
-    text = f"{model}, run {pair + 1}: regrow {mine:,.0f} samples/s"
+    text = f"{comparison.label}, run {pair + 1}: regrow {mine:,.0f} samples/s"
     if peers:
         theirs = peers[-1]["samples_per_second"]
-        text += f", fbgemm {theirs:,.0f} samples/s ({peers[-1]['layout']}), ratio {mine / theirs:.2f}"
+        chosen = f"{peers[-1]['layout']}, {peers[-1]['waiting']}"
+        text += f", {comparison.system} {theirs:,.0f} samples/s ({chosen}), ratio {mine / theirs:.2f}"
     common.console.print(text)
 
 
-def _record(report: common.Report, model: str, peers: list[dict[str, Any]], ours: list[dict[str, Any]]) -> None:
-    for index, mine in enumerate(ours):
-        report.rows.append({"kind": "run", "system": "regrow", "model": model, "run": index, **mine})
-    for index, theirs in enumerate(peers):
-        report.rows.append({"kind": "run", "system": "fbgemm", "model": model, "run": index, **theirs})
+def _record(
+    report: common.Report, comparison: Comparison, peers: list[dict[str, Any]], ours: list[dict[str, Any]]
+) -> None:
+    facts = {"comparison": comparison.name, "label": comparison.label, "model": comparison.config.model}
+    for system, runs in (("regrow", ours), (comparison.system, peers)):
+        for index, figures in enumerate(runs):
+            report.rows.append({"kind": "run", "system": system, **facts, "run": index, **figures})
     if peers:
-        rates = [
-            mine["samples_per_second"] / theirs["samples_per_second"] for mine, theirs in zip(ours, peers, strict=True)
-        ]
-        report.ratios[f"train_{model}"] = common.Ratio.of(rates, target=TARGET)
+        rates = [[run["samples_per_second"] for run in runs] for runs in (ours, peers)]
+        report.ratios[comparison.name] = common.Ratio.of(common.pair_ratios(*rates), target=comparison.target)
 
 
 def _print_rows(report: common.Report) -> None:
     rows = []
-    for model in dict.fromkeys(row["model"] for row in report.rows):
-        for system in ("fbgemm", "regrow"):
-            runs = [row for row in report.rows if row["model"] == model and row["system"] == system]
+    for name in dict.fromkeys(row["comparison"] for row in report.rows):
+        for system in (*PEERS, "regrow"):
+            runs = [row for row in report.rows if row["comparison"] == name and row["system"] == system]
             if runs:
-                rows.append(_summary_row(model, system, runs))
+                rows.append(_summary_row(system, runs))
     common.print_table(
         f"batches of {BATCH}, medians of the runs",
         ("model", "system", "table rows", "samples/s", "CPU s per 1000 samples", "peak memory"),
         rows,
     )
     for row in report.rows:
-        if row["system"] == "fbgemm" and row["run"] == 0:
+        if row["system"] in PEERS and row["run"] == 0:
             parts = row["step_milliseconds"]
             total = sum(parts.values())
             told = ", ".join(f"{name} {value:.1f} ms ({value / total:.0%})" for name, value in parts.items())
-            common.console.print(f"fbgemm's step, {row['model']}: {told}")
+            common.console.print(f"{row['system']}'s step, {row['label']}: {told}")
 
 
-def _summary_row(model: str, system: str, runs: list[dict[str, Any]]) -> tuple[str, ...]:
+def _summary_row(system: str, runs: list[dict[str, Any]]) -> tuple[str, ...]:
     cpu = [row["cpu_seconds_per_1000_samples"] for row in runs if "cpu_seconds_per_1000_samples" in row]
     return (
-        model,
+        runs[0]["label"],
         system,
         f"{runs[0]['rows']:,}",
         f"{statistics.median(row['samples_per_second'] for row in runs):,.0f}",

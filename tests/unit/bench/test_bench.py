@@ -21,7 +21,21 @@ import pytest
 import torch
 from bench_runs import overhead_runs, plant_wrong_parity, trace_of
 
-from regrow.bench import accuracy, balance, common, kernels, overhead, peer, plots, recovery, soak, train
+from regrow.bench import (
+    accuracy,
+    balance,
+    common,
+    kernels,
+    models,
+    overhead,
+    peer,
+    peer_run,
+    plots,
+    recovery,
+    soak,
+    train,
+    worker,
+)
 from regrow.errors import RegrowError, UserError
 from regrow.launch.failures import Failure
 from regrow.nn.check import check_parity
@@ -126,7 +140,7 @@ def test_bandwidth_is_measured_per_thread_count() -> None:
     assert min(one.copy, one.random_rows, two.copy, two.random_rows) > 0
 
 
-@pytest.mark.parametrize("module", [kernels, train, accuracy, overhead, recovery, balance, soak])
+@pytest.mark.parametrize("module", [kernels, train, models, worker, accuracy, overhead, recovery, balance, soak])
 def test_benches_have_the_same_door(module: Any) -> None:
     assert module.SUMMARY.endswith(".")
     parameters = inspect.signature(module.run).parameters
@@ -224,7 +238,7 @@ def test_peer_names_unknown_choices() -> None:
     with pytest.raises(ValueError, match="unknown layout 'sideways'"):
         peer.PeerTables([3], 4, layout="sideways")
     with pytest.raises(ValueError, match="unknown dense optimizer"):
-        peer.dense_optimizer("lion", [], 0.1)
+        peer_run.dense_optimizer("lion", [], 0.1)
 
 
 def test_peer_reason_says_how_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -255,7 +269,7 @@ def test_peer_failure_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     failed = subprocess.CompletedProcess(args=[], returncode=1, stdout="", stderr="Traceback\nValueError: no\n")
     monkeypatch.setattr(common.subprocess, "run", lambda *args, **options: failed)
     config = train.make_config("kaggle", train.QUICK)
-    with pytest.raises(RegrowError, match=r"the peer failed .*ValueError: no"):
+    with pytest.raises(RegrowError, match=r"the peer \(fbgemm\) failed .*ValueError: no"):
         train.run_peer(config, size=train.QUICK, cores=1, layouts=("split",), rate=1.0)
 
 
@@ -294,9 +308,10 @@ def test_train_compares_run_by_run(monkeypatch: pytest.MonkeyPatch, tmp_path: An
 
     def run_peer(config: Any, *, layouts: Any, **rest: Any) -> dict[str, Any]:
         asked.append(tuple(layouts))
-        return figures(layout="merged", step_milliseconds={"data": 1.0})
+        return figures(layout="merged", waiting="passive", step_milliseconds={"data": 1.0})
 
     monkeypatch.setattr(train, "run_peer", run_peer)
+    monkeypatch.setattr(train, "choose_waiting", lambda comparison, **rest: "passive")
     monkeypatch.setattr(train, "run_ours", lambda config, **rest: figures())
     monkeypatch.setattr(train.peer, "missing_reason", lambda: None)
     path = tmp_path / "train.json"

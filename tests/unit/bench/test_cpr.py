@@ -375,12 +375,13 @@ def test_how_late_reports_are() -> None:
 def test_stalls_are_held_against_reading() -> None:
     row = {"bytes": 10**9, "load_s": 2.0, "stall_s": 1.2, "save_s": 3.0, "capture_steps": 0.02, "late_steps": 0.3}
     report = _report()
-    cpr_stall.judge(report, {**row, "capture_seconds_max": 0.002, "step_seconds": 0.1}, 1.0)
+    cpr_stall.judge(report, {**row, "capture_seconds_max": 0.002, "capture_work_steps": 0.2, "step_seconds": 0.1}, 1.0)
     met = {name: ratio.met for name, ratio in report.ratios.items()}
     assert met == {
         "stall_seconds": True,
         "stall_seconds_aim": False,
         "hold_steps_capture": True,
+        "hold_steps_capture_processor": False,
         "late_steps_saves": False,
     }
 

@@ -15,6 +15,7 @@ from regrow.config import TrainConfig
 from regrow.errors import RegrowError, UserError
 from regrow.launch.orders import Progress
 from regrow.launch.status import RunStatus
+from regrow.launch.tiers import FRAME_BYTES_BESIDE, Needs
 
 
 def test_growth_compares_the_last_third_with_the_first() -> None:
@@ -126,3 +127,28 @@ def test_processes_by_role(tmp_path: Path) -> None:
 def test_soak_says_what_minutes_may_be() -> None:
     with pytest.raises(UserError, match="must be between"):
         soak.run(quick=True, json_path=None, minutes=0.01)
+    with pytest.raises(UserError, match="--store attic: must be memory or tiered"):
+        soak.run(quick=True, json_path=None, store="attic")
+
+
+def test_rows_on_disk_are_ten_times_the_cache(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    memory = soak.make_config(tmp_path, mode="sync", mtbf=20.0, r=1, rows_max=soak.ROWS_MAX)
+    config = soak.put_on_disk(memory, tmp_path / "rows")
+    needs = Needs(config)
+    *tables, dense = (rows * (record + FRAME_BYTES_BESIDE) for rows, _, record in needs.list_tables())
+    assert sum(tables) / (config.cache_bytes - dense) == pytest.approx(10.0, rel=0.01)
+    assert config.cache_bytes >= needs.cache_bytes_min
+    (tmp_path / "rows" / "server-0").mkdir(parents=True)
+    (tmp_path / "rows" / "server-0" / "home").write_bytes(bytes(1000))
+    assert soak_watch.measure_files(tmp_path / "rows") == 1000
+    watch = soak_watch.Watch()
+    watch.rows_bytes_max = 2 * soak.find_files_bound(config)
+    summary = {
+        **dict.fromkeys(("seconds", "samples_per_s"), 60.0),
+        **{"status": "ok", "steps_done": 5, "redo_bytes_peak": 0, "failures": [], "sabotage_random": []},
+        "restores": [{}, {}],
+    }
+    report = common.Report.start("soak")
+    soak.judge(report, config, summary, watch)
+    assert {name for name, ratio in report.ratios.items() if not ratio.met} == {"sync_files_of_their_bound"}
+    assert "all went back to a checkpoint in the files of rows 2 times" in capsys.readouterr().out
