@@ -14,11 +14,14 @@ if TYPE_CHECKING:
     from regrow.launch.cluster import LocalCluster as LocalCluster
     from regrow.nn.embedding import EmbeddingBagCollection as EmbeddingBagCollection
     from regrow.nn.embedding import EmbeddingBagConfig as EmbeddingBagConfig
+    from regrow.nn.embedding import EmbeddingConfig as EmbeddingConfig
     from regrow.nn.embedding import KeyedJaggedTensor as KeyedJaggedTensor
     from regrow.nn.embedding import KeyedTensor as KeyedTensor
     from regrow.nn.embedding import PoolingType as PoolingType
+    from regrow.nn.jagged import JaggedTensor as JaggedTensor
     from regrow.nn.job import Job as Job
     from regrow.nn.job import join as join
+    from regrow.nn.loading import load as load
     from regrow.nn.optimizer import OptimizerSpec as OptimizerSpec
     from regrow.protection import ErasureCode as ErasureCode
     from regrow.protection import Partial as Partial
@@ -27,8 +30,10 @@ if TYPE_CHECKING:
 _HOMES = {
     "EmbeddingBagCollection": "regrow.nn.embedding",
     "EmbeddingBagConfig": "regrow.nn.embedding",
+    "EmbeddingConfig": "regrow.nn.embedding",
     "ErasureCode": "regrow.protection",
     "InProcessCluster": "regrow.runtime.inprocess",
+    "JaggedTensor": "regrow.nn.jagged",
     "Job": "regrow.nn.job",
     "KeyedJaggedTensor": "regrow.nn.embedding",
     "KeyedTensor": "regrow.nn.embedding",
@@ -37,6 +42,7 @@ _HOMES = {
     "Partial": "regrow.protection",
     "PoolingType": "regrow.nn.embedding",
     "join": "regrow.nn.job",
+    "load": "regrow.nn.loading",
 }
 
 # What was called otherwise before; the old names warn for one release.

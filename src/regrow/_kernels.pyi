@@ -3,7 +3,8 @@
 Arrays are anything that offers DLPack or the buffer protocol (NumPy, torch on the CPU), C-contiguous and of
 exactly the dtype named here: nothing is converted or copied. A wrong dtype, shape or value raises ValueError,
 an id, slot or table that does not exist IndexError, both before anything has been changed. Every function has
-a slow twin in `regrow.core.twins`; that of captures is in tests/unit/store/test_capture.py.
+a slow twin in `regrow.core.twins`; those of captures and of readers of data are in tests/unit/store and
+tests/unit/data.
 """
 
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from typing_extensions import Buffer
 
 # NumPy arrays or torch tensors; the dtype is in the name.
 _F32 = Any
+_F64 = Any
 _I32 = Any
 _I64 = Any
 _U32 = Any
@@ -42,6 +44,12 @@ def crc32c(data: Buffer | npt.NDArray[Any], seed: int = 0) -> int:
 
 def crc32c_blocks(data: Buffer | npt.NDArray[Any], block_bytes: int) -> npt.NDArray[np.uint32]:
     """CRC-32C of each block of a buffer; the last may be shorter."""
+
+def read_ranges(
+    fd: int, starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64], gap: int = 0
+) -> npt.NDArray[np.uint8]:
+    """Parts of a file, one after the other, by one call; those at most `gap` bytes apart are read at once. Fewer bytes
+    if the file ends before."""
 
 def shard_bytes(rows: int, dim: int, k: int, r: int, rings: int, servers: int, optimizer: str) -> int:
     """Memory one table takes on each server, with its parities if r > 0."""
@@ -321,6 +329,15 @@ class Plan:
     def unpool(self, grad: _F32, grads: _F32) -> None:
         """Gives every looked-up row the sum of its bags' gradients, in lookup order. Skips static rows."""
 
+    def expanded_floats(self, feature: int) -> int:
+        """Floats in the vectors of a feature whose table is expanded: one vector for each id."""
+
+    def expand(self, feature: int, rows: _F32, out: _F32) -> None:
+        """Writes the row of each of the feature's ids, in their order."""
+
+    def collapse(self, feature: int, grad: _F32, grads: _F32) -> None:
+        """Gives every row of the feature the sum of its vectors' gradients. Features of one table in their order."""
+
     def static_get(self, table: int, rows: _F32, out: _F32) -> None:
         """Copies all rows of a static table, in row order, out of the rows of the batch."""
 
@@ -343,6 +360,7 @@ class Router:
         r: Sequence[int],
         table_index: Sequence[int],
         mean_pooling: Sequence[bool],
+        expanded: Sequence[bool] | None = None,
         feature_tables: Sequence[int],
         static_tables: Sequence[int],
         servers: int,
@@ -366,6 +384,45 @@ def parse_criteo(
 
 def skip_lines(text: _U8, *, lines_max: int, final: bool) -> tuple[int, int]:
     """(lines, bytes) of up to lines_max lines."""
+
+class SampleParser:
+    """Columns to samples, as a schema says; `field` is the number of a column."""
+
+    def __init__(self, *, fields: int, delimiter: str = ",", threshold: float | None = None) -> None: ...
+    def set_label(self, field: int) -> None: ...
+    def set_dense(self, field: int, *, index: int, missing: float, log1p: bool) -> None: ...
+    def set_ids(
+        self,
+        field: int,
+        *,
+        index: int,
+        kind: str,
+        values: int,
+        rows: int,
+        missing: int,
+        separator: str | None = None,
+        words: Sequence[bytes] = (),
+    ) -> None: ...
+    def parse(
+        self, text: _U8, *, skip_bad: bool, dense: _F32, labels: _F32
+    ) -> tuple[int, int, _I64, _I32 | None, tuple[int, int, str] | None]:
+        """Samples of whole lines: (lines, samples, ids, lengths, (line, column, reason) of the first bad one)."""
+    def take_labels(
+        self, field: int, values: _F64, valid: _U8 | None, labels: _F32, bad: _U8
+    ) -> tuple[int, int, str] | None:
+        """Labels from an array; marks bad lines, returns the first."""
+    def take_dense(
+        self, field: int, values: _F64, valid: _U8 | None, dense: _F32, bad: _U8
+    ) -> tuple[int, int, str] | None:
+        """A dense feature from an array; marks bad lines, returns the first."""
+    def take_texts(
+        self, field: int, offsets: _I64, text: _U8, valid: _U8 | None, bags: _I64 | None, bad: _U8
+    ) -> tuple[_I64, _I32, tuple[int, int, str] | None]:
+        """(ids, lengths, first bad line) of texts; those of a bag are bags[i]..bags[i + 1]."""
+    def take_wholes(
+        self, field: int, values: _I64, valid: _U8 | None, bags: _I64 | None, bad: _U8
+    ) -> tuple[_I64, _I32, tuple[int, int, str] | None]:
+        """(ids, lengths, first bad line) of whole numbers."""
 
 class TieredShard:
     """The rows of one server, some of them on disk: as `Shard`, where the names are the same. See docs/tiered.md."""

@@ -22,6 +22,7 @@ from regrow.defaults import OWN_SAVES, derive_values
 from regrow.errors import ConfigError, UserError
 from regrow.fields import SPELLED, check_types, parse_field, read_options
 from regrow.hanging import parse_silent
+from regrow.inputs import check_data, check_model, find_shape, split_data
 from regrow.protection import (
     AUTO,
     CODE_RANGES,
@@ -69,7 +70,7 @@ FRAMES_PER_FLUSH = 2  # the push that fills a flush goes along with it
 
 
 # With a script, these are its own.
-SCRIPTS_OWN = ("data", "model", "rows_max", "train_rows", "test_rows", "prefill", "steps", "epochs")
+SCRIPTS_OWN = ("data", "schema", "model", "rows_max", "train_rows", "test_rows", "prefill", "steps", "epochs")
 
 # What options were called before. Checkpoints keep the configuration they were made with, for ever.
 RENAMED = {"groups": "rings"}
@@ -81,8 +82,11 @@ class TrainConfig:
 
     # -- what is trained on what -------------------------------------------------------------------------
 
-    # "synthetic" (Criteo-like, made as it is read) or "criteo:PATH" (Criteo TSV, plain or .gz).
+    # "synthetic" (Criteo-like, made as it is read), "criteo:PATH" (Criteo TSV, plain or .gz), "csv:PATH",
+    # "parquet:PATH" or "npz:PATH" with a schema, or "module:function", which returns a data set.
     data: str = "synthetic"
+    # A FILE.toml that says what the columns of csv, parquet and npz data mean. The model's tables follow from it.
+    schema: str | None = None
     # A preset of `regrow.nn.presets`, or a FILE.toml with the same fields (dim, bottom, top, rows or
     # rows_max, ...).
     model: str = "kaggle"
@@ -178,7 +182,7 @@ class TrainConfig:
     store_io: str = "auto"
     # Threads of a server for its files. Too few: reads queue up. Too many: they take processors from everybody.
     store_threads: int = 4
-    # Of the files of one server. Too small: no space for what changes. None: what its rows need, and a half more.
+    # Of the files of one server. Too small: no space for what changes. None: twice what its rows need.
     store_bytes_max: int | None = None
     # lru: rows not used for longest leave the cache, between batches. none: no cache. self: as lru, but every access
     # tidies up itself. The last two are to compare with.
@@ -290,6 +294,8 @@ class TrainConfig:
     # Compute model_sha256 over every row at the end: two runs are equal if it is. Reads the whole model
     # once.
     digest: bool = True
+    # Every worker writes digests of each step to steps/ of the run directory. Costs a few passes over what a step uses.
+    step_digests: bool = False
     # Compare every parity with the rows it protects at the end; one that is wrong fails the run. Reads everything once.
     check_parity: bool = False
 
@@ -368,13 +374,13 @@ class TrainConfig:
 
     @property
     def data_kind(self) -> str:
-        """ "synthetic" or "criteo"."""
-        return self.data.partition(":")[0]
+        """ "synthetic", "criteo", "csv", "parquet", "npz" or "module"."""
+        return split_data(self.data)[0]
 
     @property
     def data_path(self) -> Path | None:
         """Where the data is, for data that is somewhere."""
-        path = self.data.partition(":")[2]
+        path = split_data(self.data)[1]
         return Path(path) if path else None
 
     @property
@@ -383,7 +389,7 @@ class TrainConfig:
         if self.script:
             named = self.script[1:2] if self.script[0] == "-m" else self.script[:1]
             return Path(*named).stem or "script"
-        return Path(self.model).stem if self.model.endswith(".toml") else self.model
+        return Path(self.model).stem if self.model.endswith(".toml") else self.model.rpartition(":")[2]
 
     @property
     def code(self) -> ErasureCode | PartialRecovery | None:
@@ -445,10 +451,10 @@ class TrainConfig:
         return tuple(sorted(kills + pauses, key=lambda sabotage: sabotage.step))
 
     def load_model(self) -> ModelConfig:
-        """The model's shape, from its preset or its file, with `rows_max` applied."""
+        """The model's shape, from its preset or its file and its data, with `rows_max` applied."""
         from regrow.nn import presets  # late: `regrow.nn` is for model authors, who import this module
 
-        return presets.load(self.model, rows_max=self.rows_max)
+        return presets.load(self.model, rows_max=self.rows_max, data=find_shape(self))
 
 
 def read_stored(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -477,8 +483,8 @@ def _check(config: TrainConfig) -> None:
     if config.script:
         _check_script(config)
     else:
-        _check_data(config)
-        _check_model(config)
+        check_data(config)
+        check_model(config)
     check_range(config, "servers", 1, SERVERS_MAX)
     check_range(config, "workers", 1, WORKERS_MAX)
     check_range(config, "batch", 1, 1 << 24)
@@ -554,33 +560,7 @@ def _check_script(config: TrainConfig) -> None:
     for name in SCRIPTS_OWN:
         if getattr(config, name) != _find_default(name):
             raise ConfigError(name, getattr(config, name), "is the script's own business", hint="say it to the script")
-    if config.protection == "partial":
-        hint = "ec, delta, full and ec+delta do"
-        raise ConfigError("protection", config.protection, "does not go with a script of your own yet", hint=hint)
 
 
 def _find_default(name: str) -> Any:
     return next(field.default for field in dataclasses.fields(TrainConfig) if field.name == name)
-
-
-def _check_data(config: TrainConfig) -> None:
-    if config.data == "synthetic" or (config.data.startswith("criteo:") and config.data != "criteo:"):
-        return
-    hint = None
-    if config.data.startswith("criteo"):
-        hint = "name the file: criteo:PATH"
-    elif config.data.endswith((".tsv", ".txt", ".gz")):
-        hint = f"for a file in Criteo's format: criteo:{config.data}"
-    raise ConfigError("data", config.data, 'must be "synthetic" or "criteo:PATH"', hint=hint)
-
-
-def _check_model(config: TrainConfig) -> None:
-    names = model_names()
-    if config.model in names or (config.model.endswith(".toml") and len(config.model) > len(".toml")):
-        return
-    raise ConfigError(
-        "model",
-        config.model,
-        f"must be one of {', '.join(names)}, or a FILE.toml",
-        hint=nearest(config.model, names, quiet=True),
-    )

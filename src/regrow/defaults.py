@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
+import zlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -30,7 +31,7 @@ THREADS_PER_WORKER_DEFAULT_MAX = 8  # past this the small matrices of a DLRM do 
 SCRIPT_SILENT = "worker=60"
 BATCH_DEFAULT, BATCH_SMALL = 2048, 128
 STEPS_PER_EPOCH_WANTED = 400
-CRITEO_ROW_BYTES, CRITEO_GZ_ROW_BYTES = 241, 88  # mean of the public file
+HEAD_BYTES = 1 << 16  # of a file, to see how long its lines are
 
 
 def derive_values(config: Any) -> dict[str, Any]:
@@ -80,16 +81,29 @@ def choose_batch(given: Mapping[str, Any]) -> int:
     """The largest power of two up to 2048 that leaves every worker about 400 steps in an epoch, but at least 128."""
     kind, _, path = str(given["data"]).partition(":")
     workers = given["workers"]
-    if kind != "criteo" or not isinstance(workers, int) or workers < 1:
+    if kind not in ("criteo", "csv", "parquet", "npz") or not isinstance(workers, int) or workers < 1:
         return BATCH_DEFAULT
     rows = given["train_rows"]
     if not isinstance(rows, int):
-        try:
-            rows = os.path.getsize(path) // (CRITEO_GZ_ROW_BYTES if path.endswith(".gz") else CRITEO_ROW_BYTES)
-        except OSError:
+        rows = estimate_lines(path) if kind in ("criteo", "csv") else None
+        if rows is None:
             return BATCH_DEFAULT  # that the file is missing will be said elsewhere
     fitting = max(1, rows // (workers * STEPS_PER_EPOCH_WANTED))
     return max(BATCH_SMALL, min(BATCH_DEFAULT, 1 << (fitting.bit_length() - 1)))
+
+
+def estimate_lines(path: str) -> int | None:
+    """About how many lines a text file has, from those at its front; None if it cannot be read."""
+    try:
+        with open(path, "rb") as file:
+            head = file.read(HEAD_BYTES)
+        if head[:2] == b"\x1f\x8b":
+            text = zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(head)
+        else:
+            text = head = head[: head.rfind(b"\n") + 1]
+        return os.path.getsize(path) * text.count(b"\n") // max(1, len(head))
+    except (OSError, zlib.error):
+        return None
 
 
 def cores_usable() -> int:

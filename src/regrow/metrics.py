@@ -6,6 +6,8 @@ Only arrays go in; nothing here knows where the scores come from. `auc` is exact
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -46,7 +48,8 @@ def logloss(labels: ArrayLike, logits: ArrayLike) -> float:
 
 
 class Metric(Protocol):
-    """Something that is told of predictions, a batch at a time, and says how good they were."""
+    """Something that is told of predictions, a batch at a time, and says how good they were. One that also has
+    `metric_state`, arrays by name, and `merge_state(such a dictionary)` can be told of them in several places."""
 
     name: str
 
@@ -70,24 +73,40 @@ class AUC:
     def compute(self) -> float:
         return auc(np.concatenate(self._labels), np.concatenate(self._scores)) if self._labels else float("nan")
 
+    @property
+    def metric_state(self) -> dict[str, list[NDArray[Any]]]:
+        return {"labels": self._labels, "scores": self._scores}
+
+    def merge_state(self, state: Mapping[str, Any]) -> None:
+        self._labels += state["labels"]
+        self._scores += state["scores"]
+
 
 class LogLoss:
-    """`logloss` of all that it was told."""
+    """`logloss` of all that it was told. Sums of batches are added up exactly, so that their order does not matter."""
 
     name = "logloss"
 
     def __init__(self) -> None:
-        self._sum = 0.0
+        self._sums: list[float] = []
         self._count = 0
 
     def update(self, labels: NDArray[Any], logits: NDArray[Any]) -> None:
         count = int(np.asarray(labels).size)
         if count:
-            self._sum += logloss(np.asarray(labels).reshape(-1), np.asarray(logits).reshape(-1)) * count
+            self._sums.append(logloss(np.asarray(labels).reshape(-1), np.asarray(logits).reshape(-1)) * count)
             self._count += count
 
     def compute(self) -> float:
-        return self._sum / self._count if self._count else float("nan")
+        return math.fsum(self._sums) / self._count if self._count else float("nan")
+
+    @property
+    def metric_state(self) -> dict[str, NDArray[Any]]:
+        return {"sums": np.array(self._sums, np.float64), "count": np.array(self._count)}
+
+    def merge_state(self, state: Mapping[str, Any]) -> None:
+        self._sums += state["sums"].tolist()
+        self._count += int(state["count"])
 
 
 @dataclass(slots=True)

@@ -307,7 +307,7 @@ def check_partial(config: Any) -> None:
 
 
 def _check_priority_tables(config: Any) -> None:
-    if config.priority_tables in ("all", "largest"):
+    if config.priority_tables in ("all", "largest") or config.script:  # whose tables are not known yet
         return
     known = [f"t_cat_{index}" for index in range(config.load_model().tables)]
     for name in config.priority_tables.split(","):

@@ -13,7 +13,7 @@ from regrow.protection import check_choice, check_range
 from regrow.units import GIB, KIB, Interval
 
 STORES = ("memory", "tiered")
-STORE_IO = ("auto", "direct", "threads")
+STORE_IO = ("auto", "direct", "mmap", "threads")
 CACHE_POLICIES = ("lru", "none", "self")
 CACHE_BYTES_DEFAULT = GIB
 CACHE_BYTES_MIN = 64 * KIB

@@ -117,7 +117,7 @@ WAITS: tuple[Wait, ...] = (
     ),
     Wait(
         name="command",
-        who="a spare, or a worker that is through",
+        who="a spare, or a worker that is through or judges with others",
         what="its next command",
         bounds=("wait: answer",),
         notices="launcher, which asks it all the while; its end closes the pipe",
@@ -196,13 +196,12 @@ WAITS: tuple[Wait, ...] = (
             "runtime/client.py:Client._wait_for_window",
             "nn/embedding.py:EmbeddingBagCollection.drain",
             "nn/embedding.py:_Lookup.forward",
+            "nn/embedding.py:_ExpandedLookup.forward",
             "nn/job.py:Job._begin_step",
             "nn/job.py:Job.refresh",
             "nn/job.py:Job.settle",
+            "nn/lookup.py:Lookup.expand",
             "nn/lookup.py:Lookup.pool",
-            "nn/trainer.py:Trainer.train",
-            "nn/trainer.py:Trainer._step",
-            "nn/trainer.py:Trainer.evaluate",
         ),
     ),
     Wait(
@@ -220,7 +219,6 @@ WAITS: tuple[Wait, ...] = (
         calls=(
             "runtime/client.py:SocketClient._wait_until_open",
             "nn/job.py:Job._begin",
-            "nn/trainer.py:Trainer.connect",
             "runtime/inprocess.py:InProcessCluster.client",
         ),
     ),

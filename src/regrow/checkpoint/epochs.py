@@ -18,6 +18,7 @@ from typing import Any
 
 import msgspec
 
+from regrow.checkpoint.extras import Extras
 from regrow.checkpoint.manifest import Cut, Line, Refused, unwrap, wrap
 from regrow.checkpoint.storage import Storage
 from regrow.core.cut import EpochPart
@@ -63,27 +64,42 @@ class EpochWriter:
     starts: int
     extra: dict[str, Any]
     made_by: str
+    extras: Extras = dataclasses.field(default_factory=Extras)
     clock: Callable[[], float] = time.time
     _storage: Storage | None = None
     _order: int = 0
+    _last: EpochManifest | None = None
 
     def write(self, job: JobSpec, cut: WriteManifest) -> ManifestWritten:
         """Writes the manifest: from here on the checkpoint exists."""
         try:
-            self._storage = self._storage or Storage.open(self.url)
-            names = _list_names(self._storage)
-            self._order = max([self._order, *(order for order, _ in names)]) + 1
-            manifest = self._make(job, cut)
-            self._storage.write(f"{FOLDER}/{manifest.file_name}", wrap(msgspec.json.encode(manifest)))
-            for _, name in names[: 1 - KEPT]:
-                with contextlib.suppress(CheckpointError):  # one too many does no harm
-                    self._storage.delete(f"{FOLDER}/{name}")
+            self._write(self._make(job, cut))
             return ManifestWritten(number=cut.number)
         except RegrowError as error:
             return ManifestWritten(number=cut.number, error=error.message)
         except Exception as error:
             log.exception("cut %d", cut.number)
             return ManifestWritten(number=cut.number, error=repr(error))
+
+    def _write(self, manifest: EpochManifest) -> None:
+        """As the newest."""
+        self._storage = self._storage or Storage.open(self.url)
+        names = _list_names(self._storage)
+        self._order = max([self._order, *(order for order, _ in names)]) + 1
+        manifest = msgspec.structs.replace(manifest, order=self._order)
+        self._storage.write(f"{FOLDER}/{manifest.file_name}", wrap(msgspec.json.encode(manifest)))
+        self._last = manifest
+        for _, name in names[: 1 - KEPT]:
+            with contextlib.suppress(CheckpointError):  # one too many does no harm
+                self._storage.delete(f"{FOLDER}/{name}")
+
+    def write_extra(self) -> None:
+        """As `ManifestWriter.write_extra`."""
+        if self._last is None or not self.extras.is_new:
+            return
+        target = self._last.target
+        extra = {**target.extra, **self.extras.pick(target.marks)}
+        self._write(msgspec.structs.replace(self._last, target=msgspec.structs.replace(target, extra=extra)))
 
     def discard(self, pieces: tuple[str, ...]) -> None:
         """Of a cut that was given up nothing is left but rows that the next one writes over."""
@@ -95,7 +111,7 @@ class EpochWriter:
             marks=cut.marks,
             created=self.clock(),
             job=msgspec.to_builtins(job),
-            extra={**self.extra, "run": self.run},
+            extra={**self.extra, "run": self.run, **self.extras.pick(cut.marks)},
             line=Line(run=self.run, turn=(self.starts, *divmod(cut.number, TERM))),
         )
         epochs = tuple(msgspec.json.decode(part, type=EpochPart).epoch for part in cut.chunks)

@@ -136,7 +136,7 @@ class _Export:
             if table.init_bound is None:
                 _check_whole(self._full, table)
             elif table.init_bound:
-                for count in _fill_initial(values.numpy(), table, seed=self._seed):
+                for count in fill_initial(values.numpy(), table, seed=self._seed):
                     done += count
                     progress(done)
 
@@ -266,7 +266,7 @@ def _dtype(name: str, described: tuple[str, tuple[int, ...]]) -> tuple[str, int]
     return DTYPES[described[0]]
 
 
-def _fill_initial(values: npt.NDArray[np.float32], table: TableInfo, *, seed: int) -> Iterator[int]:
+def fill_initial(values: npt.NDArray[np.float32], table: TableInfo, *, seed: int) -> Iterator[int]:
     """What rows were before anybody touched them; yields bytes done. A server's arena computes its own, and is the
     fastest to ask."""
     assert table.init_bound is not None

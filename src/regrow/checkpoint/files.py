@@ -21,7 +21,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import fsspec
+import numpy as np
+import numpy.typing as npt
 
+from regrow import _kernels
 from regrow.checkpoint import direct, failpoints
 from regrow.checkpoint.manifest import MANIFEST
 from regrow.errors import UserError
@@ -32,6 +35,7 @@ TEMPORARY = ".tmp-"  # in a file name: not finished, and not to be counted
 # What file systems call the time of a file's last change; the time it was made comes last.
 _CHANGED_KEYS = ("LastModified", "last_modified", "mtime", "updated", "created")
 
+Offsets = npt.NDArray[np.int64]  # in a file
 Whole = bytes | memoryview
 Data = Whole | Sequence[memoryview]  # in one piece, or in several that follow each other
 
@@ -144,12 +148,12 @@ class LocalFiles:
                 return file.readall()
             return direct.read(file.fileno(), size, memory if len(memory) >= size else direct.allocate_aligned(size))
 
-    def read_ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+    def read_ranges(self, path: str, starts: Offsets, ends: Offsets, gap: int) -> direct.Bytes:
         with (self._root / path).open("rb", buffering=0) as file:
             descriptor = file.fileno()
             if hasattr(os, "posix_fadvise"):  # or what is behind each of them would be read too
                 os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_RANDOM)
-            return [os.pread(descriptor, end - start, start) for start, end in ranges]
+            return _kernels.read_ranges(descriptor, starts, ends, gap)
 
     def write(self, path: str, data: Data, given_up: threading.Event) -> None:
         target = self._root / path

@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from regrow.checkpoint.extras import Extras
 from regrow.checkpoint.manifest import MANIFEST, ChunkInfo, Cut, Line, Manifest, TableInfo, Turn
 from regrow.checkpoint.merger import clear_wanted, read_wanted_full
 from regrow.checkpoint.order import make_line
@@ -51,9 +52,11 @@ class ManifestWriter:
     encoding: str
     bits: int
     made_by: str
+    extras: Extras = dataclasses.field(default_factory=Extras)
     clock: Callable[[], float] = time.time
     _storage: Storage | None = None
     _seen: dict[str, Turn] | None = None  # other runs, when this one made its first checkpoint
+    _last: Manifest | None = None
 
     def open(self) -> Storage:
         self._storage = self._storage or Storage.open(self.url)
@@ -63,20 +66,33 @@ class ManifestWriter:
         """Writes the manifest: from here on the checkpoint exists."""
         try:
             storage = self.open()
-            manifest = self._make(job, cut, self._make_line(storage, cut.number))
-            # Whoever was stopped for long enough may find that they were taken for left over.
-            if lost := storage.find_lost(manifest):
-                raise CheckpointError(f"{lost} is gone")
-            storage.write_manifest(manifest)
-            if lost := storage.find_lost(manifest):  # or was stopped just then
-                storage.delete(f"{manifest.name}/{MANIFEST}")
-                raise CheckpointError(f"{lost} is gone")
+            self._write(storage, self._make(job, cut, self._make_line(storage, cut.number)))
             return ManifestWritten(number=cut.number, full_wanted=_full_wanted(storage, full=cut.source is None))
         except RegrowError as error:
             return ManifestWritten(number=cut.number, error=error.message)
         except Exception as error:
             log.exception("cut %d", cut.number)
             return ManifestWritten(number=cut.number, error=repr(error))
+
+    def _write(self, storage: Storage, manifest: Manifest) -> None:
+        # Whoever was stopped for long enough may find that they were taken for left over.
+        if lost := storage.find_lost(manifest):
+            raise CheckpointError(f"{lost} is gone")
+        storage.write_manifest(manifest)
+        if lost := storage.find_lost(manifest):  # or was stopped just then
+            storage.delete(f"{manifest.name}/{MANIFEST}")
+            raise CheckpointError(f"{lost} is gone")
+        self._last = manifest
+
+    def write_extra(self) -> None:
+        """Training is over, its last checkpoint is there, and then the script had something else to be kept: the same
+        manifest with that. Raises CheckpointError if that checkpoint was merged into another meanwhile."""
+        if self._last is None or not self.extras.is_new:
+            return
+        target = self._last.target
+        extra = {**target.extra, **self.extras.pick(target.marks)}
+        changed = msgspec.structs.replace(target, extra=extra)
+        self._write(self.open(), msgspec.structs.replace(self._last, target=changed))
 
     def discard(self, pieces: tuple[str, ...]) -> None:
         """Removes what is left of cuts that were given up. It only takes space, so errors do not matter."""
@@ -99,7 +115,7 @@ class ManifestWriter:
             marks=cut.marks,
             created=self.clock(),
             job=msgspec.to_builtins(job),
-            extra={**self.extra, "run": self.run},
+            extra={**self.extra, "run": self.run, **self.extras.pick(cut.marks)},
             line=line,
         )
         return Manifest(

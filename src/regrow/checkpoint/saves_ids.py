@@ -28,6 +28,11 @@ _COUNTS = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).sum(
     axis=1, dtype=np.uint8
 )  # of bits in a byte
 
+# Which bit of a byte is its first, second, ... that is set.
+_NTH_BITS = np.argsort(
+    np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little") == 0, axis=1, kind="stable"
+)
+
 Bits = npt.NDArray[np.uint8]
 BundleSums = dict[str, npt.NDArray[np.uint32]]
 
@@ -72,12 +77,26 @@ class RowSet:
         if self.ids is not None:
             return np.searchsorted(self.ids, ids)
         assert self.bits is not None
-        if self._before is None:
-            self._before = np.concatenate(([0], np.cumsum(_COUNTS[self.bits], dtype=np.int64)))
         places = ids - np.uint32(self.first)
         below = self.bits[places >> 3] & ((np.uint8(1) << (places & 7).astype(np.uint8)) - np.uint8(1))
-        ranks: npt.NDArray[np.int64] = self._before[places >> 3] + _COUNTS[below]
+        ranks: npt.NDArray[np.int64] = self._count_before()[places >> 3] + _COUNTS[below]
         return ranks
+
+    def list_at(self, ranks: npt.NDArray[np.int64]) -> Ids:
+        """The rows before which there are so many, each less than there are."""
+        if self.ids is not None:
+            return self.ids[ranks]
+        assert self.bits is not None
+        before = self._count_before()
+        places = np.searchsorted(before, ranks, side="right") - 1
+        bits = _NTH_BITS[self.bits[places], ranks - before[places]]
+        ids: Ids = (self.first + 8 * places + bits).astype(np.uint32)
+        return ids
+
+    def _count_before(self) -> npt.NDArray[np.int64]:
+        if self._before is None:
+            self._before = np.concatenate(([0], np.cumsum(_COUNTS[self.bits], dtype=np.int64)))
+        return self._before
 
     def find(self, ids: Ids) -> npt.NDArray[np.bool_]:
         """Which of these are in it."""
@@ -152,6 +171,9 @@ class IdsFile:
             if _kernels.crc32c(file) != save.ids.crc32c:
                 raise Refused("damaged (checksum)")
             self._tensors = unpack_tensors(file)
+            self._sums: dict[tuple[int, str], BundleSums] = {}
+            for name, each in self._tensors.items():
+                self._keep_sums(name, each)
         except Refused as error:
             raise CheckpointError(f"{self._where}: {error}", hint="this save cannot be used") from None
 
@@ -161,8 +183,14 @@ class IdsFile:
 
     def sums_of(self, number: int, table: str) -> BundleSums:
         """Checksums of the bundles of a table's rows in a chunk, by part; none if the save was made without."""
-        prefix = f"{number}/{table}/sums/"
-        return {name.removeprefix(prefix): each for name, each in self._tensors.items() if name.startswith(prefix)}
+        return self._sums.get((number, table), {})
+
+    def _keep_sums(self, name: str, each: npt.NDArray[Any]) -> None:
+        """`name` as `IdsKeeper` gives it: 7/table/sums/weight."""
+        rest, _, part = name.rpartition("/")
+        if rest.endswith("/sums"):
+            number, _, table = rest.removesuffix("/sums").partition("/")
+            self._sums.setdefault((int(number), table), {})[part] = each
 
     def _find(self, number: int, table: str, count: int) -> RowSet:
         ids, bits, first = (self._tensors.get(f"{number}/{table}/{name}") for name in ("ids", "bits", "first"))
@@ -214,6 +242,8 @@ class SeenRows:
 
 
 def _list_bits(bits: Bits, first: int) -> Ids:
+    if (bits == 255).all():  # as of a table that was trained for long
+        return np.arange(first, first + 8 * len(bits), dtype=np.uint32)
     ids: Ids = np.flatnonzero(np.unpackbits(bits, bitorder="little").view(np.bool_)).astype(np.uint32)
     ids += np.uint32(first)
     return ids

@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Executor, Future
 
 import numpy as np
@@ -34,6 +35,7 @@ from regrow.checkpoint.saves_pieces import (
     BUNDLES_SHARE_MAX,
     Bundles,
     Sums,
+    Wish,
     count_bundle_rows,
     find_bundles,
     read_bundles,
@@ -41,6 +43,8 @@ from regrow.checkpoint.saves_pieces import (
 from regrow.checkpoint.storage import Storage
 from regrow.errors import CheckpointError
 
+# Reads of bundles at a time: they are small, and a disk does many as fast as one. Too many: the chunks get no turn.
+BUNDLE_THREADS = 16
 MIN_ROWS = 256  # of a table in a chunk: if it has fewer, all of them may come in bundles
 
 Mine = Callable[[str, Ids], npt.NDArray[np.bool_]]  # which of these rows of a table live here
@@ -92,14 +96,13 @@ class _Job:
         wanted = len(fetched) * count_bundle_rows(info.dim)
         return None if wanted > BUNDLES_SHARE_MAX * max(len(self.rows[table]), MIN_ROWS) else fresh
 
-    def read_bundles(self, table: str, bundles: Bundles) -> Rows:
-        """Those rows of them that count."""
+    def read_bundles(self, wanted: Sequence[tuple[str, Bundles]]) -> list[tuple[str, Rows]]:
+        """Those rows of them that count, by table."""
         assert self.sums is not None
-        info = next(info for info in self.stored.tables if info.name == table)
-        rows = read_bundles(
-            self.storage, self.stored, self.info, info, rows=self.rows[table], sums=self.sums(table), bundles=bundles
-        )
-        return rows.choose(self.newest[table].find(rows.ids))
+        infos = {info.name: info for info in self.stored.tables}
+        wishes = [Wish(infos[table], self.rows[table], self.sums(table), bundles) for table, bundles in wanted]
+        found = zip(wanted, read_bundles(self.storage, self.stored, self.info, wishes), strict=True)
+        return [(table, rows.choose(self.newest[table].find(rows.ids))) for (table, _), rows in found]
 
 
 class SavedRows:
@@ -157,7 +160,8 @@ class SavedRows:
         chunk's: its memory is used again. CheckpointError names what is damaged; nothing of that was given out."""
         ahead: list[tuple[_Job, Future[_Read]]] = []
         # Bundles have threads of their own: they are not to wait for chunks.
-        with self._storage.open_threads(threads, "saves") as pool, self._storage.open_threads(threads, "rows") as few:
+        make = self._storage.open_threads
+        with make(threads, "saves") as pool, make(BUNDLE_THREADS, "rows") as few:
             try:
                 while self._read_ahead(pool, ahead, ahead_bytes_max):
                     yield from self._read_pieces(few, part_bytes)
@@ -192,9 +196,13 @@ class SavedRows:
                 pieces, self._pieces = self._pieces, []
             if not pieces:
                 return
-            found = list(pool.map(lambda piece: piece[0].read_bundles(piece[1], piece[2]), pieces))
-            for (_, table, _), rows in zip(pieces, found, strict=True):
-                yield from split([{table: rows}], part_bytes)
+            chunks: dict[_Job, list[tuple[str, Bundles]]] = {}
+            for job, table, bundles in pieces:
+                chunks.setdefault(job, []).append((table, bundles))
+            found = list(itertools.chain(*pool.map(lambda item: item[0].read_bundles(item[1]), chunks.items())))
+            # In few parts, each of which is a turn of the reader's loop: ids have to rise in them.
+            found.sort(key=lambda item: (item[0], int(item[1].ids[0])))
+            yield from split(({table: rows} for table, rows in found), part_bytes)
 
     def _choose(self, ahead: list[tuple[_Job, Future[_Read]]]) -> int:
         """The first that somebody waits for, or else the first."""

@@ -12,6 +12,9 @@ longer than a chunk.
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Iterator, Sequence
+
 import numpy as np
 import numpy.typing as npt
 
@@ -54,44 +57,54 @@ def find_bundles(rows: RowSet, ids: Ids, *, dim: int) -> Bundles:
     return bundles
 
 
-def read_bundles(
-    storage: Storage, stored: Stored, info: ChunkInfo, table: TableInfo, *, rows: RowSet, sums: Sums, bundles: Bundles
-) -> Rows:
-    """All rows of these bundles of a table; `rows` are those of the chunk. CheckpointError if one is damaged."""
-    bundle_rows, count = count_bundle_rows(table.dim), len(rows)
-    index = (bundles[:, None] * bundle_rows + np.arange(bundle_rows)).ravel()
-    index = index[index < count]
+@dataclasses.dataclass(frozen=True, slots=True)
+class Wish:
+    """Bundles of one table in a chunk. `rows` are all that the chunk has of it, `sums` those of all its bundles."""
+
+    table: TableInfo
+    rows: RowSet
+    sums: Sums
+    bundles: Bundles
+
+
+def read_bundles(storage: Storage, stored: Stored, info: ChunkInfo, wishes: Sequence[Wish]) -> list[Rows]:
+    """All rows of these bundles, by one call of the storage. CheckpointError if one is damaged."""
+    path = f"{stored.name}/{info.name}"
+    begins = _find_starts(stored, info)
+    starts: list[Bundles] = []
+    ends: list[Bundles] = []
+    for wish in wishes:
+        bundle_rows = count_bundle_rows(wish.table.dim)
+        after = np.minimum((wish.bundles + 1) * bundle_rows, len(wish.rows))
+        for part, width in _list_parts(wish.table):
+            begin = begins[f"{wish.table.name}/{part}"]
+            starts.append(begin + 4 * width * bundle_rows * wish.bundles)
+            ends.append(begin + 4 * width * after)
+    data = storage.read_ranges(path, np.concatenate(starts), np.concatenate(ends), GAP_BYTES)
+    sizes = [int((end - start).sum()) for start, end in zip(starts, ends, strict=True)]
+    if len(data) != sum(sizes):
+        raise CheckpointError(f"{path} is missing, or not whole", hint="this save cannot be used")
+    pieces = iter(np.split(data, np.cumsum(sizes)[:-1]))
+    return [_unpack(wish, pieces, path) for wish in wishes]
+
+
+def _unpack(wish: Wish, pieces: Iterator[npt.NDArray[np.uint8]], path: str) -> Rows:
+    """The rows of a wish from what was read, as much as that is of it. Checked."""
+    bundle_rows = count_bundle_rows(wish.table.dim)
+    places = (wish.bundles[:, None] * bundle_rows + np.arange(bundle_rows)).ravel()
+    places = places[places < len(wish.rows)]
     found: dict[str, npt.NDArray[np.float32]] = {}
-    for part, width in (("weight", table.dim), *table.states):
-        start = _find_start(stored, info, f"{table.name}/{part}")
-        ends = np.minimum((bundles + 1) * bundle_rows, count) * (4 * width)
-        data = read_parts(
-            storage, f"{stored.name}/{info.name}", start + bundles * (4 * width * bundle_rows), start + ends
-        )
-        _check_sums(
-            data, 4 * width * bundle_rows, bundles, sums.get(part), f"{stored.name}/{info.name}: {table.name}/{part}"
-        )
-        found[part] = data.view(np.float32).reshape(len(index), width)
+    for part, width in _list_parts(wish.table):
+        data = next(pieces)
+        where = f"{path}: {wish.table.name}/{part}"
+        _check_sums(data, 4 * width * bundle_rows, wish.bundles, wish.sums.get(part), where)
+        found[part] = data.view(np.float32).reshape(len(places), width)
     weight = found.pop("weight")
-    return Rows(rows.list_ids()[index], weight, found)
+    return Rows(wish.rows.list_at(places), weight, found)
 
 
-def read_parts(storage: Storage, path: str, starts: Bundles, ends: Bundles) -> npt.NDArray[np.uint8]:
-    """Parts of a file, rising, one after the other; those that are near to each other are read at once."""
-    first = np.flatnonzero(np.concatenate(([True], starts[1:] - ends[:-1] > GAP_BYTES)))
-    last = np.append(first[1:], len(starts)) - 1
-    ranges = list(zip(starts[first].tolist(), ends[last].tolist(), strict=True))
-    found = storage.read_ranges(path, ranges)
-    data = np.empty(int((ends - starts).sum()), np.uint8)
-    at = 0
-    for (begin, until), piece, low, high in zip(ranges, found, first.tolist(), last.tolist(), strict=True):
-        if len(piece) != until - begin:
-            raise CheckpointError(f"{path} is missing, or not whole", hint="this save cannot be used")
-        read = np.frombuffer(piece, np.uint8)
-        for start, end in zip(starts[low : high + 1].tolist(), ends[low : high + 1].tolist(), strict=True):
-            data[at : at + end - start] = read[start - begin : end - begin]
-            at += end - start
-    return data
+def _list_parts(table: TableInfo) -> tuple[tuple[str, int], ...]:
+    return ("weight", table.dim), *table.states
 
 
 def _check_sums(
@@ -103,17 +116,17 @@ def _check_sums(
         raise CheckpointError(f"{where}: damaged (checksum of a bundle)", hint="this save cannot be used")
 
 
-def _find_start(stored: Stored, info: ChunkInfo, wanted: str) -> int:
-    """Where a tensor begins in a chunk that is stored as it is: behind the header, all in the order of their names."""
+def _find_starts(stored: Stored, info: ChunkInfo) -> dict[str, int]:
+    """Where tensors begin in a chunk that is stored as it is: behind the header, all in the order of their names."""
     sizes: dict[str, int] = {}
     for table in stored.tables:
         if (count := info.rows.get(table.name)) is None:
             continue
-        for part, width in (("ids", 1), ("weight", table.dim), *table.states):
+        for part, width in (("ids", 1), *_list_parts(table)):
             sizes[f"{table.name}/{part}"] = 4 * width * count
     start = info.bytes - sum(sizes.values())
+    starts: dict[str, int] = {}
     for name in sorted(sizes):
-        if name == wanted:
-            return start
+        starts[name] = start
         start += sizes[name]
-    raise AssertionError(f"{info.name} has no {wanted}")
+    return starts

@@ -22,12 +22,12 @@ import contextlib
 import dataclasses
 import errno
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from regrow.checkpoint import direct
 from regrow.checkpoint.bounded import ask
-from regrow.checkpoint.files import TEMPORARY, Data, Files, LocalFiles, Whole, find_missing, open_files
+from regrow.checkpoint.files import TEMPORARY, Data, Files, LocalFiles, Offsets, Whole, find_missing, open_files
 from regrow.checkpoint.manifest import MANIFEST, Manifest, Stored, decode, encode
 from regrow.core.names import is_piece_name, is_save_path, parse_piece_name
 from regrow.errors import CheckpointError, StorageError
@@ -126,11 +126,12 @@ class Storage:
             return self._call("read", path, lambda given_up: self._files.read(path))
         return self._call("read", path, lambda given_up: self._files.read_into(path, into))
 
-    def read_ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Parts of a file, from where to where, of a storage that is near by (`local`)."""
+    def read_ranges(self, path: str, starts: Offsets, ends: Offsets, gap: int) -> direct.Bytes:
+        """Parts of a file, one after the other, of a storage that is near by (`local`); those that are at most `gap`
+        bytes apart are read at once. Fewer bytes if the file ends before."""
         files = self._files
         assert isinstance(files, LocalFiles)
-        return self._call("read", path, lambda given_up: files.read_ranges(path, ranges))
+        return self._call("read", path, lambda given_up: files.read_ranges(path, starts, ends, gap))
 
     def write(self, path: str, data: Data) -> None:
         """Writes a file, whole or not at all; once this returns it survives a crash."""

@@ -16,7 +16,22 @@ import click
 
 from regrow.errors import UserError
 
-BENCHES = ("kernels", "train", "accuracy", "overhead", "auth", "recovery", "checkpoint", "balance", "soak", "cpr")
+BENCHES = (
+    "kernels",
+    "train",
+    "models",
+    "worker",
+    "accuracy",
+    "overhead",
+    "auth",
+    "recovery",
+    "checkpoint",
+    "balance",
+    "soak",
+    "cpr",
+    "read",
+    "tiered",
+)
 
 
 class BenchCommand(click.Command):
@@ -35,7 +50,8 @@ class BenchCommand(click.Command):
 @click.option("--minutes", type=float, metavar="X", help="How long it goes on, about (soak).  [10]")
 @click.option("--mtbf", type=float, metavar="X", help="Mean seconds between random failures (soak).  [20]")
 @click.option("--r", type=int, metavar="1|2", help="Parities, and servers that may be down together (soak).  [1]")
-@click.option("--part", metavar="NAME", help="Only this part (cpr): overhead, auc, pls, figure6, cost, stall or side.")
+@click.option("--store", metavar="memory|tiered", help="Where rows are (soak).  [memory]")
+@click.option("--part", metavar="NAME", help="Only this part (cpr, tiered): see docs/benchmarks.md.")
 @click.option("--docs", metavar="DIR", help="Draw the picture there too (overhead, recovery, checkpoint, cpr).")
 def bench(name: str, json_path: str | None, quick: bool, **further: Any) -> int:
     """Measure one thing on this machine."""

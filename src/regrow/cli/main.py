@@ -23,6 +23,7 @@ import click
 from regrow.cli import ckpt
 from regrow.cli.bench import bench
 from regrow.cli.demo import demo
+from regrow.cli.init import init
 from regrow.cli.kill import kill
 from regrow.cli.plan import plan
 from regrow.cli.run import run as run_script
@@ -51,7 +52,8 @@ def cli(ctx: click.Context) -> None:
     \b
     regrow train                                   a first run, about a minute
     regrow train --data criteo:day_0.gz --model terabyte --servers 8
-    regrow run --protect ec train.py               a script of your own
+    regrow init mine                               a script of your own, to begin with
+    regrow run --protect ec train.py               and how it runs
     regrow demo                                    lose a server, keep the model
     regrow kill runs/a server:2                    lose one of a run that goes on
     regrow bench kernels                           how fast this machine is
@@ -77,7 +79,7 @@ def simulate(ctx: click.Context) -> Any:
     return sim.main(ctx.args, prog_name="regrow sim", standalone_mode=False)
 
 
-for command in (train, run_script, demo, kill, bench, ckpt.ckpt, ckpt.merge, plan):
+for command in (train, run_script, init, demo, kill, bench, ckpt.ckpt, ckpt.merge, plan):
     cli.add_command(command)
 
 

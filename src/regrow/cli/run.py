@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from regrow.cli.train import TrainCommand, knob_options
+from regrow.cli.train import TrainCommand, check_repeat_option, knob_options, start
 from regrow.config import SCRIPTS_OWN, TrainConfig
 from regrow.errors import UserError
 
@@ -18,7 +18,7 @@ from regrow.errors import UserError
 NOT_FOR_SCRIPTS = (
     *SCRIPTS_OWN,
     *("batch", "skew", "skip_bad_lines", "optimizer", "learning_rate", "dense_optimizer", "dense_learning_rate"),
-    *("device", "target_pls", "priority", "priority_share", "priority_tables", "ssu_period", "expect_mtbf"),
+    "device",
 )
 
 
@@ -35,10 +35,17 @@ def run_options(function: Any) -> Any:
 @click.option("--config", "config_path", metavar="FILE", help="Options from a TOML file; the command line wins.")
 @click.option("--overwrite", is_flag=True, help="Replace the run in --out.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress, no summary; what the script prints, and errors.")
+@check_repeat_option
 @click.option("-m", "module", is_flag=True, help="SCRIPT is the name of a module.")
 @click.argument("script", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT [ARGS]...")
 def run(
-    config_path: str | None, overwrite: bool, quiet: bool, module: bool, script: tuple[str, ...], **options: Any
+    config_path: str | None,
+    overwrite: bool,
+    quiet: bool,
+    check_repeat: bool,
+    module: bool,
+    script: tuple[str, ...],
+    **options: Any,
 ) -> None:
     """Run a script of your own with servers and workers.
 
@@ -47,6 +54,7 @@ def run(
     regrow run --servers 5 --workers 2 --protect ec train.py
     regrow run --mode sync --protect ec+delta --ckpt ckpt --every 10s --kill server:2@step:100 train.py
     regrow run --resume ckpt --servers 7 -m mypackage.train
+    regrow run --mode sync --check-repeat train.py
 
     In the script, `job = regrow.join()` is this worker's part of the run; see docs/scripts.md. `python train.py` runs
     the same script alone, in one process.
@@ -57,6 +65,4 @@ def run(
     config = TrainConfig.from_dict(given) if config_path is None else TrainConfig.from_toml(config_path, given)
     if not config.script:
         raise UserError("no script is named", hint="regrow run train.py, or -m package.module")
-    from regrow.launch import display, local  # late: numpy and rich
-
-    local.train(config, overwrite=overwrite, display=display.choose(quiet=quiet))
+    start(config, overwrite=overwrite, quiet=quiet, check_repeat=check_repeat)

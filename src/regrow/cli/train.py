@@ -51,9 +51,16 @@ KNOBS: dict[str, tuple[Knob, ...]] = {
         Knob(
             name="data",
             metavar="DATA",
-            help="synthetic, or criteo:PATH for a TSV in Criteo's format (also .gz).",
+            help="synthetic; criteo:PATH (also .gz); csv:PATH, parquet:PATH or npz:PATH, with --schema; or "
+            "module:function, which returns a data set.",
         ),
-        Knob(name="model", metavar="NAME", help="A preset ({models}) or FILE.toml (dim, bottom, top)."),
+        Knob(
+            name="schema",
+            metavar="FILE",
+            default="none",
+            help="A TOML file that says what the columns of your data mean; the tables of the model follow from it.",
+        ),
+        Knob(name="model", metavar="NAME", help="A preset ({models}), FILE.toml (dim, bottom, top) or module:Class."),
         Knob(
             name="rows_max",
             type=int,
@@ -127,13 +134,13 @@ KNOBS: dict[str, tuple[Knob, ...]] = {
         Knob(
             name="store_io",
             type=CHOICE(STORE_IO),
-            help="How files are read and written. auto: what is fastest here, and it says why.",
+            help="How files are read and written. auto: mmap if they are in memory, else direct; it says why.",
         ),
         Knob(name="store_threads", type=int, help="Of each server, for its files."),
         Knob(
             name="store_bytes_max",
             type=BYTES,
-            default="what the rows need, and a half more",
+            default="twice what the rows need",
             help="Of the files of each server.",
         ),
         Knob(
@@ -244,6 +251,7 @@ KNOBS: dict[str, tuple[Knob, ...]] = {
     "What to keep": (
         Knob(name="out", metavar="DIR", default="runs/DATE-TIME-MODEL", help="Run directory, new or empty."),
         Knob(name="digest", type=bool, help="Compute model_sha256 over all rows at the end."),
+        Knob(name="step_digests", type=bool, help="Write digests of every step, to find where two runs part."),
         Knob(name="check_parity", type=bool, help="Compare every parity with its rows at the end."),
     ),
 }
@@ -291,17 +299,24 @@ def default_text(value: Any) -> str:
     return str(value)
 
 
+check_repeat_option = click.option(
+    "--check-repeat", is_flag=True, help="Run it twice (--mode sync), and say in which step the two part, if they do."
+)
+
+
 @click.command(cls=TrainCommand, short_help="Train a model with servers and workers on this machine.")
 @knob_options
 @click.option("--config", "config_path", metavar="FILE", help="Options from a TOML file; the command line wins.")
 @click.option("--overwrite", is_flag=True, help="Replace the run in --out.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress, no summary; errors only.")
-def train(config_path: str | None, overwrite: bool, quiet: bool, **options: Any) -> None:
+@check_repeat_option
+def train(config_path: str | None, overwrite: bool, quiet: bool, check_repeat: bool, **options: Any) -> None:
     """Train a model with servers and workers on this machine.
 
     \b
     regrow train
     regrow train --data criteo:train.tsv.gz --epochs 1 --batch 512
+    regrow train --data csv:ratings.csv --schema FILE.toml
     regrow train --mode sync --steps 100 --out runs/a
     regrow train --config runs/a/config.toml --servers 8
     regrow train --protect ec --kill server:2@step:100
@@ -313,9 +328,22 @@ def train(config_path: str | None, overwrite: bool, quiet: bool, **options: Any)
         config = TrainConfig.from_dict(given)
     else:
         config = TrainConfig.from_toml(config_path, given, lambda text: print(f"hint: {text}", file=sys.stderr))
-    from regrow.launch import display, local  # late: numpy and rich
+    start(config, overwrite=overwrite, quiet=quiet, check_repeat=check_repeat)
 
-    local.train(config, overwrite=overwrite, display=display.choose(quiet=quiet))
+
+def start(config: TrainConfig, *, overwrite: bool, quiet: bool, check_repeat: bool) -> None:
+    """A run, or two that are compared."""
+    from regrow.launch import display, local, repeat  # late: numpy and rich
+
+    if not check_repeat:
+        local.train(config, overwrite=overwrite, display=display.choose(quiet=quiet))
+        return
+    repeat.check(config)
+    found = repeat.run_twice(
+        config, lambda each: local.train(each, overwrite=overwrite, display=display.choose(quiet=quiet))
+    )
+    if not quiet:
+        print(found)
 
 
 def name_flags(error: RegrowError) -> str:

@@ -440,31 +440,51 @@ class Coordinator:
         place = self._find(peer)
         if place is None or place.is_dead or self.lost:
             return []
-        place.die(reason)
-        effects: list[Effect] = [Log(text=f"{peer} is dead: {reason}"), Forget(peer=peer)]
         if self._job is None or not self._has_rows():
-            return [*effects, Replace(peer=peer, reason=reason)] if replace else effects
+            return self._end(place, reason, replace=replace)
         if not self._job.protection.replaces_servers:
-            return effects  # nothing can replace it, and whoever uses it has seen it go
-        if replace:
-            effects.append(Replace(peer=peer, reason=reason))
+            return self._end(place, reason, replace=False)  # nothing can, and whoever uses it has seen it go
+        effects = self._end(place, reason, replace=replace)
         self._asked_at = None  # whoever was asked before this death is asked again
         if self.view is None:
             return effects  # what that means is judged when everybody has told how they are
         return effects + self._weigh()
 
+    def _end(self, place: Place, reason: str, *, replace: bool) -> list[Effect]:
+        assert place.member is not None
+        peer = place.member.identity
+        self._peers.pop(peer, None)
+        place.die(reason)
+        effects: list[Effect] = [Log(text=f"{peer} is dead: {reason}"), Forget(peer=peer)]
+        return [*effects, Replace(peer=peer, reason=reason)] if replace else effects
+
     def _weigh(self) -> list[Effect]:
         """Is something lost with those that are down, must something begin anew?"""
-        assert self._job is not None and self.view is not None
+        assert self.view is not None
+        return self._decide(self.view.servers, [place for place in self.places if place.is_down and not place.is_dead])
+
+    def _decide(self, named: Sequence[Member], unfinished: list[Place]) -> list[Effect]:
+        """What is lost, and what begins anew, is settled when whoever may be back has said how it is. Where recoveries
+        depend on each other, those that are not finished begin anew, together."""
+        assert self._job is not None
         verdict = self._job.verdict(self._find_down())
-        if not verdict.survivable:
-            return self._hear_out(verdict.reason, self.view.servers)
+        anew = unfinished if self._job.protection.begins_together else []
+        effects: list[Effect] = []
+        if anew or not verdict.survivable:
+            effects += self._hear_out("another server died" if verdict.survivable else verdict.reason, named)
+            if self._is_answer_owed(named):
+                return effects
+            if not verdict.survivable:
+                return effects + self._give_up(verdict.reason)
         self._asked_at = None
-        return self._begin_anew([place for place in self.places if place.is_down and not place.is_dead])
+        for place in anew:
+            effects += self._end(place, "another server died while it came back", replace=True)
+        return effects
 
     def _hear_out(self, reason: str, named: Sequence[Member]) -> list[Effect]:
-        """Before rows count as lost, every replacement that counts as down is asked how it is. A death is told by
-        somebody else than it, and may overtake its `Recovered`; its answer does not, because links keep their order."""
+        """Before rows count as lost, or recoveries begin anew, every replacement that counts as down is asked how it
+        is. A death is told by somebody else than it, and may overtake its `Recovered`; its answer does not, because
+        links keep their order."""
         effects: list[Effect] = []
         awaited = [place for place, member in zip(self.places, named, strict=True) if self._may_be_back(place, member)]
         if self._asked_at is None and awaited:
@@ -473,9 +493,11 @@ class Coordinator:
             ask = StateAsk(number=self._question)
             effects += [Send(target=place.member.identity, message=ask) for place in awaited if place.member]
             effects.append(Log(text=f"whoever comes back is asked how it is: {reason}"))
-        if any(self._owes_answer(place) for place in awaited):
-            return effects
-        return effects + self._give_up(reason)
+        return effects
+
+    def _is_answer_owed(self, named: Sequence[Member]) -> bool:
+        pairs = zip(self.places, named, strict=True)
+        return any(self._owes_answer(place) for place, member in pairs if self._may_be_back(place, member))
 
     def _may_be_back(self, place: Place, named: Member) -> bool:
         """Whether it counts as down but lives, and was told in a view to come back: it may have done so."""
@@ -498,30 +520,15 @@ class Coordinator:
         effects = self._weigh()
         return effects + self._announce() if self._asked_at is None else effects
 
-    def _begin_anew(self, unfinished: list[Place]) -> list[Effect]:
-        """Where recoveries depend on each other, those that are not finished begin anew, together."""
-        assert self._job is not None
-        effects: list[Effect] = []
-        if self._job.protection.begins_together:
-            for place in unfinished:
-                if not place.is_dead:
-                    assert place.member is not None
-                    effects += self._declare_dead(place.member.identity, "another server died while it came back")
-        return effects
-
     def _judge(self) -> list[Effect]:
         """Everybody has told a new coordinator how they are: is something lost, must something begin anew?"""
-        assert self._job is not None and self._known is not None
-        verdict = self._job.verdict(self._find_down())
-        if not verdict.survivable:
-            return self._hear_out(verdict.reason, self._known.servers)
-        self._asked_at = None
+        assert self._known is not None
         fresh: list[Place] = []
         others: list[Place] = []
         for place, named in zip(self.places, self._known.servers, strict=True):
             if place.is_down and place.member is not None:
                 (fresh if place.member.incarnation != named.incarnation else others).append(place)
-        return self._begin_anew(others) if fresh else []
+        return self._decide(self._known.servers, others if fresh else [])
 
     def _give_up(self, reason: str) -> list[Effect]:
         self.lost = reason

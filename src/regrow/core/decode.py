@@ -491,7 +491,7 @@ class Decoder:
         newer = any(mine < theirs for mine, theirs in zip(here, ask.incarnations, strict=True))
         if not newer and not self._recovering.issuperset(lost):
             return []  # somebody has recovered meanwhile, and whoever asked will know
-        if newer or not self._have_agreed(sweep):
+        if newer or not self._can_answer(sweep):
             return None
         return self._begin(sweep, places, background=False, asked_by=peer, asked_request=ask.request)
 
@@ -524,6 +524,12 @@ class Decoder:
             if source not in self._recovering or not state.ended or not state.agreed:
                 return False
         return True
+
+    def _can_answer(self, sweep: Sweep) -> bool:
+        """As `_have_agreed`; but a holder that was replaced together with the lost members agrees on nothing, and has
+        what they streamed to it. Whoever takes it for a partner would wait until they are all back."""
+        states = [self._held[self._member_server(sweep, j), self._group(sweep, j)] for j in sweep.unknown]
+        return all([state.ended and (state.agreed or state.is_streamed) for state in states])
 
     def _numbers(self, sweep: Sweep) -> tuple[int, ...]:
         return tuple(self._held[self._member_server(sweep, j), self._group(sweep, j)].number for j in sweep.unknown)

@@ -21,6 +21,7 @@ class Standing(Protocol):
     number: int
     ended: bool
     agreed: bool
+    is_streamed: bool
 
 
 @dataclasses.dataclass(slots=True)

@@ -65,6 +65,7 @@ class Held:
         self.staged: deque[Flush] = deque()  # not committed yet (two-phase commit)
         self.awaited: set[int] = set()  # holders whose tails are still to come
         self.agreed = True  # every holder is at the same flush of a source that was replaced
+        self.is_streamed = False  # a source that was replaced has brought all of it here since: it lacks nothing of it
 
 
 class Holder:
@@ -185,7 +186,7 @@ class Holder:
             raise ValueError(f"the stream of group {end.group} ended before")
         check_marks(end.marks, self._marks)
         self._check_part(end)
-        state.ended = True
+        state.ended = state.is_streamed = True
         state.number = end.number
         state.marks = end.marks
         state.updates = end.updates
@@ -256,6 +257,7 @@ class Holder:
         for (source, g), state in self.held.items():
             if source in changed and not (source in void and g in self._groups.recallable):
                 state.staged.clear()
+                state.is_streamed = False
                 if state.ended:
                     sends += self._agree(source, g, state)
                 else:

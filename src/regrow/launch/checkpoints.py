@@ -12,6 +12,7 @@ from typing import Any
 from regrow.checkpoint.address import split_cut
 from regrow.checkpoint.chunks import load_zstd
 from regrow.checkpoint.epochs import EpochManifest, find_newest_epochs
+from regrow.checkpoint.extras import KEY as EXTRA
 from regrow.checkpoint.lineage import Graph
 from regrow.checkpoint.manifest import Cut
 from regrow.checkpoint.storage import Storage
@@ -19,11 +20,11 @@ from regrow.config import TrainConfig, read_stored
 from regrow.core.names import parse_piece_name
 from regrow.errors import CheckpointError, UserError
 from regrow.launch import tiers
-from regrow.launch.orders import CheckpointTimes, Saving, StoredCut
+from regrow.launch.orders import CheckpointTimes, Extra, Saving, StoredCut
 from regrow.launch.partial import PartialPlan
 from regrow.launch.version import version
 
-DATA_OPTIONS = ("mode", "workers", "seed", "data", "batch", "train_rows", "skew", "skip_bad_lines")
+DATA_OPTIONS = ("mode", "workers", "seed", "data", "schema", "batch", "train_rows", "skew", "skip_bad_lines")
 # Between two looks of the merger; within these, as long as between two checkpoints, if that is a time. Too short: it
 # looks for nothing, on processors that training wants. Too long: what is unneeded stays, and a restore reads more.
 MERGE_SECONDS_MIN, MERGE_SECONDS_MAX = 2.0, 60.0
@@ -42,6 +43,7 @@ class Start:
     protection: str | None = None  # of the run that made it, as far as that is known
     epochs: tuple[int, ...] = ()  # by server, where rows are in the files of servers already,
     marks: tuple[int, ...] = ()  # and after which pushes
+    extra: str | None = None  # what the script wanted to be kept with it
 
 
 def find(config: TrainConfig) -> Start:
@@ -61,17 +63,21 @@ def find(config: TrainConfig) -> Start:
         load_zstd()  # servers would miss it when they have all been started
     target = plan.target
     before = _check_fits(config, target)
-    return Start(url=url, cut=target.id, step=target.step, protection=before.get("protection"))
+    extra = target.extra.get(EXTRA)
+    return Start(url=url, cut=target.id, step=target.step, protection=before.get("protection"), extra=extra)
 
 
 def make_start(manifest: EpochManifest, url: str) -> Start:
     target = manifest.target
-    return Start(url=url, cut=target.id, step=target.step, epochs=manifest.epochs, marks=target.marks)
+    extra = target.extra.get(EXTRA)
+    return Start(url=url, cut=target.id, step=target.step, epochs=manifest.epochs, marks=target.marks, extra=extra)
 
 
 def make_stored(start: Start | None) -> StoredCut | None:
     """What servers are told of it."""
-    return None if start is None else StoredCut(url=start.url, cut=start.cut, epochs=start.epochs, marks=start.marks)
+    if start is None:
+        return None
+    return StoredCut(url=start.url, cut=start.cut, epochs=start.epochs, marks=start.marks, extra=start.extra)
 
 
 def _check_fits(config: TrainConfig, target: Cut) -> dict[str, Any]:
@@ -122,7 +128,8 @@ def find_newest(url: str, *, run: str, progress: Progress | None = None) -> tupl
         sound |= {piece.name for piece in unread} - damage.keys()
     beyond = "" if cut is None else cut.id  # ids begin with the step
     unreadable = [what for name, what in broken if parse_piece_name(name)[1] > beyond]
-    return None if cut is None else Start(url=url, cut=cut.id, step=cut.step), [*damage.values(), *unreadable]
+    start = None if cut is None else Start(url=url, cut=cut.id, step=cut.step, extra=cut.extra.get(EXTRA))
+    return start, [*damage.values(), *unreadable]
 
 
 def find_newest_here(config: TrainConfig) -> Start | None:
@@ -166,6 +173,7 @@ def plan_saving(
         merge_seconds=min(max(seconds or 0.0, MERGE_SECONDS_MIN), MERGE_SECONDS_MAX),
         dead=tuple(dead),
         own=None if partial is None else partial.own,
+        extras=() if start is None or start.extra is None else (Extra(step=0, text=start.extra),),
         times=CheckpointTimes(
             every_seconds=seconds,
             every_steps=steps,

@@ -11,10 +11,11 @@ from typing import Any
 
 import msgspec
 
+from regrow.checkpoint.extras import Extras
 from regrow.core.identity import Identity
 from regrow.errors import RegrowError
 from regrow.launch.backend import Backend, Handle
-from regrow.launch.orders import Assignment, Become, Command, Hanging, SaveEvery, Saving, StoredCut, TieredRows
+from regrow.launch.orders import Assignment, Become, Command, Extra, Hanging, SaveEvery, Saving, StoredCut, TieredRows
 from regrow.launch.supervisor import Kill, Order, Pause, Promote, Resume, Start, Tell
 
 
@@ -61,6 +62,14 @@ class Crew:
         assert self._saving is not None and self._saving.own is not None
         own = msgspec.structs.replace(self._saving.own, every_seconds=every.seconds)
         self._saving = msgspec.structs.replace(self._saving, own=own)
+
+    def keep_extra(self, extra: Extra) -> None:
+        """Successors of the coordinator, and of workers, know what the script wants to be kept."""
+        assert self._saving is not None
+        extras = Extras([(each.step, each.text) for each in self._saving.extras])
+        extras.keep(extra.step, extra.text)
+        kept = tuple(Extra(step=step, text=text) for step, text in extras.kept)
+        self._saving = msgspec.structs.replace(self._saving, extras=kept)
 
     def carry_out(self, order: Order) -> None:
         match order:

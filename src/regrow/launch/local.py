@@ -11,11 +11,9 @@ other is none of the launcher's business, and it never loads torch.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import secrets
-import shlex
+import shutil
 import signal
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -30,9 +28,11 @@ from regrow.launch.backend import Ended, Handle, News, end, list_running
 from regrow.launch.causes import KILLED, MISSES_ANOTHER, Suspect, find_cause
 from regrow.launch.crew import Crew
 from regrow.launch.display import Display, QuietDisplay
+from regrow.launch.judges import Judges
 from regrow.launch.orders import (
     Answer,
     AnyReport,
+    Conclude,
     Condemn,
     Error,
     Evaluate,
@@ -44,6 +44,7 @@ from regrow.launch.orders import (
     Ready,
     Replace,
     Said,
+    SaveNow,
     Trained,
 )
 from regrow.launch.precheck import check_start
@@ -53,6 +54,7 @@ from regrow.launch.rundir import RunDir
 from regrow.launch.sabotage import Saboteur
 from regrow.launch.signals import SignalWatch
 from regrow.launch.status import RunStatus
+from regrow.launch.summary import make_summary
 from regrow.launch.supervisor import (
     Accuse,
     Appoint,
@@ -76,8 +78,7 @@ from regrow.launch.supervisor import (
     Tick,
 )
 from regrow.launch.tiers import StoreDir, plan_tiers
-from regrow.launch.usage import explain_malformed, sum_usage
-from regrow.launch.version import version
+from regrow.launch.usage import explain_malformed
 from regrow.launch.watch import Watch
 from regrow.runtime.sockets import SocketDir
 
@@ -87,6 +88,7 @@ LOSSES = (ProcessEnded, ProcessMissed, ProcessCondemned)
 SURVIVING_PHASES = ("training", "evaluating")
 SAVE_TRIES, SAVE_SECONDS_MAX = 3, 3600.0  # of the last checkpoint
 DISPLAY_SECONDS = 0.125
+TALLIES = "tallies"  # in the run directory, while workers judge together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,6 +166,7 @@ class _Run:
         self.crew: Crew
         self.run_id = secrets.token_hex(8)
         self.start = self.asked = start  # None: from nothing; `asked` stays what the user said
+        self.judges = Judges(workers=config.workers, directory=str(run_dir.path.resolve() / TALLIES))
         self.suspects: list[Suspect] = []
         self.data_loss: DataLoss | None = None
         self.not_saved: NotSaved | None = None
@@ -185,7 +188,7 @@ class _Run:
             finally:
                 # After the children are reaped, so that their usage is known; while signals are still held
                 # back, so that a third Ctrl-C cannot lose the summary.
-                summary = self._summary(error or self.not_saved)
+                summary = make_summary(self, error or self.not_saved)
                 written = self.run_dir.write_summary(summary)
         if written:
             self.display.finish(summary, self.run_dir.path)
@@ -233,6 +236,7 @@ class _Run:
         self.start = found or self.start
         self.suspects, self.data_loss, self._ending = [], None, False
         self.saboteur.start_over()
+        self.judges.start_over()
         if self.replanner is not None and self._full:
             self.config = self.status.config = self.replanner.change_over()
         cut, step = (None, 0) if self.start is None else (self.start.cut, self.start.step)
@@ -339,7 +343,7 @@ class _Run:
             servers=config.servers,
             frame_bytes_max=config.frame_bytes_max,
             authenticate=config.authenticate,
-            config=config.to_dict(),
+            config={**config.to_dict(), **({"out": str(self.run_dir.path.resolve())} if config.step_digests else {})},
             saving=checkpoints.plan_saving(
                 config,
                 run=self.run_id,
@@ -410,7 +414,7 @@ class _Run:
         if quiet >= self.patience.stall:
             raise ChildFailed(
                 f"nothing has moved for {quiet:.0f} s, although all processes answer",
-                hint=f"their logs: {self.run_dir.logs.path}",
+                hint=self.judges.describe_waiting() or f"their logs: {self.run_dir.logs.path}",
             )
 
     def _gather(self) -> None:
@@ -458,8 +462,27 @@ class _Run:
                 # At once: what comes next, maybe in the same breath, is a death in training and not before it.
                 if self.status.phase == "loading" and any(worker.state != "starting" for worker in self.status.workers):
                     self._enter("training")
+                if who.role == "worker":
+                    self._let_judge(who.id, report)
+                if isinstance(report, SaveNow):
+                    self._save_now(report)
                 if isinstance(report, Trained) and who.id == 0 and self.status.phase == "evaluating":
                     handle.tell(Evaluate())  # the one that was asked is dead; this is its successor
+
+    def _let_judge(self, worker: int, report: AnyReport) -> None:
+        """Evaluations that workers make together."""
+        for other, command in self.judges.receive(worker, report):
+            self.crew.tell(self.supervisor.current("worker", other), command)
+            if isinstance(command, Conclude):
+                shutil.rmtree(self.run_dir.path / TALLIES, ignore_errors=True)
+        while self.judges.notes:
+            self.display.say(self.judges.notes.pop(0))
+
+    def _save_now(self, wish: SaveNow) -> None:
+        """A script wants a checkpoint."""
+        if wish.extra is not None:
+            self.crew.keep_extra(wish.extra)
+        self.crew.tell(self.supervisor.current("coordinator", 0), MakeCheckpoint(extra=wish.extra))
 
     # -- deaths and successors -------------------------------------------------------------------------------
 
@@ -519,6 +542,8 @@ class _Run:
                 now=time.monotonic(),
             )
         self.status.note_successor(who.role, who.id, order.heir.incarnation)
+        if who.role == "worker":
+            self.judges.note_successor(who.id)
         self._display_due = self._metrics_due = 0.0
 
     def _do_harm(self) -> None:
@@ -565,34 +590,3 @@ class _Run:
         if now >= self._display_due:
             self._display_due = now + DISPLAY_SECONDS
             self.display.update(self.status, now)
-
-    def _summary(self, error: BaseException | None) -> dict[str, Any]:
-        config = self.config
-        self.status.failures.finish(time.monotonic())
-        status = "ok" if error is None else "not saved" if isinstance(error, NotSaved) else "failed"
-        summary: dict[str, Any] = {"status": status}
-        if error is not None:
-            summary["error"] = error.message if isinstance(error, RegrowError) else repr(error)
-        return {
-            **summary,
-            **self.status.totals(),
-            "mode": config.mode,
-            "protection": config.protection,
-            "code": None if config.code is None else dataclasses.asdict(config.code),
-            "plan": None if self.replanner is None else self.replanner.describe(),
-            "sabotage_unreached": [dataclasses.asdict(sabotage) for sabotage in self.saboteur.unreached],
-            "sabotage_random": self.saboteur.done,
-            "servers": config.servers,
-            "workers": config.workers,
-            **(
-                {"script": list(config.script)}
-                if config.script
-                else {name: getattr(config, name) for name in ("model", "data", "batch", "optimizer")}
-            ),
-            "seed": config.seed,
-            **sum_usage(self.backend.handles),
-            "run_seconds": round(time.monotonic() - self.status.started_at, 3),
-            "started_at": self.started_at.isoformat(timespec="seconds"),
-            "command": shlex.join(sys.argv),
-            "version": version(),
-        }

@@ -51,7 +51,7 @@ class Losses:
     """Of a run with partial recovery."""
 
     servers: int
-    samples_per_push: int  # sync: of all workers, as a mark counts a step of all
+    samples_per_push: float  # of one worker; of a script the mean so far
     is_sync: bool = False
     workers: int = 1
     all: list[Loss] = field(default_factory=list)
@@ -62,12 +62,13 @@ class Losses:
     def __post_init__(self) -> None:
         self.by_server = [ServerLoss() for _ in range(self.servers)]
 
-    def note_joined(self, server: int, report: Joined, samples_total: int | None) -> Loss:
+    def note_joined(self, server: int, report: Joined, samples_total: float | None) -> Loss:
         """A replacement knows where it stands: what is lost with its predecessor."""
         state = self.by_server[server]
         before = state.joined or (0,) * len(report.joined)
         gaps = [max(0, to - max(saved, at)) for saved, at, to in zip(report.saved, before, report.joined, strict=True)]
-        samples = sum(gaps) * self.samples_per_push * (self.workers if self.is_sync else 1)
+        # Synchronously a mark counts a step of all workers.
+        samples = round(sum(gaps) * self.samples_per_push * (self.workers if self.is_sync else 1))
         pls = samples / (samples_total * self.servers) if samples_total else None
         loss = Loss(samples=samples, updates=report.updates_lost - state.updates_lost, pls=pls)
         state.joined, state.updates_lost = tuple(report.joined), report.updates_lost

@@ -7,7 +7,6 @@ later, without a word. The rows are counted exactly, the processes around them e
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,17 +63,17 @@ def estimate_need(config: TrainConfig, model: ModelConfig) -> Need:
         per_server = config.cache_bytes + TIERED_BYTES + -(-sum(table_rows(model)) // config.servers)
     else:
         per_server = sum(
-            _kernels.shard_bytes(rows, model.dim, k, coded, rings, config.servers, config.optimizer)
+            _kernels.shard_bytes(rows, model.row_floats, k, coded, rings, config.servers, config.optimizer)
             for rows in table_rows(model)
         )
     if config.saves_own and config.priority != "none":
         # A byte a row counts its updates; scar keeps a copy of its weights too.
-        row_bytes = 1 + (model.dim * FLOAT_BYTES if config.priority == "scar" else 0)
+        row_bytes = 1 + (model.row_floats * FLOAT_BYTES if config.priority == "scar" else 0)
         per_server += -(-sum(table_rows(model)) * row_bytes // config.servers)
     state = OptimizerSpec(kind=config.dense_optimizer, learning_rate=0.0).state_parts(1)  # type: ignore[arg-type]
-    dense = dense_parameters(model) * (1 + sum(floats for _, floats in state)) * FLOAT_BYTES * (1 + copies)
+    dense = model.count_dense() * (1 + sum(floats for _, floats in state)) * FLOAT_BYTES * (1 + copies)
     # A worker holds batches pulled ahead, as rows and gradients, and the pushes nobody has confirmed yet.
-    batch_bytes = config.batch * model.tables * model.dim * FLOAT_BYTES
+    batch_bytes = config.batch * model.tables * model.row_floats * FLOAT_BYTES
     worker = BASE_BYTES["worker"] + (2 + config.prefetch) * 2 * batch_bytes + config.redo_bytes_max
     server = BASE_BYTES["server"]
     if code is not None:
@@ -104,14 +103,6 @@ def advise(config: TrainConfig, model: ModelConfig, need: Need, available: int) 
         else:
             too_many = middle
     return f"lower --rows-max (now {model.rows_max}) to {fits}, or choose a --model with a smaller dim"
-
-
-def dense_parameters(model: ModelConfig) -> int:
-    """Weights and biases of both networks. The top one reads all pairs of vectors and the bottom's output."""
-    members = model.tables + 1
-    bottom = (model.dense_features, *model.bottom)
-    top = (members * (members - 1) // 2 + model.dim, *model.top)
-    return sum((wide + 1) * narrow for widths in (bottom, top) for wide, narrow in itertools.pairwise(widths))
 
 
 def available_bytes(

@@ -47,9 +47,18 @@ class OwnSaving(msgspec.Struct, frozen=True, kw_only=True):
     every_steps: int | None = None
     priority: str = "none"
     share: float = 1.0
-    tables: tuple[str, ...] = ()  # whose rows have priorities; all others are saved whole
+    # Whose rows have priorities; all others are saved whole. Which are the largest is known when there are tables.
+    choice: Literal["named", "all", "largest"] = "named"
+    tables: tuple[str, ...] = ()  # the named
     period: int = 2
     seed: int = 0
+
+
+class Extra(msgspec.Struct, frozen=True, kw_only=True):
+    """What a script wants to be kept with its checkpoints, and the step of worker 0 that it is of."""
+
+    step: int
+    text: str
 
 
 class Saving(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,6 +79,7 @@ class Saving(msgspec.Struct, frozen=True, kw_only=True):
     merge_seconds: float  # between two looks of the merger
     own: OwnSaving | None = None  # partial recovery
     epochs: bool = False  # nothing is stored elsewhere: `url` is the directory of the servers' files
+    extras: tuple[Extra, ...] = ()  # so far
 
 
 class StoredCut(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,6 +89,7 @@ class StoredCut(msgspec.Struct, frozen=True, kw_only=True):
     cut: str
     epochs: tuple[int, ...] = ()  # by server: the rows are in its files already,
     marks: tuple[int, ...] = ()  # as they are after these pushes (steps)
+    extra: str | None = None  # of the script
 
 
 class TieredRows(msgspec.Struct, frozen=True, kw_only=True):
@@ -150,6 +161,7 @@ class MakeCheckpoint(Command, frozen=True, kw_only=True, tag="checkpoint"):
 
     still: bool = False
     full: bool = False
+    extra: Extra | None = None
 
 
 class SaveEvery(Command, frozen=True, kw_only=True, tag="save every"):
@@ -162,7 +174,31 @@ class Evaluate(Command, frozen=True, kw_only=True, tag="evaluate"):
     """To worker 0: judge the model."""
 
 
-AnyCommand = Stop | Become | Ask | PeerDied | MakeCheckpoint | SaveEvery | Evaluate
+class Judge(Command, frozen=True, kw_only=True, tag="judge"):
+    """To a worker that is ready to judge with others: every `count`-th batch, from `index` on. What it counts goes into
+    a file of that directory, if there are others. `number` comes back: an evaluation may have to be begun again."""
+
+    number: int
+    index: int
+    count: int
+    directory: str = ""
+
+
+class MergeTallies(Command, frozen=True, kw_only=True, tag="merge tallies"):
+    """To the first of those who judge: these workers have written what they counted."""
+
+    number: int
+    workers: tuple[int, ...]
+    directory: str
+
+
+class Conclude(Command, frozen=True, kw_only=True, tag="conclude"):
+    """To everybody who came to this evaluation: what was found. None: not a number."""
+
+    metrics: dict[str, float | None]
+
+
+AnyCommand = Stop | Become | Ask | PeerDied | MakeCheckpoint | SaveEvery | Evaluate | Judge | MergeTallies | Conclude
 
 
 # -- reports -----------------------------------------------------------------------------------------------
@@ -216,6 +252,7 @@ class ServerCounters(Report, frozen=True, kw_only=True, tag="server"):
     faults_served: int | None = None
     recovering: bool | None = None
     capture_seconds_max: float | None = None
+    capture_work_seconds_max: float | None = None  # of the processor
     hold_seconds_max: float | None = None
     updates: int | None = None
     priority_bytes: int | None = None
@@ -324,12 +361,49 @@ class Said(Report, frozen=True, kw_only=True, tag="said"):
     text: str
 
 
+class SaveNow(Report, frozen=True, kw_only=True, tag="save now"):
+    """A script wants a checkpoint, and maybe something to be kept with it."""
+
+    extra: Extra | None = None
+
+
 class Trained(Report, frozen=True, kw_only=True, tag="trained"):
     """A worker is through, and all it pushed is safe."""
 
     steps: int
     samples: int
     seconds: float
+
+
+class ReadyToJudge(Report, frozen=True, kw_only=True, tag="ready to judge"):
+    """A worker has come to an evaluation that all make together, and waits: the `call`-th in that step of that loop, or
+    (None) behind it. `merges`: whether what several workers have counted can be made one."""
+
+    loop: int
+    step: int | None
+    call: int
+    merges: bool
+
+
+class Passed(Report, frozen=True, kw_only=True, tag="passed"):
+    """A worker has passed over the steps of a loop up to this one: those before it did them."""
+
+    loop: int
+    step: int
+
+
+class Tallied(Report, frozen=True, kw_only=True, tag="tallied"):
+    """What a worker has counted is in its file, or why not."""
+
+    number: int
+    problem: str = ""
+
+
+class Concluded(Report, frozen=True, kw_only=True, tag="concluded"):
+    """The first worker has merged what all have counted."""
+
+    number: int
+    metrics: dict[str, float | None]
 
 
 class Evaluating(Report, frozen=True, kw_only=True, tag="evaluating"):
@@ -450,7 +524,12 @@ AnyReport = (
     | Planned
     | Progress
     | Said
+    | SaveNow
     | Trained
+    | ReadyToJudge
+    | Passed
+    | Tallied
+    | Concluded
     | Evaluating
     | Evaluated
     | CheckpointBegun

@@ -4,16 +4,18 @@ What the formulas need (`planner/`) is partly known only once the run has shown 
 long it takes until a successor is there. Until then it is guessed from the bytes of the model. The choice is made
 before anything starts, and its sentence is shown; it is made again when the run has shown something else. A user who
 names an interval has chosen.
+
+The tables of a script are declared with its first step. Until the servers have them they count as nothing, which makes
+partial recovery cheap: a run with a script begins with it, and full recovery is prepared for, if that is what the sizes
+say (`note_tables`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from regrow.config import TrainConfig
-from regrow.data.catalog import table_rows
 from regrow.errors import ConfigError
 from regrow.launch import memory
 from regrow.launch.orders import OwnSaving
@@ -29,7 +31,6 @@ LOAD_BYTES_PER_S = 400e6
 RESCHEDULE_SECONDS = 0.5  # a spare takes the place
 HOLD_SHARE = 0.1  # of the time a save takes: training goes on beside it, on the same processors
 WORK_SECONDS_UNKNOWN = 56 * 3600.0  # of a run whose end nobody knows: the job of the published figures
-LARGEST_SHARE = 0.99  # of all rows, in the tables that count as the largest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +52,8 @@ class Planner:
     def __init__(self, config: TrainConfig) -> None:
         self.config = config
         self._measured = Measured()
-        self._guess = guess_costs(config)
+        self.lacks_sizes = bool(config.script)  # until its tables are declared
+        self._guess = make_costs(0.0 if self.lacks_sizes else estimate_bytes(config), servers=config.servers)
         self._basis: Basis | None = None
         self._share = 1.0 if config.priority == "none" else config.priority_share
 
@@ -98,6 +100,7 @@ class Planner:
         own = self._save_every(seconds=decided.partial.interval_seconds)
         full = make_full(config, decided.full.interval_seconds) if decided.decision == "full" else None
         reason = decided.reason + ("; the next loss of a server takes everybody back" if full is not None else "")
+        reason += "; how large the tables are is not known yet" if self.lacks_sizes else ""
         return PartialPlan(
             config=config,
             own=own,
@@ -110,11 +113,8 @@ class Planner:
 
     def _plan_given(self, decided: Plan, request: Request, costs: Costs, cut_seconds: float) -> PartialPlan:
         """The user has chosen; what is to be expected of that is said."""
-        given, least = self.config.interval, costs.interval_seconds_min
-        if given.seconds is not None and given.seconds < least:
-            problem = f"a save takes about {span_text(round(least, 3))}, so none would end within it"
-            raise ConfigError("every", self.config.every, problem, hint=f"{span_text(round(2 * least, 1))} or more")
-        pls = None
+        self._check_given(costs)
+        given, pls = self.config.interval, None
         if given.seconds is None:
             reason = f"partial: every {given.steps} steps, as asked for"
         else:
@@ -129,6 +129,12 @@ class Planner:
             config=self.config, own=own, cut_seconds=cut_seconds, reason=reason, numbers=decided.to_dict(), pls=pls
         )
 
+    def _check_given(self, costs: Costs) -> None:
+        given, least = self.config.interval, costs.interval_seconds_min
+        if given.seconds is not None and given.seconds < least:
+            problem = f"a save takes about {span_text(round(least, 3))}, so none would end within it"
+            raise ConfigError("every", self.config.every, problem, hint=f"{span_text(round(2 * least, 1))} or more")
+
     def _save_every(self, *, seconds: float | None = None, steps: int | None = None) -> OwnSaving:
         """With priorities a share of the rows is saved, so much more often."""
         config = self.config
@@ -137,7 +143,8 @@ class Planner:
             every_steps=None if steps is None else max(1, round(steps * self._share)),
             priority=config.priority,
             share=self._share,
-            tables=choose_tables(config),
+            choice=wish if (wish := config.priority_tables) in ("all", "largest") else "named",  # type: ignore[arg-type]
+            tables=() if wish in ("all", "largest") else tuple(name.strip() for name in wish.split(",")),
             period=config.ssu_period,
             seed=config.seed,
         )
@@ -152,6 +159,12 @@ class Planner:
         )
 
     # -- while it runs ---------------------------------------------------------------------------------------
+
+    def note_tables(self, size: int) -> None:
+        """A script has declared its tables: so many bytes over all servers. Raises ConfigError as `plan` does."""
+        self.lacks_sizes = False
+        self._guess = make_costs(size, servers=self.config.servers)
+        self._check_given(self._measured.fill(self._guess))
 
     def note_saved(self, seconds: float) -> None:
         """A server has saved its share of rows in so long."""
@@ -184,10 +197,14 @@ def make_full(config: TrainConfig, seconds: float) -> TrainConfig:
     return config.replace(protection=protection, every=f"{max(1.0, seconds):g}s", **changes)
 
 
-def guess_costs(config: TrainConfig) -> Costs:
+def estimate_bytes(config: TrainConfig) -> int:
+    """Of the tables of a model of ours, over all servers."""
+    return memory.estimate_need(config, config.load_model()).tables
+
+
+def make_costs(size: float, *, servers: int) -> Costs:
     """What a save and a load take, from the bytes of one server: all save and load at the same time, each its own."""
-    tables = memory.estimate_need(config, config.load_model()).tables
-    per_server = tables / config.servers
+    per_server = size / servers
     takes = per_server / STORE_BYTES_PER_S
     return Costs(
         save_seconds=max(1e-3, HOLD_SHARE * takes),
@@ -195,27 +212,3 @@ def guess_costs(config: TrainConfig) -> Costs:
         load_seconds=per_server / LOAD_BYTES_PER_S,
         reschedule_seconds=RESCHEDULE_SECONDS,
     )
-
-
-def choose_tables(config: TrainConfig) -> tuple[str, ...]:
-    """The tables whose rows have priorities: all, those named, or the largest."""
-    rows = table_rows(config.load_model())
-    names = [f"t_cat_{index}" for index in range(len(rows))]
-    if config.priority_tables == "all":
-        return tuple(names)
-    if config.priority_tables != "largest":
-        return tuple(name.strip() for name in config.priority_tables.split(","))
-    return tuple(names[index] for index in find_largest(rows))
-
-
-def find_largest(rows: Sequence[int]) -> list[int]:
-    """The fewest tables that hold LARGEST_SHARE of all rows, by their numbers."""
-    order = sorted(range(len(rows)), key=lambda index: (-rows[index], index))
-    found: list[int] = []
-    held = 0
-    for index in order:
-        if held >= LARGEST_SHARE * sum(rows):
-            break
-        found.append(index)
-        held += rows[index]
-    return sorted(found)

@@ -62,6 +62,8 @@ class Replanner:
         if now < self._look_at or status.phase != "training" or status.losses is None or self.planned.own is None:
             return None
         self._look_at = now + LOOK_SECONDS
+        if self._planner.lacks_sizes and all(server.state == "ready" for server in status.servers):
+            self._planner.note_tables(sum(server.bytes for server in status.servers))
         for seconds in status.losses.take_save_seconds():
             self._planner.note_saved(seconds)
         deaths = [failure for failure in status.failures.all if failure.role == "server" and failure.settled]

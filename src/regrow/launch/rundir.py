@@ -1,4 +1,4 @@
-"""The directory a run leaves behind: config.toml, metrics.jsonl, summary.json and logs/.
+"""The directory a run leaves behind: config.toml, metrics.jsonl, summary.json and logs/; steps/, where asked for.
 
 A run never writes over another one unless it is told to, and then removes only files of these names.
 summary.json appears whole or not at all, also when the machine goes down meanwhile.
@@ -27,7 +27,7 @@ from regrow.config import TrainConfig
 from regrow.errors import UserError
 from regrow.runtime.streams import write_text
 
-CONFIG, METRICS, SUMMARY, LOGS = "config.toml", "metrics.jsonl", "summary.json", "logs"
+CONFIG, METRICS, SUMMARY, LOGS, STEPS = "config.toml", "metrics.jsonl", "summary.json", "logs", "steps"
 SAME_SECOND_MAX = 1000
 
 
@@ -152,8 +152,8 @@ class RunDir:
     def _remove_old_run(self) -> None:
         for name in (SUMMARY, METRICS, CONFIG):  # the summary first: half an old run must not look whole
             (self.path / name).unlink(missing_ok=True)
-        for log in (self.path / LOGS).glob("*-*.log"):
-            log.unlink()
+        for old in (*(self.path / LOGS).glob("*-*.log"), *(self.path / STEPS).glob("worker-*.jsonl")):
+            old.unlink()
 
 
 def log_name(role: str, id: int, incarnation: int) -> str:

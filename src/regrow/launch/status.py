@@ -199,8 +199,9 @@ class RunStatus:
                 server.state, server.missing_rows = "ready", 0
             case Joined():
                 assert self.losses is not None
-                loss = self.losses.note_joined(id, report, self.samples_total)
-                self.failures.note_loss(id, loss)
+                per_push = self.losses.samples_per_push = self._measure_samples_per_push()
+                samples = None if self.steps_total is None else self.steps_total * per_push
+                self.failures.note_loss(id, self.losses.note_joined(id, report, samples))
             case OwnSaved():
                 assert self.losses is not None
                 self.losses.note_saved(id, report)
@@ -254,6 +255,12 @@ class RunStatus:
             is_sync=config.mode == "sync",
             workers=config.workers,
         )
+
+    def _measure_samples_per_push(self) -> float:
+        """A script may have batches of any size: of what it did so far, the mean."""
+        if not self.config.script:
+            return self.config.batch
+        return self.samples / self.steps_done if self.samples else 1.0
 
     # -- what comes out --------------------------------------------------------------------------------------
 

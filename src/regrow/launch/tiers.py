@@ -28,7 +28,6 @@ from regrow.core.job import OptimizerSpec
 from regrow.core.layout import Layout
 from regrow.data.catalog import table_rows
 from regrow.errors import CheckpointError, ConfigError, UserError
-from regrow.launch.memory import dense_parameters
 from regrow.launch.orders import TieredRows
 from regrow.units import MIB, size_text
 
@@ -44,7 +43,7 @@ BLOCK_BYTES = (512, 4096)  # that a disk may have
 SEGMENT_BYTES = MIB  # of the log
 LOG_SEGMENTS_MIN = 4
 FRAME_BYTES_BESIDE = 48  # of a row in the cache, beside its record
-RECORD_BYTES_BESIDE = 8  # of a row in a file
+RECORD_BYTES_BESIDE = 4  # of a row in a file
 
 
 class Needs:
@@ -52,10 +51,10 @@ class Needs:
 
     def __init__(self, config: TrainConfig) -> None:
         model = config.load_model()
-        rows = _count_floats(config.optimizer, model.dim)
+        rows = _count_floats(config.optimizer, model.row_floats)
         tables = [(count, rows) for count in table_rows(model)]
         # Dense parameters are a table too; all its rows are in every batch.
-        dense_rows = -(-dense_parameters(model) // DENSE_ROW_FLOATS) + DENSE_ROWS_SPARE
+        dense_rows = -(-model.count_dense() // DENSE_ROW_FLOATS) + DENSE_ROWS_SPARE
         self._dense = (dense_rows, _count_floats(config.dense_optimizer, DENSE_ROW_FLOATS))
         self._servers = config.servers
         self._cache_bytes = config.cache_bytes
@@ -107,11 +106,11 @@ class Needs:
 
     def count_log_bytes(self, *, least: bool) -> int:
         """Of the log: at least a checkpoint of all that is in the cache, and a few segments. A store that may choose
-        takes twice that and more, or half of what the rows take."""
+        takes twice that and more, or as much as the rows take."""
         segments = -(-self._cache_bytes // SEGMENT_BYTES) + 2
         if least:
             return (segments + LOG_SEGMENTS_MIN) * SEGMENT_BYTES
-        return max(self.home_bytes // 2, (2 * segments + 8 * LOG_SEGMENTS_MIN) * SEGMENT_BYTES)
+        return max(self.home_bytes, (2 * segments + 8 * LOG_SEGMENTS_MIN) * SEGMENT_BYTES)
 
 
 def _count_bytes(rows: int, record_bytes: int, block_bytes: int) -> int:
@@ -329,9 +328,9 @@ def make_identity(config: TrainConfig) -> dict[str, Any]:
         "learning_rate": config.learning_rate,
         "dense_optimizer": config.dense_optimizer,
         "dense_learning_rate": config.dense_learning_rate,
-        "dim": model.dim,
+        "dim": model.row_floats,
         "rows": list(table_rows(model)),
-        "dense_parameters": dense_parameters(model),
+        "dense_parameters": model.count_dense(),
     }
 
 

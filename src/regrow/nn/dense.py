@@ -45,9 +45,13 @@ class FlatTable:
         # Values arrive in host memory; on a device the tensors are copies of it.
         self._flat = torch.zeros(rows * ROW_FLOATS)
         self._grads = torch.zeros(rows * ROW_FLOATS)
-        self._views = self._cut(self._flat)
-        self._grad_views = self._cut(self._grads)
+        self._views = self.cut(self._flat)
+        self._grad_views = self.cut(self._grads)
         self._on_host = all(tensor.device.type == "cpu" for tensor in self._tensors)
+        self.take_values()
+
+    def take_values(self) -> None:
+        """What the tensors hold now: at the beginning, and when somebody has loaded others."""
         with torch.no_grad():
             for tensor, view in zip(self._tensors, self._views, strict=True):
                 view.copy_(tensor)
@@ -57,7 +61,13 @@ class FlatTable:
         """The flat values, to be filled from pulled rows (then call `adopt_values`)."""
         return self._flat.numpy()
 
-    def _cut(self, flat: torch.Tensor) -> list[torch.Tensor]:
+    @property
+    def grads(self) -> np.ndarray[Any, Any]:
+        """What was taken last."""
+        return self._grads.numpy()
+
+    def cut(self, flat: torch.Tensor) -> list[torch.Tensor]:
+        """The tensors of a flat one, as views."""
         return [
             flat[start : start + tensor.numel()].view(tensor.shape)
             for tensor, start in zip(self._tensors, self._starts, strict=True)
@@ -110,3 +120,12 @@ class BufferTable(FlatTable):
         for buffer, view, moved in zip(self._tensors, self._views, self._grad_views, strict=True):
             torch.sub(view, buffer.detach().cpu(), out=moved)
         return self._grads.numpy()
+
+
+def name_buffers(module: nn.Module) -> set[str]:
+    """The buffers that belong to a module's state; others follow from its shape."""
+    names: set[str] = set()
+    for prefix, each in module.named_modules():
+        dot = f"{prefix}." if prefix else ""
+        names |= {dot + name for name in each._buffers if name not in each._non_persistent_buffers_set}
+    return names

@@ -7,13 +7,13 @@ differentiation scatters into a zeroed square per sample and costs twice as much
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from regrow.nn.layers import check_inputs, make_network
 from regrow.nn.presets import ModelConfig
 
 
@@ -42,8 +42,8 @@ class DLRM(nn.Module):
         self.dense_features = dense_features
         pairs = (tables + 1) * tables // 2
         generator = torch.Generator().manual_seed(seed)
-        self.bottom = _network(dense_features, bottom, generator, relu_last=True)
-        self.top = _network(dim + pairs, top, generator, relu_last=False)
+        self.bottom = make_network(dense_features, bottom, generator, relu_last=True)
+        self.top = make_network(dim + pairs, top, generator, relu_last=False)
         pair_index, gradient_index = _interaction_indices(vectors=tables + 1, dim=dim)
         # Not part of the state: both follow from the shape.
         self.register_buffer("pair_index", pair_index, persistent=False)
@@ -61,11 +61,7 @@ class DLRM(nn.Module):
         )
 
     def forward(self, dense: Tensor, embeddings: Tensor) -> Tensor:
-        if embeddings.shape != (dense.shape[0], self.tables * self.dim):
-            raise ValueError(
-                f"embeddings are {list(embeddings.shape)}, but {dense.shape[0]} samples of {self.tables} "
-                f"tables of width {self.dim} need [{dense.shape[0]}, {self.tables * self.dim}]"
-            )
+        check_inputs(dense, embeddings, tables=self.tables, width=self.dim)
         bottom = self.bottom(dense)
         crossed = Interaction.apply(bottom, embeddings, self.pair_index, self.gradient_index)
         logits: Tensor = self.top(crossed).squeeze(1)
@@ -108,18 +104,3 @@ def _interaction_indices(*, vectors: int, dim: int) -> tuple[Tensor, Tensor]:
     gradient_index = torch.zeros(vectors, vectors, dtype=torch.int64)
     gradient_index[low, high] = gradient_index[high, low] = dim + torch.arange(len(low))
     return low * vectors + high, gradient_index.view(-1)
-
-
-def _network(inputs: int, widths: Sequence[int], generator: torch.Generator, *, relu_last: bool) -> nn.Sequential:
-    layers: list[nn.Module] = []
-    for position, outputs in enumerate(widths):
-        # Made without values: they are drawn below, from our generator and not from torch's global one.
-        layer = nn.Linear(inputs, outputs, device="meta").to_empty(device="cpu")
-        with torch.no_grad():
-            layer.weight.normal_(0.0, math.sqrt(2.0 / (inputs + outputs)), generator=generator)
-            layer.bias.normal_(0.0, math.sqrt(1.0 / outputs), generator=generator)
-        layers.append(layer)
-        if relu_last or position < len(widths) - 1:
-            layers.append(nn.ReLU(inplace=True))
-        inputs = outputs
-    return nn.Sequential(*layers)

@@ -13,7 +13,7 @@ import atexit
 import dataclasses
 import enum
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -24,8 +24,10 @@ from regrow.core.job import JobSpec, Mode, OptimizerSpec, TableSpec
 from regrow.errors import RegrowError
 from regrow.nn import refusals
 from regrow.nn.coded import make_marks_table, make_protection, protect
+from regrow.nn.jagged import pool_weighted
 from regrow.nn.optimizer import OptimizerSpec as NamedOptimizer
 from regrow.nn.routing import make_router
+from regrow.nn.weights import give_weights, make_first
 from regrow.protection import ErasureCode, Partial
 from regrow.runtime.client import Client, Ticket
 
@@ -47,32 +49,47 @@ class EmbeddingBagConfig:
     feature_names: Sequence[str]
     pooling: PoolingType = PoolingType.SUM
     data_type: Any = refusals.DATA_TYPE  # or TorchRec's DataType.FP32; no other
+    init_fn: Callable[[Tensor], Any] | None = None  # fills [num_embeddings, embedding_dim]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EmbeddingConfig:
+    """One table whose rows are not pooled, as in TorchRec."""
+
+    num_embeddings: int
+    embedding_dim: int
+    name: str
+    feature_names: Sequence[str]
+    data_type: Any = refusals.DATA_TYPE
+    init_fn: Callable[[Tensor], Any] | None = None
 
 
 class KeyedJaggedTensor:
     """Ids of several features for one batch: `values` feature after feature, `lengths` [features * batch]."""
 
-    def __init__(self, keys: Sequence[str], values: Tensor, lengths: Tensor) -> None:
+    def __init__(self, keys: Sequence[str], values: Tensor, lengths: Tensor, weights: Tensor | None = None) -> None:
         self._keys = list(keys)
         self._values = values
         self._lengths = lengths
+        self._weights = weights
         if not self._keys or lengths.numel() % len(self._keys):
             raise ValueError(f"{lengths.numel()} lengths cannot be shared by {len(self._keys)} features")
-        refusals.check_features(values, lengths, None)
+        if weights is not None and weights.shape != values.shape:
+            raise ValueError(f"{weights.numel()} weights for {values.numel()} ids")
+        refusals.check_features(values, lengths)
 
     @classmethod
     def from_lengths_sync(
         cls, keys: Sequence[str], values: Tensor, lengths: Tensor, weights: Tensor | None = None
     ) -> KeyedJaggedTensor:
-        refusals.check_features(values, lengths, weights)
-        return cls(keys, values, lengths)
+        return cls(keys, values, lengths, weights)
 
     @classmethod
     def from_offsets_sync(
         cls, keys: Sequence[str], values: Tensor, offsets: Tensor, weights: Tensor | None = None
     ) -> KeyedJaggedTensor:
-        refusals.check_features(values, offsets, weights)
-        return cls(keys, values, offsets[1:] - offsets[:-1])
+        refusals.check_features(values, offsets)
+        return cls(keys, values, offsets[1:] - offsets[:-1], weights)
 
     def keys(self) -> list[str]:
         return self._keys
@@ -88,20 +105,28 @@ class KeyedJaggedTensor:
         start = torch.zeros(1, dtype=torch.int64, device=self._lengths.device)
         return torch.cat([start, self._lengths.cumsum(0, dtype=torch.int64)])
 
-    def weights_or_none(self) -> None:
-        return None
+    def weights(self) -> Tensor:
+        """One for each id; ValueError if there are none."""
+        if self._weights is None:
+            raise ValueError("the features have no weights")
+        return self._weights
+
+    def weights_or_none(self) -> Tensor | None:
+        return self._weights
 
     @property
     def device(self) -> torch.device:
         return self._values.device
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> KeyedJaggedTensor:
-        parts = (part.to(device, non_blocking=non_blocking) for part in (self._values, self._lengths))
-        return KeyedJaggedTensor(self._keys, *parts)
+        parts = (self._values, self._lengths, self._weights)
+        moved = [None if part is None else part.to(device, non_blocking=non_blocking) for part in parts]
+        return KeyedJaggedTensor(self._keys, *moved)  # type: ignore[arg-type]
 
     def pin_memory(self) -> KeyedJaggedTensor:
         """In memory that a device copies from directly; a `DataLoader` calls it if told to pin."""
-        return KeyedJaggedTensor(self._keys, self._values.pin_memory(), self._lengths.pin_memory())
+        weights = None if self._weights is None else self._weights.pin_memory()
+        return KeyedJaggedTensor(self._keys, self._values.pin_memory(), self._lengths.pin_memory(), weights)
 
     def stride(self) -> int:
         return self._lengths.numel() // len(self._keys)
@@ -157,7 +182,8 @@ class Cluster(Protocol):
 class EmbeddingBagCollection(nn.Module):
     """Drop-in for TorchRec's EmbeddingBagCollection, with its rows on the servers of `cluster`.
 
-    `protection` keeps rows when a server dies; left out, it is the cluster's own.
+    `protection` keeps rows when a server dies; left out, it is the cluster's own. `is_weighted`: every row is
+    multiplied with the weight of its id.
     """
 
     rows_are_on_servers = True  # what is made for modules that hold their weights looks for this
@@ -173,11 +199,15 @@ class EmbeddingBagCollection(nn.Module):
         mode: Mode = "async",
         worker: int = 0,
         workers: int = 1,
+        is_weighted: bool = False,
     ) -> None:
         super().__init__()
         self._configs = list(tables)
         for config in self._configs:
             refusals.check_table(config)
+        if is_weighted:
+            refusals.check_sums(self._configs)
+        self._is_weighted = is_weighted
         optimizer = optimizer or OptimizerSpec(kind="rowwise_adagrad", learning_rate=0.01)
         optimizer = optimizer.plain if isinstance(optimizer, NamedOptimizer) else optimizer
         code = protection or getattr(cluster, "protection", None)
@@ -207,8 +237,12 @@ class EmbeddingBagCollection(nn.Module):
             static_tables=[],
             mean_pooling=[getattr(config.pooling, "value", config.pooling) == "MEAN" for config in self._configs]
             + [False] * (len(coded) - len(self._configs)),
+            expanded=[is_weighted] * len(self._configs) + [False] * (len(coded) - len(self._configs)),
         )
         self._client = cluster.client(self.job, worker=worker)
+        for config in self._configs:
+            if (first := make_first(config)) is not None:
+                give_weights(self._client, self.job, config.name, first)
         self._step = 0
         self._prefetched: dict[int, tuple[Features, _Batch]] = {}
         self._unpushed: _Batch | None = None  # of the last forward, in synchronous mode
@@ -223,6 +257,9 @@ class EmbeddingBagCollection(nn.Module):
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
         return self._configs
 
+    def is_weighted(self) -> bool:
+        return self._is_weighted
+
     def prefetch(self, features: Features) -> None:
         """Asks for the rows of a batch that will be passed to forward later, so that they are there by then."""
         if self.job.mode == "sync":
@@ -234,9 +271,12 @@ class EmbeddingBagCollection(nn.Module):
         refusals.refuse_half()
         prefetched = self._prefetched.pop(id(features), None)
         batch = prefetched[1] if prefetched is not None else self._ask(features)
-        device = features.values().device
-        pooled = _Lookup.apply(self.anchor if batch.trains else None, batch).to(device)
-        return KeyedTensor(self._features, self._widths, pooled)
+        device, anchor = features.values().device, self.anchor if batch.trains else None
+        if self._is_weighted:
+            rows = _ExpandedLookup.apply(anchor, batch, tuple(self._widths))
+            named = [(name, each.to(device)) for name, each in zip(self._features, rows, strict=True)]
+            return KeyedTensor(self._features, self._widths, pool_weighted(features, named))
+        return KeyedTensor(self._features, self._widths, _Lookup.apply(anchor, batch).to(device))
 
     def __deepcopy__(self, memo: Any) -> Any:
         raise RegrowError(refusals.COPIED, hint=refusals.COPIED_HINT)
@@ -288,8 +328,9 @@ class EmbeddingBagCollection(nn.Module):
         missing = [name for name in self._features if name not in keys]
         if missing:
             raise KeyError(f"the batch has no feature {missing[0]!r}; it has {keys}")
-        weights = getattr(features, "weights_or_none", lambda: None)()
-        refusals.check_features(features.values(), features.lengths(), weights)
+        refusals.check_features(features.values(), features.lengths())
+        check = refusals.check_weighted if self._is_weighted else refusals.check_unweighted
+        check(features)
         values = features.values().detach().cpu().to(torch.int64).contiguous().numpy()
         lengths = features.lengths().detach().cpu().to(torch.int32).contiguous().numpy()
         size = lengths.size // len(keys)
@@ -325,19 +366,14 @@ class EmbeddingBagCollection(nn.Module):
             destination[f"{prefix}embedding_bags.{config.name}.weight"] = self.weight(config.name)
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
-        missing_keys, unexpected_keys, error_msgs = args[2], args[3], args[4]
-        wanted = {f"{prefix}embedding_bags.{config.name}.weight": config for config in self._configs}
-        unexpected_keys += [key for key in state_dict if key.startswith(prefix) and key not in wanted]
-        for key, config in wanted.items():
-            if key not in state_dict:
-                missing_keys.append(key)
-                continue
-            weight = state_dict[key]
-            shape = (config.num_embeddings, config.embedding_dim)
-            if tuple(weight.shape) != shape:
-                error_msgs.append(f"{key} is {tuple(weight.shape)}, the table is {shape}")
-                continue
-            self._write(self._index(config.name), weight)
+        load_tables(
+            self._configs,
+            f"{prefix}embedding_bags.",
+            state_dict,
+            prefix,
+            args,
+            lambda name, weight: self._write(self._index(name), weight),
+        )
 
     def _index(self, name: str) -> int:
         for index, config in enumerate(self._configs):
@@ -406,22 +442,79 @@ class _Lookup(torch.autograd.Function):
     def backward(ctx: Any, *outputs: Tensor) -> tuple[None, None]:
         (grad,) = outputs
         batch: _Batch = ctx.batch
-        if batch.once and batch.pushes:
-            raise RegrowError(
-                "backward went through this batch twice: in synchronous mode a step has one push",
-                hint="add the losses and call backward() once",
-            )
-        if not batch.client.pushes:  # the first of all: later ones need not look
-            refusals.refuse_scaler()
         plan: Any = batch.ticket.plan
         grads = np.empty(plan.floats, np.float32)
-        plan.unpool(grad.detach().cpu().to(torch.float32).contiguous().numpy(), grads)
-        batch.client.push(batch.ticket, grads)
-        batch.pushes += 1
+        plan.unpool(_as_array(grad), grads)
+        _push(batch, grads)
         return None, None
 
 
-def make_table_spec(config: EmbeddingBagConfig, optimizer: OptimizerSpec) -> TableSpec:
+class _ExpandedLookup(torch.autograd.Function):
+    """Forward gives the row of every id, for each feature; backward sums gradients by row and pushes them."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor | None, batch: _Batch, widths: tuple[int, ...]) -> tuple[Tensor, ...]:
+        ctx.batch = batch
+        plan: Any = batch.ticket.plan
+        rows = batch.ticket.wait()
+        found = [torch.empty(plan.expanded_floats(feature) // width, width) for feature, width in enumerate(widths)]
+        for feature, each in enumerate(found):
+            plan.expand(feature, rows, each.numpy())
+        return tuple(found)
+
+    @staticmethod
+    def backward(ctx: Any, *outputs: Tensor) -> tuple[None, None, None]:
+        batch: _Batch = ctx.batch
+        plan: Any = batch.ticket.plan
+        grads = np.empty(plan.floats, np.float32)
+        for feature, grad in enumerate(outputs):
+            plan.collapse(feature, _as_array(grad), grads)
+        _push(batch, grads)
+        return None, None, None
+
+
+def _as_array(grad: Tensor) -> np.ndarray[Any, Any]:
+    found: np.ndarray[Any, Any] = grad.detach().cpu().to(torch.float32).contiguous().numpy()
+    return found
+
+
+def _push(batch: _Batch, grads: np.ndarray[Any, Any]) -> None:
+    if batch.once and batch.pushes:
+        raise RegrowError(
+            "backward went through this batch twice: in synchronous mode a step has one push",
+            hint="add the losses and call backward() once",
+        )
+    if not batch.client.pushes:  # the first of all: later ones need not look
+        refusals.refuse_scaler()
+    batch.client.push(batch.ticket, grads)
+    batch.pushes += 1
+
+
+def load_tables(
+    configs: Sequence[EmbeddingBagConfig | EmbeddingConfig],
+    front: str,
+    state_dict: Any,
+    prefix: str,
+    args: tuple[Any, ...],
+    write: Callable[[str, Tensor], None],
+) -> None:
+    """Torch's `_load_from_state_dict` for tables that are on servers: `front` is in front of their names, `args` is the
+    rest of what torch gives."""
+    missing_keys, unexpected_keys, error_msgs = args[2], args[3], args[4]
+    wanted = {f"{front}{config.name}.weight": config for config in configs}
+    unexpected_keys += [key for key in state_dict if key.startswith(prefix) and key not in wanted]
+    for key, config in wanted.items():
+        if key not in state_dict:
+            missing_keys.append(key)
+            continue
+        shape = (config.num_embeddings, config.embedding_dim)
+        if tuple(state_dict[key].shape) != shape:
+            error_msgs.append(f"{key} is {tuple(state_dict[key].shape)}, the table is {shape}")
+            continue
+        write(config.name, state_dict[key])
+
+
+def make_table_spec(config: EmbeddingBagConfig | EmbeddingConfig, optimizer: OptimizerSpec) -> TableSpec:
     """The table of a configuration, as servers know it."""
     return TableSpec(
         name=config.name,

@@ -6,15 +6,16 @@ steps done. Where the last step of an epoch has fewer batches than workers, the 
 take part in it with nothing.
 
 A `DataLoader` over a data set with numbers is dealt by these numbers, so that a worker reads its own batches only; a
-shuffling one is shuffled by the seed of the run, because torch's own order differs from process to process. Of anything
-else every worker reads all batches and keeps its own, also those that were done before.
+shuffling one is shuffled by the seed of the run, because torch's own order differs from process to process. Data that
+deals itself (`Dealing`) is asked for a worker's batches from a step on. Of anything else every worker reads all batches
+and keeps its own, also those that were done before.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -24,11 +25,22 @@ from torch.utils.data.distributed import DistributedSampler
 from regrow.errors import UserError
 
 
+@runtime_checkable
+class Dealing(Protocol):
+    """Data that knows which batches are whose, over all epochs, and finds any of them without reading those before."""
+
+    def count_steps(self) -> int:
+        """Steps of every worker; one that has fewer batches has none for the last."""
+
+    def deal(self, *, worker: int, workers: int, done: int) -> tuple[Iterator[Any], int]:
+        """The batches of a worker behind its first `done`, and how many samples were in those."""
+
+
 class Feed:
     """The batches of one worker, over all epochs of a loop."""
 
     def __init__(
-        self, loader: Iterable[Any], *, worker: int, workers: int, epochs: int, seed: int, together: bool
+        self, loader: Iterable[Any] | Dealing, *, worker: int, workers: int, epochs: int, seed: int, together: bool
     ) -> None:
         """`together`: all workers make each step, also those that have no batch for it (None)."""
         if epochs < 1:
@@ -39,6 +51,9 @@ class Feed:
                     f"{epochs} epochs of an iterator, which can be read only once",
                     hint="pass what makes it: a DataLoader, a list, an object with __iter__",
                 )
+        elif isinstance(loader, Dealing):
+            if epochs > 1:
+                raise UserError(f"{epochs} epochs of data that deals itself", hint="its own epochs are all there are")
         elif not isinstance(loader, Iterable):
             raise TypeError(f"a loop needs something to iterate over, not a {type(loader).__name__}")
         self.epochs = epochs
@@ -51,10 +66,14 @@ class Feed:
         self._together = together
         self._numbered = loader if isinstance(loader, DataLoader) and _is_numbered(loader) else None
         self._epoch = self._begun = 0  # of numbered data: where the next step is
-        self._hands = self._deal_all() if self._numbered is None else iter(())  # of any other: what is left
+        self._dealing = loader if isinstance(loader, Dealing) else None
+        is_read = self._numbered is None and self._dealing is None
+        self._hands = self._deal_all() if is_read else iter(())  # of any other: what is left
 
     def count_steps(self) -> int | None:
         """Steps of all epochs, where that is known beforehand."""
+        if self._dealing is not None:
+            return self._dealing.count_steps()
         try:
             batches = len(self._loader)  # type: ignore[arg-type]
         except TypeError:
@@ -64,7 +83,13 @@ class Feed:
 
     def pass_over(self, steps: int, measure: Callable[[Any], int]) -> None:
         """Leaves out so many steps that were done before, and counts them; `measure` says how many samples a batch
-        has. Numbered data is not read for it."""
+        has. Numbered data, and data that deals itself, is not read for it."""
+        if self._dealing is not None:
+            found, self.samples_skipped = self._dealing.deal(worker=self._worker, workers=self._workers, done=steps)
+            # Who has no batch left takes part in the steps of others; how many there are, the loop knows.
+            self._hands = itertools.chain(found, itertools.repeat(None)) if self._together else found
+            self.skipped = steps
+            return
         while self._numbered is not None and steps and self._epoch < self.epochs:
             mine, count = self._number_own()
             done = min(steps, count - self._begun)
@@ -91,6 +116,7 @@ class Feed:
 
     def _deal_all(self) -> Iterator[Any]:
         """Reads everything, and keeps this worker's part of each step."""
+        assert isinstance(self._loader, Iterable)
         for _ in range(self.epochs):
             batches = iter(self._loader)
             while hand := list(itertools.islice(batches, self._workers)):

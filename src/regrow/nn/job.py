@@ -35,7 +35,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -45,28 +45,28 @@ from regrow.core.job import JobSpec, Mode, OptimizerSpec
 from regrow.errors import RegrowError, UserError
 from regrow.metrics import AUC, LogLoss, Metric
 from regrow.nn import seat as seats
-from regrow.nn.coded import make_protection, protect
-from regrow.nn.dense import BufferTable, DenseTable
-from regrow.nn.embedding import EmbeddingBagConfig, Features
-from regrow.nn.feed import Feed
-from regrow.nn.job_embedding import JobEmbeddingBagCollection
-from regrow.nn.lookup import Lookup, find_features, read_ids
+from regrow.nn import weights as whole
+from regrow.nn.ahead import Planned, group, plan_ahead
+from regrow.nn.declaring import Static, declare
+from regrow.nn.dense import BufferTable, DenseTable, name_buffers
+from regrow.nn.digests import StepDigests
+from regrow.nn.embedding import EmbeddingBagConfig, EmbeddingConfig, Features
+from regrow.nn.extras import decode_extra, encode_extra
+from regrow.nn.feed import Dealing, Feed
+from regrow.nn.job_embedding import JobCollection, JobEmbeddingBagCollection, JobEmbeddingCollection
+from regrow.nn.judging import adapt
+from regrow.nn.lookup import Lookup, Part, find_features, join_ids, read_ids
 from regrow.nn.progress import Progress
-from regrow.nn.routing import make_router
-from regrow.runtime.client import Client
+from regrow.nn.routes import Chosen, Routes
+from regrow.nn.together import Place
+from regrow.runtime.client import Client, Ticket
 
-# While a server is coming back: batches that it is told of at once. Too few: every batch that lacks a row costs
-# messages of its own. Too many: memory, and all are told late.
-EXPECTED_TOGETHER = 4
-EXPECTED_AHEAD = 2  # Steps in which rows can come before they are needed.
-# Steps after a failure before any are told of: first come the rows that every batch needs, and nothing shall be before
-# them. Too many: messages for every batch meanwhile.
-EXPECTED_AFTER = 12
 READ_AHEAD = 2  # batches of an evaluation that are asked for together
 
 ROWS_OPTIMIZER = OptimizerSpec(kind="rowwise_adagrad", learning_rate=0.03)
 DENSE_OPTIMIZER = OptimizerSpec(kind="adam", learning_rate=0.001)
 
+C = TypeVar("C", bound=JobCollection)
 Find = Callable[[Any], list[Features]]
 Predict = Callable[[Any], tuple[Tensor, Tensor]]
 
@@ -74,16 +74,6 @@ Predict = Callable[[Any], tuple[Tensor, Tensor]]
 def join(*, seed: int | None = None, mode: Mode | None = None, servers: int | None = None) -> Job:
     """This worker's part of the run: the launcher's under `regrow run`; alone, a run of one worker in this process."""
     return Job(seats.take(seed=seed, mode=mode, servers=servers))
-
-
-class Planned(NamedTuple):
-    """A batch, and which rows it needs."""
-
-    batch: Any  # None: others have one in this step
-    sources: list[Features]
-    plan: Any
-    size: int
-    trained: tuple[bool, ...]  # which collections the plan is for
 
 
 class Job:
@@ -95,35 +85,65 @@ class Job:
         self.progress = Progress()
         self.done = 0  # steps that were made before this process: by a worker that died, or before a checkpoint
         self._seat = seat
-        self._collections: list[JobEmbeddingBagCollection] = []
+        self._collections: list[JobCollection] = []
         self._dense: DenseTable | None = None
         self._buffers: BufferTable | None = None
         self._client: Client | None = None
+        self._first_weights: dict[str, Tensor] = {}  # of tables, to begin with
         self._spec: JobSpec
-        self._static: list[tuple[int, DenseTable | BufferTable]] = []  # with the number of its table
-        self._routers: dict[tuple[tuple[bool, ...], bool], Any] = {}
+        self._static: Static = []
+        self._routes: Routes
         self._step = 0  # the last that was begun, here or before
         self._current: tuple[Planned, Lookup] | None = None
+        self._is_stepped = True  # whether the batch at hand was
+        self._losses: list[float] = []  # of the batches of this step
         self._reads: deque[Lookup] = deque()  # asked for, to be read only
         self._reported_at = time.monotonic()
+        self._digests = None if seat.digests is None else StepDigests(seat.digests)
+        self._loops, self._loop_start, self._in_loop = 0, 0, False  # loops so far, and where the last begins
+        self._visited: tuple[int, int | None] | None = None  # where the last evaluation of all workers was,
+        self._visits = 0  # and how many there were just there
         torch.manual_seed(seat.seed)
 
     def __repr__(self) -> str:
         return f"<job: worker {self.worker} of {self.workers}, {self.mode}, step {self._step}>"
 
+    @property
+    def client(self) -> Client:
+        """The connections to the servers, for whoever wants more of them than rows: digests, whole records."""
+        return self._begin()
+
+    @property
+    def spec(self) -> JobSpec:
+        """The tables as the servers know them."""
+        self._begin()
+        return self._spec
+
     # --- What is trained ---
 
     def embedding_bag_collection(
-        self, tables: Sequence[EmbeddingBagConfig], *, optimizer: OptimizerSpec | None = None
+        self, tables: Sequence[EmbeddingBagConfig], *, optimizer: OptimizerSpec | None = None, is_weighted: bool = False
     ) -> JobEmbeddingBagCollection:
         """Tables on the servers, behind the interface of TorchRec's EmbeddingBagCollection. A job may have several."""
+        return self._add(JobEmbeddingBagCollection(self, tables, optimizer or ROWS_OPTIMIZER, is_weighted=is_weighted))
+
+    def embedding_collection(
+        self, tables: Sequence[EmbeddingConfig], *, optimizer: OptimizerSpec | None = None
+    ) -> JobEmbeddingCollection:
+        """As TorchRec's EmbeddingCollection: the row of every id, for sequences; nothing is pooled."""
+        return self._add(JobEmbeddingCollection(self, tables, optimizer or ROWS_OPTIMIZER))
+
+    def _add(self, collection: C) -> C:
         self._check_not_begun("a collection")
-        collection = JobEmbeddingBagCollection(self, list(tables), optimizer or ROWS_OPTIMIZER)
-        names = [spec.name for other in (*self._collections, collection) for spec in other.specs]
+        everything: list[JobCollection] = [*self._collections, collection]
+        names = [spec.name for each in everything for spec in each.specs]
         for name in names:
             if names.count(name) > 1:
                 raise ValueError(f"two tables are named {name!r}; checkpoints know tables by their names")
         self._collections.append(collection)
+        for config in collection.configs:
+            if (first := whole.make_first(config)) is not None:
+                self._first_weights[config.name] = first
         return collection
 
     def dense(self, module: nn.Module, optimizer: OptimizerSpec | None = None) -> nn.Module:
@@ -135,9 +155,10 @@ class Job:
         mine = {id(p) for each in self._collections for p in each.parameters()}
         named = [(name, p) for name, p in module.named_parameters() if id(p) not in mine and p.requires_grad]
         self._dense = DenseTable(named, optimizer or DENSE_OPTIMIZER)
-        kept = _name_buffers(module)
+        kept = name_buffers(module)
         buffers = [(name, b) for name, b in module.named_buffers() if name in kept and b.is_floating_point()]
         self._buffers = BufferTable(buffers) if buffers else None
+        module.register_load_state_dict_post_hook(lambda module, keys: self._write_dense())
         return module
 
     def _check_not_begun(self, what: str) -> None:
@@ -150,13 +171,21 @@ class Job:
     # --- Steps ---
 
     def loop(
-        self, loader: Iterable[Any], *, epochs: int = 1, steps: int | None = None, features: Find | None = None
+        self,
+        loader: Iterable[Any] | Dealing,
+        *,
+        epochs: int = 1,
+        steps: int | None = None,
+        features: Find | None = None,
+        accumulate: int = 1,
     ) -> Iterator[Any]:
         """This worker's batches, each to be followed by `step`. What was done before is passed over.
 
         `features` gives the KeyedJaggedTensors of a batch; left out, they are looked for in it. `steps`: at most so
-        many.
+        many. `accumulate`: so many batches are one step, with the mean of their gradients: one pull and one push.
         """
+        if accumulate < 1:
+            raise ValueError(f"accumulate must be at least 1, not {accumulate}")
         self._begin()
         feed = Feed(
             loader,
@@ -166,28 +195,37 @@ class Job:
             seed=self._seat.seed,
             together=self.mode == "sync",
         )
-        limit = min((n for n in (steps, feed.count_steps()) if n is not None), default=None)
-        before = self._step
+        batches = feed.count_steps()
+        known = None if batches is None else -(-batches // accumulate)
+        limit = min((n for n in (steps, known) if n is not None), default=None)
+        before = self._loop_start = self._step
+        self._loops, self._in_loop = self._loops + 1, True
         if limit is not None:
             self._seat.plan(before + limit)
         skip = max(0, self.done - before) if limit is None else min(max(0, self.done - before), limit)
         find = features or find_features
-        feed.pass_over(skip, lambda batch: read_ids(find(batch), [])[2])
-        self._step = before + feed.skipped
+        feed.pass_over(skip * accumulate, lambda batch: read_ids(find(batch), [])[2])
+        skipped = -(-feed.skipped // accumulate)
+        self._step = before + skipped
+        if skipped:
+            self._seat.note_passed(self._loops, skipped)
         self.progress.step = max(self.progress.step, self._step)
         self.progress.samples += feed.samples_skipped
-        self.progress.steps_before += feed.skipped
+        self.progress.steps_before += skipped
         self.progress.samples_before += feed.samples_skipped
-        dealt = itertools.islice(feed.deal(), None if limit is None else limit - skip)
+        dealt = itertools.islice(group(feed.deal(), accumulate), None if limit is None else limit - skip)
+        planned_ahead = plan_ahead(self._begin(), dealt, lambda batches: self._plan(batches, find))
         try:
-            for planned, lookup in self._ask_ahead(self._plan_ahead(dealt, find)):
+            for planned, lookup in self._ask_ahead(planned_ahead):
                 self._begin_step(planned, lookup)
-                if planned.batch is None:
-                    self._finish_step(None)
-                    continue
-                yield planned.batch
-                self._check_stepped()
+                if not planned.batches:
+                    self._finish_step()
+                for batch in planned.batches:
+                    self._is_stepped = False
+                    yield batch
+                    self._check_stepped()
         finally:
+            self._in_loop = False
             if self._current is not None:  # left in the middle of a step, which then was none
                 self._step = self._current[1].step - 1
                 self._current = None
@@ -201,23 +239,41 @@ class Job:
                 f"the loss became {value} at step {self._step}",
                 hint="lower the learning rates; diverged weights do not come back",
             )
-        loss.backward()
+        parts = 1 if self._current is None else len(self._current[0].batches)
+        (loss if parts == 1 else loss / parts).backward()
         self.commit(clip_norm=clip_norm, loss=value)
 
     def commit(self, *, clip_norm: float | None = None, loss: float | None = None) -> None:
-        """Pushes what backward has found since the batch began: the second half of `step`."""
-        if self._current is None:
-            raise UserError("there is no batch to step", hint="job.step comes once for every batch of job.loop")
-        self._finish_step(loss, clip_norm=clip_norm)
+        """Pushes what backward has found since the step began: the second half of `step`. Of several batches that are
+        one step, the last does it."""
+        lookup = self._end_batch("step")
+        if loss is not None:
+            self._losses.append(loss)
+        if lookup.at + 1 < len(lookup.parts):
+            lookup.at += 1
+        else:
+            self._finish_step(clip_norm=clip_norm)
 
     def skip(self) -> None:
         """Leaves a batch out. It counts as a step, and changes nothing that was not moving already."""
-        if self._current is None:
-            raise UserError("there is no batch to skip", hint="job.skip comes in the place of job.step")
-        self._current[1].forget_grads()
-        if self._dense is not None:
+        lookup = self._end_batch("skip")
+        lookup.forget_grads()
+        if self._dense is not None and len(lookup.parts) == 1:
             self._dense.take_grads()
-        self._finish_step(None)
+        if lookup.at + 1 < len(lookup.parts):
+            lookup.at += 1
+        else:
+            self._finish_step()
+
+    def _end_batch(self, what: str) -> Lookup:
+        if self._current is None or self._is_stepped:
+            raise UserError(f"there is no batch to {what}", hint="job.step comes once for every batch of job.loop")
+        self._is_stepped = True
+        return self._current[1]
+
+    def score(self, logits: Tensor, labels: Tensor) -> None:
+        """Lets the display show the AUC of what is trained on. Before `step`, if at all."""
+        self.progress.scores.add(labels.detach().cpu().numpy(), logits.detach().float().cpu().numpy())
 
     def log(self, **values: float) -> None:
         """Numbers to be seen with the next report: on the display, and in metrics.jsonl."""
@@ -227,54 +283,58 @@ class Job:
         """Waits until all that was pushed is safe. Synchronously every worker must come here, or go on."""
         client = self._begin()
         if self.mode == "sync" and self._step:
-            client.pull(self._plan_nothing(), step=self._step + 1).wait()  # the commit of the last step
+            client.pull(self._routes.plan_nothing(), step=self._step + 1).wait()  # the commit of the last step
         client.drain()
         self._report()
         client.pulse.begin()  # what a script does between its loops may take longer than any step
 
+    # --- Checkpoints ---
+
+    @property
+    def saves(self) -> bool:
+        """Whether this run makes checkpoints."""
+        return self._seat.saves
+
+    @property
+    def extra(self) -> Any:
+        """What the last `save` was given, in this run or before the checkpoint that it goes on from; None: nothing."""
+        return decode_extra(self._seat.extra)
+
+    def save(self, extra: Any = None) -> None:
+        """Asks for a checkpoint soon, and does not wait for it. `extra`: numbers, text, lists, dictionaries and small
+        tensors, which this and later checkpoints have; that of worker 0 counts."""
+        if not self.saves:
+            raise UserError(
+                "job.save: this run makes no checkpoints",
+                hint="regrow run --protect delta --ckpt DIRECTORY; `if job.saves:` for a script that runs without too",
+            )
+        text = None if extra is None else encode_extra(extra)
+        self._begin()
+        pushed = self._step if self._is_stepped else self._step - 1
+        self._seat.extra = text or self._seat.extra
+        self._seat.save(pushed, text)
+
     def _check_stepped(self) -> None:
-        if self._current is not None:
+        if not self._is_stepped:
             raise UserError(
                 f"the batch of step {self._step} was left without job.step(loss)",
                 hint="job.skip() leaves one out on purpose",
             )
 
-    def _plan_ahead(self, dealt: Iterator[Any], find: Find) -> Iterator[Planned]:
-        """Batches with their plans. While a server is coming back they are made ahead of their use, two at a time so
-        that no step waits for many, and it is told of several at once: rows that are missing then cost one round of
-        messages for all."""
-        client = self._begin()
-        waiting: deque[Planned] = deque()
-        untold: list[Any] = []
-        steps = 0  # since a server was lost
-        while True:
-            steps = steps + 1 if client.recovering else 0
-            ahead = steps > EXPECTED_AFTER and len(waiting) < EXPECTED_AHEAD + EXPECTED_TOGETHER
-            for batch in itertools.islice(dealt, 2 if ahead else 0 if waiting else 1):
-                waiting.append(self._plan(batch, find))
-                untold.append(waiting[-1].plan)
-            if steps <= EXPECTED_AFTER:
-                untold.clear()
-            elif len(untold) >= EXPECTED_TOGETHER:
-                client.expect(untold)
-                untold = []
-            if not waiting:
-                return
-            yield waiting.popleft()
-
-    def _plan(self, batch: Any, find: Find) -> Planned:
-        if batch is None:
-            return Planned(None, [], self._plan_nothing(), 0, ())
+    def _plan(self, batches: list[Any], find: Find) -> Planned:
+        if not batches:
+            return Planned([], [], self._routes.plan_nothing(), ())
         trained = tuple(collection.is_trained for collection in self._collections)
-        sources = find(batch)
-        wanted = self._list_features(trained)
-        if not sources and wanted:
+        sources = [find(batch) for batch in batches]
+        wanted = self._routes.list_features(trained)
+        if wanted and not all(sources):
             raise UserError(
-                f"no features were found in a batch of type {type(batch).__name__}",
+                f"no features were found in a batch of type {type(batches[0]).__name__}",
                 hint="job.loop(loader, features=lambda batch: [batch.my_features]) says where they are",
             )
-        values, lengths, size = read_ids(sources, wanted)
-        return Planned(batch, sources, self._route(trained, static=True).plan(values, lengths, size), size, trained)
+        values, lengths, parts = join_ids(sources, wanted)
+        size = sum(part.size for part in parts)
+        return Planned(batches, parts, self._routes.find(trained, static=True).plan(values, lengths, size), trained)
 
     def _ask_ahead(self, planned: Iterator[Planned]) -> Iterator[tuple[Planned, Lookup]]:
         """Batches whose rows are on their way, in order."""
@@ -285,10 +345,7 @@ class Job:
             for each in itertools.islice(planned, self._seat.prefetch + 1 - len(ahead)):
                 step += 1
                 ticket = client.pull(each.plan, step=step)
-                width = sum(self._widths(each.trained))
-                ahead.append(
-                    (each, Lookup(ticket=ticket, size=each.size, width=width, sources=each.sources, step=step))
-                )
+                ahead.append((each, self._make_lookup(ticket, each.parts, each.trained, step=step)))
             if not ahead:
                 return
             yield ahead.popleft()
@@ -302,11 +359,11 @@ class Job:
             table.adopt_values()
         self._current, self._step = (planned, lookup), lookup.step
 
-    def _finish_step(self, loss: float | None, *, clip_norm: float | None = None) -> None:
+    def _finish_step(self, *, clip_norm: float | None = None) -> None:
         assert self._current is not None
         client = self._begin()
         planned, lookup = self._current
-        grads = np.zeros(lookup.plan.floats, np.float32) if planned.batch is None else self._take_grads(lookup)
+        grads = self._take_grads(lookup) if planned.batches else np.zeros(lookup.plan.floats, np.float32)
         if clip_norm is not None:
             norm = float(np.linalg.norm(grads))
             if norm > clip_norm:
@@ -315,6 +372,12 @@ class Job:
             grads *= np.float32(1.0 / self.workers)  # servers sum the workers: together they make the mean
         client.push(lookup.ticket, grads)
         self._current = None
+        loss = sum(self._losses) / len(self._losses) if self._losses else None
+        self._losses.clear()
+        if self._digests is not None and planned.batches:
+            self._digests.add(lookup, self._routes.list_columns(planned.trained), self._static, loss)
+        if planned.batches:
+            self.progress.position = getattr(planned.batches[-1], "position", self.progress.position)
         self.progress.add(step=lookup.step, samples=lookup.size, loss=loss, plan=lookup.plan)
         soon = lookup.step == self.done + 1 or lookup.step in self._seat.report_steps
         if soon or time.monotonic() - self._reported_at >= self._seat.report_seconds:
@@ -334,39 +397,55 @@ class Job:
 
     # --- Looking only ---
 
-    def look_up(self, collection: JobEmbeddingBagCollection, features: Features, *, trains: bool) -> Tensor:
-        """The pooled rows of a collection's features: of the step under way, or, if nothing is to change, of any."""
+    def look_up(self, collection: JobCollection, features: Features, *, trains: bool) -> list[Tensor]:
+        """The rows of a collection's features, pooled side by side in one matrix, or one by one in a matrix for each
+        feature: of the step under way, or, if nothing is to change, of any."""
+        lookup, chosen = self._find_lookup(collection, features, trains=trains)
+        index = self._collections.index(collection)
+        if collection.is_expanded:
+            before = sum(len(c.lookups) for c, is_in in zip(self._collections[:index], chosen, strict=False) if is_in)
+            found = [lookup.expand(before + at, width) for at, width in enumerate(collection.widths)]
+        else:
+            found = [self._routes.take_columns(lookup.pool(), chosen, index)]
+        return found if trains else [rows.detach() for rows in found]
+
+    def _find_lookup(self, collection: JobCollection, features: Features, *, trains: bool) -> tuple[Lookup, Chosen]:
         index = self._collections.index(collection)
         if self._current is not None:
             planned, lookup = self._current
             if planned.trained[index] and lookup.is_of(features):
-                pooled = lookup.pool()[:, self._columns(planned.trained, index)]
-                return pooled if trains else pooled.detach()
+                return lookup, planned.trained
         if trains:
             where = "outside job.loop" if self._current is None else "with features that are not those of the batch"
             raise UserError(
                 f"the collection is called {where}, so its rows could not be trained",
                 hint="model.eval() or torch.no_grad() to look only; job.loop(loader, features=...) says what to train",
             )
-        everything = (True,) * len(self._collections)
         while self._reads:
             if self._reads[0].is_of(features):
-                return self._reads[0].pool()[:, self._columns(everything, index)]
+                return self._reads[0], self._routes.everything
             self._reads.popleft()
         only = tuple(each is collection for each in self._collections)
-        return self._read([features], only).pool()
+        return self._read([features], only), only
 
-    def _read(self, sources: list[Features], chosen: tuple[bool, ...]) -> Lookup:
-        values, lengths, size = read_ids(sources, self._list_features(chosen))
+    def _read(self, sources: list[Features], chosen: Chosen) -> Lookup:
         client = self._begin()
-        plan = self._route(chosen, static=False).plan(values, lengths, size)
-        return Lookup(ticket=client.pull(plan, step=0), size=size, width=sum(self._widths(chosen)), sources=sources)
+        values, lengths, parts = join_ids([sources], self._routes.list_features(chosen))
+        plan = self._routes.find(chosen, static=False).plan(values, lengths, parts[0].size)
+        return self._make_lookup(client.pull(plan, step=0), parts, chosen)
+
+    def _make_lookup(self, ticket: Ticket, parts: list[Part], chosen: Chosen, *, step: int = 0) -> Lookup:
+        mine = [each for each, is_chosen in zip(self._collections, chosen, strict=False) if is_chosen]
+        features = enumerate((each.is_expanded, width) for each in mine for width in each.widths)
+        expanded = [(number, width) for number, (is_expanded, width) in features if is_expanded]
+        width = sum(self._routes.list_widths(chosen))
+        return Lookup(ticket=ticket, width=width, parts=parts, step=step, expanded=expanded)
 
     def refresh(self) -> None:
         """Takes the newest dense parameters from the servers: what others have pushed, too."""
         client = self._begin()
         if self._static:
-            plan = self._plan_nothing()
+            plan = self._routes.plan_nothing()
             rows = client.pull(plan, step=0).wait()
             for index, table in self._static:
                 plan.static_get(index, rows, table.values)
@@ -377,22 +456,51 @@ class Job:
         model: nn.Module,
         loader: Iterable[Any],
         *,
-        metrics: Sequence[Metric] | None = None,
+        metrics: Sequence[Any] | None = None,
         predict: Predict | None = None,
         features: Find | None = None,
+        together: bool = False,
     ) -> dict[str, float]:
         """Judges the model with the servers' present values. `predict` gives (logits, labels) of a batch; left out, it
-        is `model(batch.features), batch.labels`, or, of a pair, `model(batch[0]), batch[1]`.
+        is `model(batch.features), batch.labels`, or, of a pair, `model(batch[0]), batch[1]`. Metrics may be those of
+        torchmetrics.
 
-        Every worker that calls it goes through all of the loader and gets the same figures.
+        Every worker that calls it goes through all of the loader and gets the same figures. `together`: every worker
+        must call it, waits for the others, judges its share of the batches, and gets the figures of all.
         """
-        metrics = [AUC(), LogLoss()] if metrics is None else metrics
+        judges: list[Metric] = [AUC(), LogLoss()] if metrics is None else [adapt(metric) for metric in metrics]
         predict = predict or (lambda batch: _predict(model, batch))
         find = features or find_features
+        if together and self.workers > 1:
+            self._begin().drain()  # all that was learned is judged
+
+            def judge(judges: Sequence[Metric], index: int, count: int) -> None:
+                feed = Feed(loader, worker=index, workers=count, epochs=1, seed=self._seat.seed, together=False)
+                feed.pass_over(0, lambda batch: 0)
+                self._judge(model, feed.deal(), judges, predict, find)
+
+            found = self._seat.judge(self._name_place(), judges, judge)
+        else:
+            self._judge(model, loader, judges, predict, find)
+            found = {metric.name: metric.compute() for metric in judges}
+        self._seat.note_metrics(found)
+        return found
+
+    def _name_place(self) -> Place:
+        """Where in the script this is: the same in every worker, and in one that takes its place. Steps of the same
+        loop are counted alike by all; how many it has in all may differ."""
+        here = (self._loops, self._step - self._loop_start if self._in_loop else None)
+        self._visits = self._visits + 1 if self._visited == here else 1
+        self._visited = here
+        return (*here, self._visits)
+
+    def _judge(
+        self, model: nn.Module, loader: Iterable[Any], judges: Sequence[Metric], predict: Predict, find: Find
+    ) -> None:
         self.refresh()
         was_training = model.training
         model.eval()
-        everything = (True,) * len(self._collections)
+        everything = self._routes.everything
         ahead: deque[Any] = deque()
         batches = iter(loader)
         try:
@@ -404,32 +512,32 @@ class Job:
                     if not ahead:
                         break
                     logits, labels = predict(ahead.popleft())
-                    for metric in metrics:
+                    for metric in judges:
                         metric.update(labels.detach().cpu().numpy(), logits.detach().float().cpu().numpy())
         finally:
             self._reads.clear()
             model.train(was_training)
-        found = {metric.name: metric.compute() for metric in metrics}
-        self._seat.note_metrics(found)
-        return found
 
     # --- Whole tables ---
 
     def read_weights(self, name: str) -> Tensor:
         """A table's weights, read from the servers."""
-        client = self._begin()
-        index = [spec.name for spec in self._spec.tables].index(name)
-        spec = self._spec.tables[index]
-        return torch.from_numpy(np.ascontiguousarray(client.records(index, 0, spec.rows)[:, : spec.dim]))
+        return whole.read_weights(self._begin(), self._spec, name)
 
     def write_weights(self, name: str, weights: Tensor) -> None:
-        """Replaces a table's weights; the state of its optimizer begins anew."""
-        client = self._begin()
-        index = [spec.name for spec in self._spec.tables].index(name)
-        spec = self._spec.tables[index]
-        records = np.zeros((spec.rows, spec.record_floats), np.float32)
-        records[:, : spec.dim] = weights.detach().cpu().numpy()
-        client.write_records(index, 0, records)
+        """Replaces a table's weights; the state of its optimizer begins anew. Before the first step they are what the
+        table begins with, where nothing was trained before."""
+        if self._client is None:
+            self._first_weights[name] = weights.detach().cpu().clone()
+        else:
+            whole.write_weights(self._client, self._spec, name, weights)
+
+    def _write_dense(self) -> None:
+        """The dense parameters were loaded: the servers have them before they are pulled again."""
+        if self._client is not None:
+            for index, table in self._static:
+                table.take_values()
+                whole.write_flat(self._client, index, table)
 
     # --- The servers ---
 
@@ -437,24 +545,9 @@ class Job:
         """The client. With the first call the tables are declared, and it is known how far this worker has come."""
         if self._client is not None:
             return self._client
-        wish, seat = self._seat.protection, self._seat
-        tables = [protect(spec, wish) for collection in self._collections for spec in collection.specs]
-        for table in (self._dense, self._buffers):
-            if table is not None:
-                self._static.append((len(tables), table))
-                tables.append(protect(table.spec, wish, dense=True))
-        if not tables:
-            raise UserError("the job has nothing to train", hint="job.embedding_bag_collection(...), job.dense(model)")
-        self._spec = JobSpec(
-            tables=tuple(tables),
-            servers=seat.servers,
-            workers=seat.workers,
-            mode=seat.mode,
-            seed=seat.seed,
-            protection=make_protection(wish),
-        )
-        if reason := self._spec.invalid_reason():
-            raise UserError(reason)
+        seat = self._seat
+        self._spec, self._static = declare(self._collections, [self._dense, self._buffers], seat)
+        self._routes = Routes(self._spec, self._collections, [index for index, _ in self._static])
         client, resumed = seat.connect(self._spec)
         opened = client.opened.result()
         # A synchronous step may be committed at some servers only: the last one is done again, to the same bits.
@@ -466,60 +559,17 @@ class Job:
         return client
 
     def _give_first_values(self, client: Client) -> None:
-        """The dense parameters as they were made here, unless the servers have some."""
+        """The dense parameters as they were made here, and rows that were loaded, unless the servers have some."""
         if self._static:
-            plan = self._plan_nothing()
+            plan = self._routes.plan_nothing()
             weights = np.empty(plan.floats, np.float32)
             for index, table in self._static:
+                table.take_values()
                 plan.static_put(index, table.values, weights)
             client.assign(plan, weights)
-
-    def _route(self, chosen: tuple[bool, ...], *, static: bool) -> Any:
-        """The router of these collections, with the dense tables or without."""
-        if (chosen, static) not in self._routers:
-            owners: list[int] = []
-            mean = [False] * len(self._spec.tables)
-            start = 0
-            for collection, is_chosen in zip(self._collections, chosen, strict=True):
-                owners += [start + t for t, _ in collection.lookups] if is_chosen else []
-                for t, config in enumerate(collection.embedding_bag_configs()):
-                    mean[start + t] = getattr(config.pooling, "value", config.pooling) == "MEAN"
-                start += len(collection.specs)
-            self._routers[chosen, static] = make_router(
-                self._spec,
-                feature_tables=owners,
-                static_tables=[index for index, _ in self._static] if static else [],
-                mean_pooling=mean,
-            )
-        return self._routers[chosen, static]
-
-    def _plan_nothing(self) -> Any:
-        router = self._route((False,) * len(self._collections), static=True)
-        return router.plan(np.zeros(0, np.int64), None, 0)
-
-    def _list_features(self, chosen: tuple[bool, ...]) -> list[str]:
-        pairs = zip(self._collections, chosen, strict=True)
-        return [name for collection, is_chosen in pairs if is_chosen for _, name in collection.lookups]
-
-    def _widths(self, chosen: tuple[bool, ...]) -> list[int]:
-        if not chosen:
-            return []
-        pairs = zip(self._collections, chosen, strict=True)
-        return [sum(collection.widths) if is_chosen else 0 for collection, is_chosen in pairs]
-
-    def _columns(self, chosen: tuple[bool, ...], index: int) -> slice:
-        widths = self._widths(chosen)
-        start = sum(widths[:index])
-        return slice(start, start + widths[index])
-
-
-def _name_buffers(module: nn.Module) -> set[str]:
-    """The buffers that belong to a module's state; others follow from its shape."""
-    names: set[str] = set()
-    for prefix, each in module.named_modules():
-        dot = f"{prefix}." if prefix else ""
-        names |= {dot + name for name in each._buffers if name not in each._non_persistent_buffers_set}
-    return names
+        for name, first in self._first_weights.items():
+            whole.give_weights(client, self._spec, name, first)
+        self._first_weights.clear()
 
 
 def _predict(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:

@@ -2,8 +2,9 @@
 
 All collections of a job share one plan for each batch, so a step is one pull and one push, however many collections and
 tables there are. What is pooled is one matrix [samples, widths of all features]; each collection sees its own columns.
-It is a leaf of autograd: after backward its gradient is what is to be pushed, however often and in whatever way the
-model used it.
+Rows that are wanted one by one (sequences, weighted bags) are a matrix for each feature, [ids, width]. All of these are
+leaves of autograd: after backward their gradients are what is to be pushed, however often and in whatever way the model
+used them.
 """
 
 from __future__ import annotations
@@ -22,51 +23,118 @@ from regrow.runtime.client import Ticket
 DEPTH_MAX = 4  # of containers within a batch in which features are looked for
 
 
+POOLED = -1  # in the place of a feature's number
+
+
+@dataclasses.dataclass(frozen=True, slots=True, eq=False)
+class Part:
+    """One batch of a step. `sources` are the features that it was planned with."""
+
+    sources: list[Features]
+    size: int  # samples
+    counts: Sequence[int]  # ids of each feature that is looked up
+
+
 @dataclasses.dataclass(slots=True, eq=False)
 class Lookup:
-    """One batch's rows. `sources` are the features that it was planned with."""
+    """The rows of one step: of one batch, or of several whose gradients are one push."""
 
     ticket: Ticket
-    size: int
     width: int
-    sources: list[Features]
+    parts: list[Part]
     step: int = 0  # 0: only to be read
-    _pooled: Tensor | None = None
+    expanded: Sequence[tuple[int, int]] = ()  # features whose rows are wanted one by one: (number in the plan, width)
+    at: int = 0  # the part that the model is called with
+    _leaves: dict[int, list[Tensor]] = dataclasses.field(default_factory=dict)  # of each part
 
     @property
     def plan(self) -> Any:
         return self.ticket.plan
 
+    @property
+    def size(self) -> int:
+        return sum(part.size for part in self.parts)
+
     def pool(self) -> Tensor:
         """[samples, width], made once; a leaf that wants a gradient, unless it is only read."""
-        if self._pooled is None:
+        if POOLED not in self._leaves:
             pooled = torch.empty(self.size, self.width)
             self.plan.pool(self.ticket.wait(), pooled.numpy())
-            self._pooled = pooled.requires_grad_(self.step > 0)
-        return self._pooled
+            self._keep(POOLED, pooled)
+        return self._leaves[POOLED][self.at]
+
+    def expand(self, feature: int, width: int) -> Tensor:
+        """[ids of the feature, width], as `pool`."""
+        if feature not in self._leaves:
+            vectors = torch.empty(self.plan.expanded_floats(feature) // width, width)
+            self.plan.expand(feature, self.ticket.wait(), vectors.numpy())
+            self._keep(feature, vectors)
+        return self._leaves[feature][self.at]
+
+    def _keep(self, feature: int, values: Tensor) -> None:
+        counts = self._count(feature)
+        pieces = [values] if len(counts) == 1 else [piece.detach() for piece in values.split(counts)]
+        self._leaves[feature] = [piece.requires_grad_(self.step > 0) for piece in pieces]
+
+    def _count(self, feature: int) -> list[int]:
+        return [part.size if feature == POOLED else int(part.counts[feature]) for part in self.parts]
 
     def write_grads(self, grads: np.ndarray[Any, Any]) -> None:
         """What backward left for the rows, summed by row; zeros if the model did not use them."""
-        grad = None if self._pooled is None else self._pooled.grad
-        if grad is None:
-            grad = torch.zeros(self.size, self.width)
-        self.plan.unpool(grad.contiguous().numpy(), grads)
+        if self.width:
+            self.plan.unpool(self._take_grads(POOLED, self.width), grads)
+        for feature, width in self.expanded:
+            self.plan.collapse(feature, self._take_grads(feature, width), grads)
+
+    def _take_grads(self, feature: int, width: int) -> np.ndarray[Any, Any]:
+        counts = self._count(feature)
+        leaves = self._leaves.get(feature)
+        found = [None] * len(counts) if leaves is None else [leaf.grad for leaf in leaves]
+        grads = [torch.zeros(n, width) if grad is None else grad for n, grad in zip(counts, found, strict=True)]
+        whole: np.ndarray[Any, Any] = (grads[0] if len(grads) == 1 else torch.cat(grads)).contiguous().numpy()
+        return whole
+
+    def list_leaves(self, feature: int) -> list[Tensor]:
+        """What the model was given of a feature, or of all that are POOLED, for each part; none if it did not ask."""
+        return self._leaves.get(feature, [])
 
     def forget_grads(self) -> None:
-        """As if backward had not been."""
-        if self._pooled is not None:
-            self._pooled.grad = None
+        """As if backward had not been, for the part at hand."""
+        for leaves in self._leaves.values():
+            leaves[self.at].grad = None
 
     def is_of(self, features: Features) -> bool:
         """Whether these are the features that it was planned with: themselves, or a copy on another device."""
-        if any(source is features for source in self.sources):
+        sources = self.parts[self.at].sources
+        if any(source is features for source in sources):
             return True
-        same = [s for s in self.sources if list(s.keys()) == list(features.keys())]
+        same = [s for s in sources if list(s.keys()) == list(features.keys())]
         return any(
             torch.equal(s.values().cpu(), features.values().cpu())
             and torch.equal(s.lengths().cpu(), features.lengths().cpu())
             for s in same
         )
+
+
+def join_ids(
+    sources: Sequence[list[Features]], wanted: Sequence[str]
+) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], list[Part]]:
+    """Ids and lengths of the wanted features over several batches as if they were one, and what is whose."""
+    read = [read_ids(each, wanted) for each in sources]
+    parts: list[Part] = []
+    for each, (_, lengths, size) in zip(sources, read, strict=True):
+        counts = lengths.reshape(len(wanted), size).sum(axis=1, dtype=np.int64) if size else [0] * len(wanted)
+        parts.append(Part(each, size, counts))
+    if len(read) == 1:
+        return read[0][0], read[0][1], parts
+    ends = [np.cumsum(part.counts) for part in parts]
+    values: list[Any] = [np.zeros(0, np.int64)]
+    lengths_of: list[Any] = [np.zeros(0, np.int32)]
+    for feature in range(len(wanted)):
+        for part, end, (ids, lengths, size) in zip(parts, ends, read, strict=True):
+            values.append(ids[end[feature] - part.counts[feature] : end[feature]])
+            lengths_of.append(lengths[feature * size : (feature + 1) * size])
+    return np.concatenate(values), np.concatenate(lengths_of), parts
 
 
 def read_ids(
@@ -107,8 +175,6 @@ def _read_values(source: Features) -> np.ndarray[Any, Any]:
     values = source.values()
     if values.is_floating_point():
         raise TypeError(f"ids of rows are whole numbers; the features {list(source.keys())} have {values.dtype}")
-    if getattr(source, "weights_or_none", lambda: None)() is not None:
-        raise ValueError("weighted features are not supported: pass a KeyedJaggedTensor without weights")
     found: np.ndarray[Any, Any] = values.detach().cpu().to(torch.int64).contiguous().numpy()
     if found.size != int(source.lengths().sum()):
         raise ValueError(f"the lengths add up to {int(source.lengths().sum())}, but there are {found.size} ids")

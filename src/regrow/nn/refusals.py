@@ -8,6 +8,7 @@ import functools
 import gc
 import math
 import sys
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -18,12 +19,15 @@ from regrow.errors import UserError
 POOLINGS = ("SUM", "MEAN")
 DATA_TYPE = "FP32"
 # Fields of a table that mean something here; of any other, only the default is taken.
-TABLE_FIELDS = frozenset({"num_embeddings", "embedding_dim", "name", "feature_names", "pooling", "data_type"})
+TABLE_FIELDS = frozenset(
+    {"num_embeddings", "embedding_dim", "name", "feature_names", "pooling", "data_type", "init_fn"}
+)
 
 
 def check_table(config: Any) -> None:
     """A table as our `EmbeddingBagConfig` or TorchRec's describes it."""
-    pooling = getattr(config.pooling, "value", config.pooling)
+    pooling = getattr(config, "pooling", POOLINGS[0])  # a table of sequences has none
+    pooling = getattr(pooling, "value", pooling)
     if pooling not in POOLINGS:
         raise UserError(
             f"table {config.name!r}: pooling = {pooling} is not supported", hint=f"it is {' or '.join(POOLINGS)}"
@@ -37,12 +41,21 @@ def check_table(config: Any) -> None:
         made = field.default_factory() if field.default_factory is not dataclasses.MISSING else field.default
         if field.name in TABLE_FIELDS or value is made or value == made:
             continue
-        if field.name == "init_fn" and _is_usual_init(value, rows=config.num_embeddings):
-            continue  # TorchRec fills in what was left out
-        raise UserError(
-            f"table {config.name!r}: {field.name} is not supported",
-            hint="leave it out; initial weights are uniform within sqrt(1 / num_embeddings)",
-        )
+        raise UserError(f"table {config.name!r}: {field.name} is not supported", hint="leave it out")
+
+
+def check_sums(tables: Sequence[Any]) -> None:
+    """Of a collection that weighs: a mean of weighted rows has two meanings."""
+    for config in tables:
+        if getattr(config.pooling, "value", config.pooling) != "SUM":
+            raise UserError(f"table {config.name!r}: a weighted collection sums", hint="pooling=PoolingType.SUM")
+
+
+def find_init(config: Any) -> Callable[[Tensor], Any] | None:
+    """What gives a table its first values, if it is not what servers do by themselves."""
+    init: Callable[[Tensor], Any] | None = getattr(config, "init_fn", None)
+    # TorchRec fills in what was left out.
+    return None if init is None or _is_usual_init(init, rows=config.num_embeddings) else init
 
 
 def _is_usual_init(value: Any, *, rows: int) -> bool:
@@ -58,15 +71,28 @@ def _is_usual_init(value: Any, *, rows: int) -> bool:
     )
 
 
-def check_features(values: Tensor, lengths: Tensor, weights: Tensor | None) -> None:
-    """The parts of a batch: whole numbers, and nothing that would be left out."""
+def check_features(values: Tensor, lengths: Tensor) -> None:
+    """The parts of a batch are whole numbers."""
     for name, tensor in (("ids", values), ("lengths", lengths)):
         if tensor.dtype.is_floating_point or tensor.dtype.is_complex or tensor.dtype == torch.bool:
             raise TypeError(f"{name} are whole numbers, not {tensor.dtype}: convert them before, with .long()")
-    if weights is not None:
-        raise ValueError(
-            "weighted features are not supported: pass a KeyedJaggedTensor without weights, "
-            "and weigh the pooled vectors of features with one id per sample"
+
+
+def check_unweighted(features: Any) -> None:
+    """Weights that would be left out."""
+    if getattr(features, "weights_or_none", lambda: None)() is not None:
+        raise UserError(
+            "the features have weights, and this collection does not weigh",
+            hint="one that is made with is_weighted=True does; or leave the weights out",
+        )
+
+
+def check_weighted(features: Any) -> None:
+    """Weights that are missing."""
+    if getattr(features, "weights_or_none", lambda: None)() is None:
+        raise UserError(
+            "the collection weighs, and the features have no weights",
+            hint="KeyedJaggedTensor(keys, values, lengths, weights)",
         )
 
 

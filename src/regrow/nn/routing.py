@@ -12,6 +12,7 @@ def make_router(
     feature_tables: list[int],
     static_tables: list[int],
     mean_pooling: list[bool] | None = None,
+    expanded: list[bool] | None = None,
 ) -> _kernels.Router:
     """The worker's side of the layout that the servers of `job` use."""
     tables = job.tables
@@ -22,6 +23,7 @@ def make_router(
         r=[table.r for table in tables],
         table_index=list(range(len(tables))),
         mean_pooling=mean_pooling or [False] * len(tables),
+        expanded=expanded,
         feature_tables=feature_tables,
         static_tables=static_tables,
         servers=job.servers,

@@ -14,7 +14,7 @@ import runpy
 import sys
 import time
 import traceback
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +22,17 @@ from regrow.config import TrainConfig
 from regrow.core.job import JobSpec, Mode
 from regrow.errors import RegrowError, UserError
 from regrow.launch import orders
+from regrow.metrics import Metric
 from regrow.nn import seat
 from regrow.nn.coded import Wish
+from regrow.nn.declaring import check_names
+from regrow.nn.job import Job
 from regrow.nn.progress import Progress
+from regrow.nn.together import JudgeShare, Place, judge_together
 from regrow.runtime.client import Client, SocketClient
 from regrow.runtime.parent import Parent
 
+STEPS = "steps"  # in the run directory
 REPORT_SECONDS = 0.5
 REPORT_SECONDS_PROTECTED = 0.1  # how exactly the end of a stall is seen
 LINE_LENGTH_MAX = 4000  # of what a script prints, as far as the launcher shows it
@@ -42,9 +47,15 @@ class RunSeat:
         self.mode: Mode = config.mode  # type: ignore[assignment]
         self.seed, self.prefetch = config.seed, config.prefetch
         self.protection: Wish = config.code
+        self.flush_seconds = config.flush_seconds
         self.report_seconds = REPORT_SECONDS_PROTECTED if config.replaces_servers else REPORT_SECONDS
         # Whoever is to be killed at a step is killed by the launcher, which must hear of it at once.
         self.report_steps: Collection[int] = frozenset(sabotage.step for sabotage in config.sabotage)
+        self.saves = config.saves
+        self.extra = find_extra(parent.assignment)
+        self.digests: Path | None = None
+        if config.step_digests and config.out is not None:
+            self.digests = Path(config.out) / STEPS / f"worker-{who.id}.jsonl"
         self.client: SocketClient | None = None
         self.metrics: dict[str, float] = {}
         self.steps = self.samples = 0
@@ -54,6 +65,9 @@ class RunSeat:
 
     def connect(self, job: JobSpec) -> tuple[Client, bool]:
         assignment, config = self._parent.assignment, self._config
+        if config.script and config.priority_tables not in ("all", "largest"):
+            named = [name.strip() for name in config.priority_tables.split(",")]
+            check_names(named, job.tables, option="--priority-tables")
         assert assignment.coordinator is not None
         self.client = SocketClient(
             identity=assignment.identity,
@@ -65,9 +79,18 @@ class RunSeat:
             pulse=self._parent.pulse,
             authenticate=assignment.authenticate,
         )
-        self.began_at = time.monotonic()
-        self._parent.pulse.begin()  # steps from here on: what came before says nothing about how long they take
+        self.begin()
         return self.client, assignment.start is not None and assignment.identity.incarnation == 0
+
+    def open(self, job: Job) -> SocketClient:
+        """Lets the job meet the servers now, and not with its first step."""
+        assert job.client is self.client and self.client is not None
+        return self.client
+
+    def begin(self) -> None:
+        """Steps from here on: what came before says nothing about how long they take."""
+        self.began_at = time.monotonic()
+        self._parent.pulse.begin()
 
     def plan(self, steps: int) -> None:
         self._parent.report(orders.Planned(steps=steps))
@@ -78,6 +101,26 @@ class RunSeat:
 
     def note_metrics(self, metrics: Mapping[str, float]) -> None:
         self.metrics |= metrics
+
+    def save(self, step: int, extra: str | None) -> None:
+        if self.worker == 0:
+            kept = None if extra is None else orders.Extra(step=step, text=extra)
+            self._parent.report(orders.SaveNow(extra=kept))
+
+    def note_passed(self, loop: int, step: int) -> None:
+        self._parent.report(orders.Passed(loop=loop, step=step))
+
+    def judge(self, place: Place, metrics: Sequence[Metric], judge: JudgeShare) -> dict[str, float]:
+        found = judge_together(self._parent, place, metrics, judge)
+        self._parent.pulse.begin()  # what a script does next may take longer than any step
+        return found
+
+
+def find_extra(assignment: orders.Assignment) -> str | None:
+    """What the script kept last: in this run, else with the checkpoint that it began from."""
+    if assignment.saving is not None and assignment.saving.extras:
+        return assignment.saving.extras[-1].text
+    return None if assignment.start is None else assignment.start.extra
 
 
 def make_report(progress: Progress, client: Client) -> orders.Progress:

@@ -7,13 +7,17 @@ process. `regrow.join()` takes whichever is there, once.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
 from typing import Protocol
 
 from regrow.core.job import JobSpec, Mode
 from regrow.errors import UserError
+from regrow.metrics import Metric
 from regrow.nn.coded import Wish
+from regrow.nn.embedding import Cluster
 from regrow.nn.progress import Progress
+from regrow.nn.together import JudgeShare, Place
 from regrow.runtime.client import Client
 
 ALONE_SERVERS = 1  # of a script without a launcher: there is nobody to share rows with
@@ -30,8 +34,12 @@ class Seat(Protocol):
     seed: int
     prefetch: int  # batches that are asked for ahead (asynchronous)
     protection: Wish
+    flush_seconds: float | None  # where checkpoints stay in the files of the servers: to be written within so long
     report_seconds: float
     report_steps: Collection[int]  # steps after which somebody wants to hear of it at once
+    saves: bool  # whether there are checkpoints
+    extra: str | None  # that the script kept with the one this began from, or since
+    digests: Path | None  # a file for digests of all steps
 
     def connect(self, job: JobSpec) -> tuple[Client, bool]:
         """A client, and whether everybody starts from a checkpoint: then no step is half done."""
@@ -45,6 +53,15 @@ class Seat(Protocol):
     def note_metrics(self, metrics: Mapping[str, float]) -> None:
         """How the model was judged."""
 
+    def judge(self, place: Place, metrics: Sequence[Metric], judge: JudgeShare) -> dict[str, float]:
+        """Judges together with all other workers."""
+
+    def note_passed(self, loop: int, step: int) -> None:
+        """Steps of a loop were done before, up to this one."""
+
+    def save(self, step: int, extra: str | None) -> None:
+        """Asks for a checkpoint, with what is to be kept of this step, if anything."""
+
 
 class AloneSeat:
     """The only worker, with its servers inside the same process: for a notebook, and for `python script.py`."""
@@ -53,8 +70,12 @@ class AloneSeat:
     mode: Mode = "async"
     prefetch = 0  # nothing is gained by asking ahead where everything is answered at once
     protection: Wish = None
+    flush_seconds: float | None = None
     report_seconds = SHOW_SECONDS
     report_steps: Collection[int] = ()
+    saves = False
+    extra: str | None = None
+    digests: Path | None = None
 
     def __init__(self, *, seed: int = 0, mode: Mode = "async", servers: int = ALONE_SERVERS) -> None:
         self.seed = seed
@@ -84,6 +105,46 @@ class AloneSeat:
 
     def note_metrics(self, metrics: Mapping[str, float]) -> None:
         """The script has them."""
+
+    def judge(self, place: Place, metrics: Sequence[Metric], judge: JudgeShare) -> dict[str, float]:
+        judge(metrics, 0, 1)
+        return {metric.name: metric.compute() for metric in metrics}
+
+    def note_passed(self, loop: int, step: int) -> None:
+        """There is nobody to wait for."""
+
+    def save(self, step: int, extra: str | None) -> None:
+        raise AssertionError("there are no checkpoints")
+
+
+class ClusterSeat(AloneSeat):
+    """The only worker, on servers that somebody else has made, and who hears its reports."""
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        *,
+        seed: int = 0,
+        mode: Mode = "async",
+        prefetch: int = 0,
+        protection: Wish = None,
+        resumed: bool = False,
+        report: Callable[[Progress], None] = lambda progress: None,
+        report_seconds: float = SHOW_SECONDS,
+        report_steps: Collection[int] = (),
+    ) -> None:
+        super().__init__(seed=seed, mode=mode, servers=cluster.server_count)
+        self.prefetch, self.protection = prefetch, protection
+        self.report_seconds, self.report_steps = report_seconds, report_steps
+        self._cluster = cluster
+        self._resumed = resumed
+        self._hear = report
+
+    def connect(self, job: JobSpec) -> tuple[Client, bool]:
+        return self._cluster.client(job), self._resumed
+
+    def report(self, progress: Progress, client: Client) -> None:
+        self._hear(progress)
 
 
 _offered: Seat | None = None

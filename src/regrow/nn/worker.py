@@ -17,9 +17,10 @@ from regrow.config import TrainConfig
 from regrow.data.catalog import open_dataset
 from regrow.errors import DataError, RegrowError, UserError
 from regrow.launch.orders import AnyCommand, Evaluate, Evaluated, Evaluating, Planned, Stop, Trained
-from regrow.nn import script
+from regrow.nn import script, seat
 from regrow.nn.check import check_parity
-from regrow.nn.script import REPORT_SECONDS, make_report
+from regrow.nn.job import join
+from regrow.nn.script import REPORT_SECONDS
 from regrow.nn.trainer import Trainer
 from regrow.runtime.client import SocketClient
 from regrow.runtime.parent import Parent
@@ -47,42 +48,25 @@ def run(parent: Parent) -> None:
             hint="Use --device cpu, or install a CUDA build of torch.",
         )
     dataset = open_dataset(config)
-    trainer = Trainer(config, dataset, worker=who.id)
     try:
         steps = step_count(config, dataset)
     except ValueError as error:
         raise DataError(str(error)) from None
+    place = script.RunSeat(parent, config)
+    seat.offer(place)
+    job = join()
+    trainer = Trainer(job, config, dataset)
     parent.report(Planned(steps=steps))
-    assert assignment.coordinator is not None
-    client = SocketClient(
-        identity=who,
-        token=bytes.fromhex(assignment.token),
-        coordinator=assignment.coordinator,
-        job=trainer.job,
-        redo_bytes_max=config.redo_bytes_max,
-        section_bytes_max=config.frame_bytes_max,
-        pulse=pulse,
-        authenticate=assignment.authenticate,
-    )
+    client = place.open(job)
     try:
-        resumed = assignment.start is not None and who.incarnation == 0
-        trainer.connect(client, resumed=resumed)
-        if trainer.done:
-            log.info("goes on after step %d", trainer.done)
-        elif config.prefill and who.incarnation == 0 and not resumed:
+        if job.done:
+            log.info("goes on after step %d", job.done)
+        elif config.prefill and who.incarnation == 0 and assignment.start is None:
             # Whoever comes later would undo what others have done.
             prefill(client, worker=who.id, tables=len(dataset.rows), seed=config.seed)
-        started = time.monotonic()
-        pulse.begin()  # steps from here on: what came before says nothing about how long they take
-        trainer.train(
-            steps=steps,
-            report=lambda progress: parent.report(make_report(progress, client)),
-            report_seconds=script.REPORT_SECONDS_PROTECTED if config.replaces_servers else REPORT_SECONDS,
-            # Whoever is to be killed at a step is killed by the launcher, which must hear of it at once.
-            report_steps=frozenset(sabotage.step for sabotage in config.sabotage),
-        )
-        seconds = time.monotonic() - started
-        parent.report(Trained(steps=trainer.progress.step, samples=trainer.progress.samples, seconds=seconds))
+            place.begin()
+        trainer.train(steps=steps)
+        _tell_trained(parent, place)
         _obey(parent, client, config, lambda: judge_by_trainer(parent, trainer))
     finally:
         client.close()
@@ -93,11 +77,15 @@ def _run_script(parent: Parent, config: TrainConfig) -> None:
     client = place.client
     assert client is not None
     try:
-        seconds = time.monotonic() - place.began_at
-        parent.report(Trained(steps=place.steps, samples=place.samples, seconds=seconds))
+        _tell_trained(parent, place)
         _obey(parent, client, config, lambda: judge_by_script(place))
     finally:
         client.close()
+
+
+def _tell_trained(parent: Parent, place: script.RunSeat) -> None:
+    seconds = time.monotonic() - place.began_at
+    parent.report(Trained(steps=place.steps, samples=place.samples, seconds=seconds))
 
 
 def judge_by_script(place: script.RunSeat) -> Evaluated:
@@ -110,7 +98,7 @@ def step_count(config: TrainConfig, dataset: Any) -> int:
     """Steps of each worker: what was asked for, or as many as the epochs have batches for."""
     if config.steps is not None:
         return config.steps
-    epochs = config.epochs or 1
+    epochs = int(dataset.epochs)
     rows = int(dataset.train_rows_total()) // epochs
     if config.batch > rows:
         raise ValueError(f"a batch of {config.batch} is larger than the training data ({rows} rows)")

@@ -93,6 +93,7 @@ class CaptureSaver:
         bytes_per_second: float | None = None,
     ) -> None:
         self.pause_seconds_max = 0.0  # the longest that the loop was kept from its work
+        self.work_seconds_max = 0.0  # the same, of the processor: without what others were given meanwhile
         self._url = url
         self._server = server
         self._encoding: Any = encoding
@@ -201,9 +202,10 @@ class CaptureSaver:
         """The next chunk, copied in slices. None: it was given up meanwhile."""
         aside_first = store.capture_side_bytes() > ASIDE_FIRST_BYTES
         while True:
-            began = time.perf_counter()
+            began, worked = time.perf_counter(), time.thread_time()
             more = store.prepare_chunk(CHUNK_BYTES, aside_first, SLICE_BYTES)
             self.pause_seconds_max = max(self.pause_seconds_max, time.perf_counter() - began)
+            self.work_seconds_max = max(self.work_seconds_max, time.thread_time() - worked)
             if not more:
                 return store.capture_chunk(CHUNK_BYTES, aside_first)
             await asyncio.sleep(0)

@@ -19,6 +19,7 @@ from regrow.core.recall_events import SavedRowsLoaded, SavesFound, SavesLoaded
 from regrow.core.wayback import FindSaves
 from regrow.launch.orders import OwnSaving
 from regrow.protection import Partial
+from regrow.runtime.priorities import choose_tables
 from regrow.store.interface import CapturedRows, Float32Array, Store
 from regrow.units import parse_interval
 
@@ -50,7 +51,7 @@ def add_saving(store: Store, job: JobSpec, saving: OwnSaving) -> None:
     """Lets a store keep track of what changes between saves, and of which rows go first."""
     while store.add_tenant() < SAVES_TENANT:
         pass  # those before belong to cuts, which nobody makes here
-    tables = [index for index, table in enumerate(job.tables) if table.name in saving.tables]
+    tables = choose_tables(job, saving)
     store.set_priority(SAVES_TENANT, saving.priority, tables, saving.share, saving.seed, saving.period)
 
 

@@ -15,6 +15,7 @@ import msgspec
 
 from regrow import _kernels
 from regrow.checkpoint.epochs import EpochWriter
+from regrow.checkpoint.extras import Extras
 from regrow.checkpoint.manifests import ManifestWriter
 from regrow.core.coordinator import PATIENCE_SECONDS, SILENT_SECONDS, Coordinator
 from regrow.core.cut import Save, Unsave
@@ -45,11 +46,12 @@ from regrow.core.recall import SAVES_TENANT
 from regrow.core.recall_events import SavesRead
 from regrow.core.server import Server
 from regrow.core.wayback import FetchSaved, FindSaves, Load
-from regrow.errors import ConnectionLost, Refusal, RegrowError, UserError
+from regrow.errors import CheckpointError, ConnectionLost, Refusal, RegrowError, UserError
 from regrow.launch import orders
 from regrow.runtime.checkpoint import Loader, Saver
 from regrow.runtime.client import new_event_loop
 from regrow.runtime.parent import Parent
+from regrow.runtime.priorities import choose_tables
 from regrow.runtime.saves import OwnLoader, OwnSaver
 from regrow.runtime.sockets import prepare_sockets
 from regrow.runtime.tiers import DiskWaits, open_tiered
@@ -140,8 +142,7 @@ class Node:
         if self.own_saver is not None and saving is not None and saving.own is not None:
             own = saving.own
             assert store.add_tenant() == SAVES_TENANT
-            tables = [index for index, table in enumerate(job.tables) if table.name in own.tables]
-            store.set_priority(SAVES_TENANT, own.priority, tables, own.share, own.seed, own.period)
+            store.set_priority(SAVES_TENANT, own.priority, choose_tables(job, own), own.share, own.seed, own.period)
         return store
 
     def _open_tiered(self, job: JobSpec, server: int, tiers: orders.TieredRows) -> Store:
@@ -227,7 +228,11 @@ class Node:
                 log.warning("%s is given up: %s", peer, reason)
                 self.parent.report(orders.Condemn(peer=peer, reason=reason))
             case Notice():
-                self.parent.report(report_of(effect))
+                report = report_of(effect)
+                if isinstance(report, orders.CheckpointSaved) and report.kind is None and self.manifests is not None:
+                    self._run_task(self._write_extra(report))
+                else:
+                    self.parent.report(report)
             case Save():
                 server = self._server()
                 assert self.saver is not None
@@ -265,6 +270,15 @@ class Node:
         self._receive(await asyncio.to_thread(self.manifests.write, self.machine.view.job, cut))
         if cut.discard:
             await asyncio.to_thread(self.manifests.discard, cut.discard)
+
+    async def _write_extra(self, report: orders.CheckpointSaved) -> None:
+        """Before it is said that nothing is new: a script may want something to be kept with what is there."""
+        assert self.manifests is not None
+        try:
+            await asyncio.to_thread(self.manifests.write_extra)
+        except CheckpointError as error:
+            log.warning("what the script wants to be kept is not: %s", error.message)
+        self.parent.report(report)
 
     def _server(self) -> Server:
         """What is behind the door, of a server with a view."""
@@ -393,7 +407,9 @@ class Node:
         match command:
             case orders.Stop():
                 self._stop(None)
-            case orders.MakeCheckpoint(still=still, full=full) if isinstance(self.machine, Coordinator):
+            case orders.MakeCheckpoint(still=still, full=full, extra=extra) if isinstance(self.machine, Coordinator):
+                if extra is not None and self.manifests is not None:
+                    self.manifests.extras.keep(extra.step, extra.text)
                 self._receive(CutNow(full=full, still=still))
             case orders.SaveEvery(seconds=seconds) if isinstance(self.machine, ServerDoor):
                 self._receive(SavePlan(every_seconds=seconds))
@@ -454,6 +470,7 @@ class Node:
         savers = [saver for saver in (self.saver, self.own_saver) if saver is not None]
         return {
             "capture_seconds_max": round(max(saver.pause_seconds_max for saver in savers), 5),
+            "capture_work_seconds_max": round(max(saver.work_seconds_max for saver in savers), 5),
             "hold_seconds_max": round(self._hold_seconds_max, 5),
         }
 
@@ -474,18 +491,11 @@ REPORTS: dict[tuple[str, str | None], type[orders.Report]] = {
 
 def make_manifests(saving: orders.Saving, config: dict[str, Any]) -> ManifestWriter | EpochWriter:
     """Who writes the manifests of this run."""
-    extra = {"config": config}
+    common: dict[str, Any] = {name: getattr(saving, name) for name in ("url", "run", "starts", "made_by")}
+    common |= {"extra": {"config": config}, "extras": Extras([(extra.step, extra.text) for extra in saving.extras])}
     if saving.epochs:
-        return EpochWriter(url=saving.url, run=saving.run, starts=saving.starts, extra=extra, made_by=saving.made_by)
-    return ManifestWriter(
-        url=saving.url,
-        run=saving.run,
-        starts=saving.starts,
-        extra=extra,
-        encoding=saving.encoding,
-        bits=saving.bits,
-        made_by=saving.made_by,
-    )
+        return EpochWriter(**common)
+    return ManifestWriter(encoding=saving.encoding, bits=saving.bits, **common)
 
 
 def make_save_plan(own: orders.OwnSaving | None) -> SavePlan | None:

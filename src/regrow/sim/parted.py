@@ -70,9 +70,7 @@ class Parted:
         world = self.world
         coordinator = world.node(COORDINATOR)
         present = coordinator is not None and not coordinator.paused and not world.calm
-        others = (
-            self._find_spared(node, machines.find_recovering(coordinator.machine)) if present and coordinator else []
-        )
+        others = self._find_spared(node) if present else []
         if coordinator is not None and others:
             other = others[world.choices.pick(len(others))]
             world.log(f"{short(other.identity)} dies, while {short(node.identity)} says that it has recovered")
@@ -82,9 +80,8 @@ class Parted:
             world.driver.hand(coordinator, Died(peer=other.identity))
         world.later(lambda: self._hear_again(node.identity))
 
-    def _find_spared(self, recovered: Node, known: set[int]) -> list[Node]:
-        """Whose death is survived, as this replacement is whole; nobody needs to know that. `known` are those that
-        count as down at the coordinator: with several parities they begin anew, whole or not."""
+    def _find_spared(self, recovered: Node) -> list[Node]:
+        """Whose death is survived, as this replacement is whole; nobody needs to know that."""
         world, hangs = self.world, self.saboteur.hangs
         if not recovered.alive or recovered.paused or recovered.identity in world.condemned:
             return []
@@ -96,10 +93,6 @@ class Parted:
             if node is recovered or not hangs.is_away(node)
         ]
         gone = set(range(len(nodes))) - {node.identity.id for node in whole}
-        if world.job.protection.begins_together:
-            if gone - known:
-                return []
-            gone |= known  # and one that begins anew is down until it is back, whatever it was before
         return [node for node in whole if node is not recovered and self.saboteur.tolerates(gone | {node.identity.id})]
 
     def _hear_again(self, identity: Identity) -> None:

@@ -82,10 +82,24 @@ def zombie_is_heard(original: Any) -> Any:
 
 
 def death_overtakes(original: Any) -> Any:
-    def hear_out(self: Any, reason: str, named: Any) -> Any:
-        return self._give_up(reason)
+    def is_answer_owed(self: Any, named: Any) -> bool:
+        return False
 
-    return hear_out
+    return is_answer_owed
+
+
+def begins_anew_unasked(original: Any) -> Any:
+    def is_answer_owed(self: Any, named: Any) -> bool:
+        return original(self, named) and not self._job.verdict(self._find_down()).survivable
+
+    return is_answer_owed
+
+
+def streamed_is_not_enough(original: Any) -> Any:
+    def can_answer(self: Any, sweep: Any) -> bool:
+        return bool(self._have_agreed(sweep))
+
+    return can_answer
 
 
 def complaints_unheard(original: Any) -> Any:

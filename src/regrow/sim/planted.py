@@ -448,10 +448,26 @@ BUGS |= {
     "death-overtakes": Bug(
         "rows count as lost although a replacement was whole, whose word was on its way",
         Coordinator,
-        "_hear_out",
+        "_is_answer_owed",
         patches_hangs.death_overtakes,
         ("overtaken", "overtaken-sync"),
         ("loss",),
+    ),
+    "begins-anew-unasked": Bug(
+        "with several parities a replacement that is whole begins anew, and counts as lost with the next death",
+        Coordinator,
+        "_is_answer_owed",
+        patches_hangs.begins_anew_unasked,
+        ("overtaken", "overtaken-sync"),
+        ("loss",),
+    ),
+    "streamed-is-not-enough": Bug(
+        "a holder that was replaced together with lost members is asked for an equation, and waits to agree on it",
+        Decoder,
+        "_can_answer",
+        patches_hangs.streamed_is_not_enough,
+        ("r3",),
+        ("suspicion",),
     ),
     "complaints-unheard": Bug(
         "a server that another one cannot reach is a server like any other",

@@ -31,7 +31,7 @@ from regrow.store.interface import (
     UInt64Array,
 )
 
-FORMAT = 1  # of the files; another one is refused
+FORMAT = 2  # of the files; another one is refused
 IO_THREADS = (
     4  # where the kernel has no queue. Too few: reads wait for each other; too many: they cost more than they read
 )

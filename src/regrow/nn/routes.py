@@ -1,0 +1,85 @@
+"""Which rows a batch needs, and where they come to lie: the routers of a job's collections.
+
+A step asks for the rows of those that are trained, and for all dense parameters; an evaluation for all rows, and one
+that looks at a single collection for its own. `chosen` says of each collection whether it is in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from regrow.core.job import JobSpec
+from regrow.nn.job_embedding import JobCollection
+from regrow.nn.routing import make_router
+
+Chosen = tuple[bool, ...]
+Column = tuple[str, bool, int]  # of a feature: its table, whether its rows are wanted one by one, and how wide they are
+
+
+class Routes:
+    """Routers, made when they are first wanted."""
+
+    def __init__(self, spec: JobSpec, collections: Sequence[JobCollection], static: Sequence[int]) -> None:
+        self.everything: Chosen = (True,) * len(collections)
+        self._spec = spec
+        self._collections = collections
+        self._static = list(static)  # the numbers of dense tables
+        self._routers: dict[tuple[Chosen, bool], Any] = {}
+
+    def find(self, chosen: Chosen, *, static: bool) -> Any:
+        """The router of these collections, with the dense tables or without."""
+        if (chosen, static) not in self._routers:
+            owners: list[int] = []
+            mean = [False] * len(self._spec.tables)
+            expanded = list(mean)
+            start = 0
+            for collection, is_chosen in zip(self._collections, chosen, strict=True):
+                owners += [start + t for t, _ in collection.lookups] if is_chosen else []
+                for t, config in enumerate(collection.configs):
+                    pooling = getattr(config, "pooling", None)
+                    mean[start + t] = getattr(pooling, "value", pooling) == "MEAN"
+                    expanded[start + t] = collection.is_expanded
+                start += len(collection.specs)
+            self._routers[chosen, static] = make_router(
+                self._spec,
+                feature_tables=owners,
+                static_tables=self._static if static else [],
+                mean_pooling=mean,
+                expanded=expanded,
+            )
+        return self._routers[chosen, static]
+
+    def plan_nothing(self) -> Any:
+        """Dense parameters alone."""
+        router = self.find((False,) * len(self._collections), static=True)
+        return router.plan(np.zeros(0, np.int64), None, 0)
+
+    def list_features(self, chosen: Chosen) -> list[str]:
+        pairs = zip(self._collections, chosen, strict=True)
+        return [name for collection, is_chosen in pairs if is_chosen for _, name in collection.lookups]
+
+    def list_columns(self, chosen: Chosen) -> list[Column]:
+        """By the number of the feature in a plan."""
+        mine = [each for each, is_chosen in zip(self._collections, chosen, strict=True) if is_chosen]
+        return [
+            (each.configs[t].name, each.is_expanded, each.configs[t].embedding_dim)
+            for each in mine
+            for t, _ in each.lookups
+        ]
+
+    def list_widths(self, chosen: Chosen) -> list[int]:
+        """Of what is pooled, by collection."""
+        if not chosen:
+            return []
+        pairs = zip(self._collections, chosen, strict=True)
+        return [sum(each.widths) if is_chosen and not each.is_expanded else 0 for each, is_chosen in pairs]
+
+    def take_columns(self, pooled: Tensor, chosen: Chosen, index: int) -> Tensor:
+        """A collection's own part. All of it is not cut: the way back of a cut is a copy."""
+        widths = self.list_widths(chosen)
+        start = sum(widths[:index])
+        return pooled if widths[index] == pooled.shape[1] else pooled[:, start : start + widths[index]]
