@@ -13,7 +13,7 @@ JOBS ?= 2
 # one end, so that they seldom run two at a time.
 PYTEST := $(BIN)/pytest -n $(JOBS) --dist worksteal
 
-.PHONY: install test check lint format fuzz sanitize diagrams sim-night sim-table train clean
+.PHONY: install test check lint format fuzz sanitize wheel diagrams sim-night sim-table train clean
 
 install: $(VENV)/.installed
 
@@ -56,6 +56,10 @@ fuzz: install
 # sanitizers, in build/sanitize. Not part of `make test`: it takes minutes.
 sanitize: install
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python tools/sanitize.py --minutes $(MINUTES)
+
+# A wheel in dist, which is installed into an environment of its own and used from outside of this directory.
+wheel: install
+	$(BIN)/python tools/wheel.py
 
 # The lives in docs/protocol.md, from the tables in core/states.py.
 diagrams: install

@@ -1,11 +1,16 @@
 """What all tests share: one hypothesis profile, and the mark of those that start processes.
 
-Random tests are seeded and derandomized: the same tests run everywhere, and a failure names its seed.
+Random tests are seeded and derandomized: the same tests run everywhere, and a failure names its seed. Torch has one
+thread, here and in what tests start: as many tests run as there are processors, and threads that wait for each other
+took half of their time.
 """
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+
+os.environ |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # before anybody imports torch
 
 import hypothesis
 import pytest

@@ -38,3 +38,24 @@ def test_a_script_ends_without_words(cluster):
     code = LEFT.format(cluster=cluster)
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert (run.returncode, run.stdout, run.stderr) == (0, "", "")
+
+
+def test_what_init_writes_trains_as_it_is(tmp_path):
+    """Alone, and with servers, one of which dies; and what is there is not replaced."""
+    command = [sys.executable, "-m", "regrow.cli"]
+
+    def run(*words, code=0):
+        done = subprocess.run(words, capture_output=True, text=True, timeout=240, cwd=tmp_path)
+        assert done.returncode == code, done.stdout + done.stderr
+        return done
+
+    said = run(*command, "init", "mine").stdout
+    assert "regrow run --config regrow.toml train.py" in said
+    tmp_path /= "mine"
+    alone = run(sys.executable, "train.py").stdout
+    assert float(re.search(r"'auc': ([\d.]+)", alone)[1]) > 0.8
+    served = run(*command, "run", "--config", "regrow.toml", "--out", "out", "--kill", "server:1@step:50", "train.py")
+    assert float(re.search(r"'auc': ([\d.]+)", served.stdout)[1]) > 0.8
+    assert "survived" in served.stdout + served.stderr
+    refused = run(*command, "init", ".", code=2)
+    assert "train.py is there already" in refused.stderr

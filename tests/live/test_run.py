@@ -21,6 +21,7 @@ import pytest
 
 from regrow.checkpoint.lineage import Graph
 from regrow.checkpoint.storage import Storage
+from regrow.errors import UserError
 
 pytestmark = pytest.mark.live
 
@@ -112,6 +113,129 @@ def test_asynchronously_every_batch_counts_once(tmp_path: Path) -> None:
     assert summary["metrics"]["auc"] > 0.5
 
 
+COUNTING = """
+import torch, regrow
+job = regrow.join()
+name = dict(num_embeddings=60, embedding_dim=2, name="t", feature_names=["f"])
+rows = job.embedding_bag_collection(
+    [regrow.EmbeddingBagConfig(**name)], optimizer=regrow.OptimizerSpec(kind="sgd", learning_rate=1.0)
+)
+def make(n):
+    return regrow.KeyedJaggedTensor(["f"], torch.arange(n, n + 20), torch.ones(20, dtype=torch.int32))
+batches = [make(20 * (n % 3)) for n in range(300)]
+for batch in job.loop(batches):
+    job.step(rows(batch).values().sum())
+print("LOST", int((100 + job.read_weights("t").round()[:, 0]).sum()))
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "every", "servers", "kills"),
+    [
+        pytest.param("partial", "10steps", 3, (1,), id="partial"),
+        pytest.param("ec+partial", "1000steps", 4, (0, 2), id="ec+partial", marks=pytest.mark.slow),
+    ],
+)
+def test_what_partial_recovery_loses_is_counted(
+    tmp_path: Path, kind: str, every: str, servers: int, kills: tuple[int, ...]
+) -> None:
+    """Every push takes one from each of its rows, and every row is in 100 of them: what is missing at the end is what
+    the summary says."""
+    words = [
+        "--servers",
+        str(servers),
+        "--protect",
+        kind,
+        "--ckpt",
+        str(tmp_path / "ckpt"),
+        "--every",
+        every,
+        "--k",
+        "2",
+    ]
+    words += [word for server in kills for word in ("--kill", f"server:{server}@step:100")]
+    out = tmp_path / "run"
+    script = write(tmp_path, COUNTING)
+    done = run("-q", "--out", str(out), "--mode", "sync", "--workers", "1", *words, script)
+    summary = json.loads((out / "summary.json").read_text())
+    assert len(summary["failures"]) == len(kills)
+    found = summary["partial"]
+    assert f"LOST {found['updates_lost']}" in done.stdout.splitlines()
+    assert found["pls"] == pytest.approx(found["samples_lost"] / (300 * 20 * servers))
+    assert found["saves"] > 0 if kind == "partial" else found["updates_lost"] > 0 and found["pls"] > 0
+    assert summary["restores"] == []
+
+
+JUDGING = """
+import os, signal
+from pathlib import Path
+marker = Path(sys.argv[1])
+labels = (torch.arange(8) % 2).float()
+def predict(batch):
+    if job.worker == 1 and not marker.exists():
+        marker.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return model[1](model[0](batch).values()).reshape(-1), labels
+for _ in range(2):
+    for batch in job.loop(batches):
+        job.step(loss_of(batch))
+    found = job.evaluate(model, batches[:5], predict=predict, together=True)
+alone = job.evaluate(model, batches[:5], predict=predict)
+print("SAME" if found == alone else f"{found} {alone}")
+"""
+
+
+def test_workers_judge_together_and_one_may_die(tmp_path: Path) -> None:
+    """What they find is what one alone finds, to the bit. The one that dies finds the first evaluation done."""
+    words = ("--servers", "3", "--protect", "ec", "--k", "2")
+    script = write(tmp_path, HEAD, JUDGING)
+    done = run("-q", "--out", str(tmp_path / "run"), *SYNC, *words, script, str(tmp_path / "marker"))
+    assert done.stdout.splitlines() == ["SAME"]
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert [failure["role"] for failure in summary["failures"]] == ["worker"]
+    assert not (tmp_path / "run" / "tallies").exists()
+
+
+KEEPING = """
+import os, signal
+from pathlib import Path
+print("HAS", job.extra)
+for batch in job.loop(batches, epochs=1000):
+    job.step(loss_of(batch))
+    if job.progress.step == 5:
+        job.save({"best": 0.5, "steps": torch.tensor([5])})
+    if job.done:
+        break
+    if list(Path(sys.argv[1]).rglob("manifest.json")):
+        os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_it_keeps_comes_back_with_the_checkpoint(tmp_path: Path) -> None:
+    """The checkpoint that it asks for is the only one: the next would be after an hour. The worker dies when it sees
+    it, everybody goes back to it, and the script finds what it kept."""
+    url = str(tmp_path / "ckpt")
+    script = write(tmp_path, HEAD, KEEPING)
+    saving = ("--protect", "full", "--ckpt", url, "--every", "1h", "--servers", "2", "--workers", "1")
+    done = run("-q", "--out", str(tmp_path / "a"), *saving, script, url)
+    assert done.stdout.splitlines() == ["HAS None", "HAS {'best': 0.5, 'steps': tensor([5])}"]
+
+
+NOISY = """
+import os
+for batch in job.loop(batches):
+    noise = os.getpid() if job.worker == 1 and job.progress.step == 2 else 0
+    job.step(loss_of(batch) * (1 + noise))
+"""
+
+
+def test_a_run_that_is_not_repeatable_says_where(tmp_path: Path) -> None:
+    """The third step of worker 1 depends on its process."""
+    words = ("-q", "--out", str(tmp_path / "two"), *SYNC, "--servers", "1", "--check-repeat")
+    done = run(*words, write(tmp_path, HEAD, NOISY), code=1)
+    assert "the two runs part at step 3, in worker 1: the loss differs" in done.stderr
+
+
 # -- what a script may do, and what it may not ------------------------------------------------------------
 
 HEAD = """
@@ -200,3 +324,54 @@ def test_before_anything_starts(tmp_path: Path) -> None:
     assert "there is no script nowhere.py" in refuse("nowhere.py")
     assert "no script is named" in refuse()
     assert "No such option" in refuse("--batch", "3", str(EXAMPLE))
+    assert "--protect partial: needs a place for checkpoints" in refuse("--protect", "partial", str(EXAMPLE))
+
+
+def test_a_checkpoint_of_a_script_is_loaded_into_a_plain_model(tmp_path: Path) -> None:
+    """Rows, dense parameters and the averages of BatchNorm: what the plain model says is what the script's said."""
+    import importlib.util
+
+    import torch
+    from torch import nn
+    from torch.utils.data import DataLoader
+
+    import regrow
+    from regrow.metrics import AUC, LogLoss
+
+    spec = importlib.util.spec_from_file_location("example", EXAMPLE)
+    assert spec is not None and spec.loader is not None
+    example = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(example)
+    url = str(tmp_path / "ckpt")
+    summary = train(tmp_path / "run", *SYNC, "--servers", "2", "--protect", "full", "--ckpt", url, "--every", "5steps")
+
+    class Plain(nn.Module):
+        """TorchRec's names around `nn.EmbeddingBag`."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            bags = {f"t_{f}": nn.EmbeddingBag(example.ROWS, example.DIM, mode="sum") for f in example.FEATURES}
+            self.embedding_bags = nn.ModuleDict(bags)
+
+        def forward(self, features: regrow.KeyedJaggedTensor) -> regrow.KeyedTensor:
+            ids = features.values().view(len(example.FEATURES), -1)
+            pooled = [self.embedding_bags[f"t_{f}"](ids[i].unsqueeze(1)) for i, f in enumerate(example.FEATURES)]
+            return regrow.KeyedTensor(example.FEATURES, [example.DIM] * len(pooled), torch.cat(pooled, 1))
+
+    model = example.DeepFM(Plain()).eval()
+    tables = regrow.load(url, model)
+    assert {name: tuple(rows.shape) for name, rows in tables.items()} == {
+        f"t_{f}": (example.ROWS, example.DIM) for f in example.FEATURES
+    }
+    area, loss = AUC(), LogLoss()
+    test = DataLoader(example.Clicks(5_000, seed=2), batch_size=1024, collate_fn=lambda batch: batch)
+    with torch.no_grad():
+        for batch in test:
+            logits = model(batch.features)
+            area.update(batch.labels.numpy(), logits.numpy())
+            loss.update(batch.labels.numpy(), logits.numpy())
+    assert (area.compute(), loss.compute()) == pytest.approx((summary["auc"], summary["logloss"]), abs=1e-6)
+    with pytest.raises(UserError, match="the model has no place for table 't_user'"):
+        regrow.load(url, nn.Linear(2, 2))
+    with pytest.raises(UserError, match="no table 'gone'"):
+        regrow.load(url, model, tables={"gone": "x"})

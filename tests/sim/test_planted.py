@@ -54,13 +54,13 @@ SEEDS: dict[str, tuple[str, int, int]] = {
     "pushed-before-staged": ("2pc", 0, 10),
     "hold-without-end": ("bounds", 11, 100),
     "staged-is-unanswered": ("2pc-r2", 4, 100),
-    "durable-uncommitted": ("2pc-r2", 1000526, 100),
+    "durable-uncommitted": ("2pc-r2", 0, 2),
     "durable-unanswered": ("2pc", 0, 100),
 }
 # What shows only when somebody hangs, hears things twice or has a wrong clock, or when records are loaded.
 PARTIAL = 16
 SEEDS |= {
-    "ahead-of-copies": ("partial", 12, 300),
+    "ahead-of-copies": ("partial", 108, 300),
     "counted-from-the-save": ("partial-sync", 1, 40),
     "clean-before-durable": ("partial", 13, 100),
     "served-unread": ("partial-sync", 7, 60),
@@ -70,13 +70,13 @@ SEEDS |= {
     "delta-after-a-loss": ("partial-cuts", 8, 200),
     "parities-not-void": ("ec-partial", 4, 40),
     "old-flushes-count": ("ec-partial", 35, 100),
-    "back-before-mended": ("ec-partial-sync", 1534, 2000),
+    "back-before-mended": ("ec-partial", 528, 2000),
     "decodes-for-recalled": ("ec-partial", 4, 40),
-    "recall-forgotten": ("ec-partial-r2", 22, 300),
-    "counted-again": ("ec-partial", 322, 400),
+    "recall-forgotten": ("ec-partial-r2", 182, 300),
+    "counted-again": ("ec-partial-sync", 28, 400),
     "saved-unlevel": ("ec-partial-sync", 108, 400),
-    "losses-forgotten": ("ec-partial", 32, 100),
-    "delta-after-parities": ("ec-partial", 210, 300),
+    "losses-forgotten": ("ec-partial-r2", 47, 100),
+    "delta-after-parities": ("ec-partial-sync", 25, 300),
 }
 SEEDS |= {
     "ticket-kept": ("tiered", 0, 10),
@@ -91,7 +91,7 @@ SEEDS |= {
     "own-pause-is-silence": ("hangs-sync", 0, 30),
     "frames-twice": ("partitions-2pc", 0, 40),
     "any-incarnation": ("partitions", 2, 60),
-    "zombie-is-heard": ("partitions-2pc", 3, 150),
+    "zombie-is-heard": ("partitions", 51, 150),
     "nobody-asks": ("forever", 0, 30),
     "hung-spares-are-good-enough": ("forever", 0, 60),
     "cut-waits-for-workers": ("partitions-cuts", 5, 60),
@@ -100,13 +100,20 @@ SEEDS |= {
 }
 SEEDS |= {
     "death-overtakes": ("overtaken", 1, 30),
+    "begins-anew-unasked": ("overtaken", 59, 100),
+    "streamed-is-not-enough": ("r3", 1000444, 2),
     "complaints-unheard": ("parted", 0, 40),
 }
 HANGS = 11
-PARTED = 2
+PARTED = 4
 TIERED = 5
 # Where a seed that shows it is hard to find: a tape that does, tried before all seeds.
 TAPES = {
+    "durable-uncommitted": (
+        "2pc-r2:001000110002r11q_4_12130001_15_340340134404212216906_8_8129927512_14_3753_20_2762_16_72009783"
+        "0015321686_12_4771_4_2620004707_8_376637664530b06830504a007714_12_7092_4_580b07393a0a0077_88_fdh3_21"
+        "6_8a50(123)3_5_1_124_(96)04_49_"
+    ),
     "wish-forgotten": "cuts-sync:2_13_23_5_121_65_103_159_1",
     "durable-unanswered": "2pc:01_6_20002_7_12002_206_2_20_(74)02_41_(64)_4_",
 }

@@ -6,6 +6,7 @@ Method: tables of bad options with the words the user gets to see; round trips c
 from __future__ import annotations
 
 import dataclasses
+import gzip
 import json
 import os
 import subprocess
@@ -19,6 +20,7 @@ from regrow import protection
 from regrow.config import OPTIMIZERS, RENAMED, ErasureCode, Sabotage, TrainConfig
 from regrow.defaults import LEARNING_RATES, STEPS_DEFAULT
 from regrow.errors import ConfigError, UserError
+from regrow.inputs import FORMS
 from regrow.units import MIB
 
 FAULT_HINT = "for a server, a worker (with their numbers) or the coordinator (without)"
@@ -42,6 +44,7 @@ BAD_OPTIONS: list[tuple[dict[str, Any], str, str | None]] = [
     ({"digest": 1}, "digest = 1: must be true or false", None),
     ({"prefill": 1}, "prefill = 1: must be true or false", None),
     ({"check_parity": 1}, "check_parity = 1: must be true or false", None),
+    ({"step_digests": 1}, "step_digests = 1: must be true or false", None),
     ({"mode": "snyc"}, "mode = 'snyc': must be one of: async, sync", "did you mean 'sync'?"),
     ({"mode": 1}, "mode = 1: must be text", None),
     ({"optimizer": "lion"}, f"optimizer = 'lion': must be one of: {', '.join(OPTIMIZERS)}", None),
@@ -88,7 +91,7 @@ BAD_OPTIONS: list[tuple[dict[str, Any], str, str | None]] = [
     ({"cache_bytes": 1}, "cache_bytes = 1: must be at least 65536", None),
     ({"store_threads": 0}, "store_threads = 0: must be at least 1", None),
     ({"store_bytes_max": 1}, "store_bytes_max = 1: must be at least 65536", None),
-    ({"store_io": "fast"}, "store_io = 'fast': must be one of: auto, direct, threads", None),
+    ({"store_io": "fast"}, "store_io = 'fast': must be one of: auto, direct, mmap, threads", None),
     ({"cache_policy": "fifo"}, "cache_policy = 'fifo': must be one of: lru, none, self", None),
     (
         {"store": "tiered", "store_dir": "d", "protection": "ec"},
@@ -234,18 +237,31 @@ BAD_OPTIONS: list[tuple[dict[str, Any], str, str | None]] = [
     ),
     (
         {"model": "kagle"},
-        "model = 'kagle': must be one of tiny, kaggle, terabyte, mlperf, or a FILE.toml",
+        "model = 'kagle': must be one of tiny, kaggle, terabyte, mlperf, dcn, deepfm, two-tower, a FILE.toml or "
+        "module:Class",
         "did you mean 'kaggle'?",
     ),
     (
         {"data": "train.tsv"},
-        'data = \'train.tsv\': must be "synthetic" or "criteo:PATH"',
+        f"data = 'train.tsv': must be {FORMS}",
         "for a file in Criteo's format: criteo:train.tsv",
     ),
     (
         {"data": "criteo:"},
-        'data = \'criteo:\': must be "synthetic" or "criteo:PATH"',
+        f"data = 'criteo:': must be {FORMS}",
         "name the file: criteo:PATH",
+    ),
+    ({"data": "my data.csv"}, f"data = 'my data.csv': must be {FORMS}", "for a file in CSV format: csv:my data.csv"),
+    ({"data": "synthetic:5"}, f"data = 'synthetic:5': must be {FORMS}", None),
+    (
+        {"data": "csv:a.csv"},
+        "data = 'csv:a.csv': needs a schema that says what its columns mean",
+        "name a FILE.toml as schema; docs/data.md shows some",
+    ),
+    (
+        {"schema": "s.toml", "data": "criteo:a.tsv"},
+        "schema = 's.toml': goes with data from a file (csv, parquet, npz), not with 'criteo:a.tsv'",
+        None,
     ),
     (
         {"silent_seconds": "boss=3"},
@@ -298,7 +314,7 @@ def test_unknown_option_is_refused_with_the_nearest() -> None:
     with pytest.raises(UserError) as caught:
         TrainConfig.from_dict({"xyzzy": 1.0})
     assert caught.value.hint is not None
-    assert caught.value.hint.startswith("known are: data, model, ")
+    assert caught.value.hint.startswith("known are: data, schema, model, ")
 
 
 def test_defaults_are_filled_in() -> None:
@@ -320,7 +336,7 @@ def test_no_field_is_left_open() -> None:
     """What is None afterwards means something: no limit, or the other one of steps and epochs."""
     none = {name for name, value in TrainConfig().to_dict().items() if value is None}
     limits = {"rows_max", "train_rows", "test_rows", "ckpt_bytes_per_s", "store_bytes_max"}
-    assert none == limits | {"epochs", "out", "mtbf", "ckpt", "resume", "expect_mtbf", "store_dir"}
+    assert none == limits | {"epochs", "out", "mtbf", "ckpt", "resume", "expect_mtbf", "store_dir", "schema"}
 
 
 @pytest.mark.parametrize(
@@ -462,6 +478,27 @@ def test_unreadable_file(tmp_path: Path) -> None:
         TrainConfig.from_toml(tmp_path / "binary")
 
 
+@pytest.mark.parametrize("name", ["train_rows", "test_rows", "skip_bad_lines"])
+def test_a_data_set_of_ones_own_decides_what_is_in_it(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name} = .*: is the business of mine:make itself"):
+        TrainConfig.from_dict({"data": "mine:make", name: True if name == "skip_bad_lines" else 5})
+
+
+@pytest.mark.parametrize(
+    ("data", "kind", "path"),
+    [
+        ("csv:a.csv.gz", "csv", Path("a.csv.gz")),
+        ("parquet:dir/", "parquet", Path("dir")),
+        ("npz:a:b.npz", "npz", Path("a:b.npz")),
+        ("package.module:make", "module", None),
+        ("package.module:Maker.make", "module", None),
+    ],
+)
+def test_data_of_ones_own(data: str, kind: str, path: Path | None) -> None:
+    config = TrainConfig(data=data, schema=None if kind == "module" else "s.toml")
+    assert (config.data_kind, config.data_path, config.epochs) == (kind, path, 1)
+
+
 def test_readings() -> None:
     config = TrainConfig(data="criteo:/a:b.tsv", model="dir/small.toml")
     assert (config.data_kind, config.data_path, config.model_name) == ("criteo", Path("/a:b.tsv"), "small")
@@ -527,5 +564,12 @@ def test_the_batch_leaves_a_small_file_enough_steps(options: dict[str, Any], bat
 
 def test_the_batch_follows_the_size_of_a_file(tmp_path: Path) -> None:
     path = tmp_path / "clicks.tsv"
-    path.write_bytes(b"x" * 241 * 2 * 400 * 256)
+    line = b"x" * 240 + b"\n"
+    path.write_bytes(line * 2 * 400 * 256)
     assert TrainConfig(data=f"criteo:{path}", workers=2).batch == 256
+    assert TrainConfig(data=f"csv:{path}", schema="s.toml", workers=2).batch == 256
+    packed = tmp_path / "clicks.csv.gz"
+    packed.write_bytes(gzip.compress(b"".join(b"%d,%d\n" % (i, i * i % 997) for i in range(2 * 400 * 256))))
+    assert TrainConfig(data=f"csv:{packed}", schema="s.toml", workers=2).batch == 256
+    packed.write_bytes(b"\x1f\x8bno gzip")
+    assert TrainConfig(data=f"csv:{packed}", schema="s.toml", workers=2).batch == 2048

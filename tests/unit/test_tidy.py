@@ -56,11 +56,14 @@ CORE_MAY_IMPORT = {
     "typing",
 }
 
-# Some modules belong elsewhere than their package: `presets` is a table of numbers, what a store has to be is said
+# Some modules belong elsewhere than their package: `presets` is a table of numbers, `schema` and `own` say what shape
+# somebody's data has, which a configuration asks before anything is read, what a store has to be is said
 # below core, which uses stores, `orders` is what a launcher and its processes say to each other, and the main of a
 # child process stands above whatever role it starts. `python -m regrow` is the command line.
 UNITS = {
     "regrow.nn.presets": "presets",
+    "regrow.data.schema": "described",
+    "regrow.data.own": "described",
     "regrow.store.interface": "interface",
     "regrow.launch.orders": "orders",
     "regrow.launch.supervisor": "supervision",
@@ -86,7 +89,9 @@ MAY_IMPORT = {
     "hanging": {"units"},
     "waits": set(),
     "fields": set(),
-    "config": {"presets", "protection", "units", "hanging", "fields", "tiers", "defaults"},
+    "described": {"fields", "protection"},
+    "inputs": {"presets", "protection", "described"},
+    "config": {"presets", "protection", "units", "hanging", "fields", "tiers", "defaults", "inputs"},
     "metrics": set(),
     "planner": {"units"},
     "core": set(),
@@ -94,7 +99,7 @@ MAY_IMPORT = {
     "checkpoint": {"core", "store", "units"},
     "supervision": {"core", "orders", "hanging"},
     "sim": {"core", "store", "supervision", "orders", "checkpoint"},
-    "data": {"config", "presets"},
+    "data": {"config", "presets", "inputs", "described"},
     "orders": {"core"},
     "runtime": {"core", "store", "checkpoint", "orders", "protection", "units"},
     "nn": {"core", "orders", "runtime", "checkpoint", "data", "config", "metrics", "presets", "protection"},
@@ -117,7 +122,7 @@ MAY_IMPORT = {
         "units",
     },
     "bench": {"supervision", "core", "orders", "runtime", "store", "checkpoint", "data", "nn", "launch"}
-    | {"config", "metrics", "planner", "presets", "protection"},
+    | {"config", "metrics", "planner", "presets", "protection", "described"},
     "cli": {"launch", "bench", "sim", "checkpoint", "core", "config", "planner", "presets", "data", "units"}
     | {"protection", "tiers"},
     "regrow": {"core", "runtime", "nn", "launch", "config", "protection"},

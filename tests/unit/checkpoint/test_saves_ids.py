@@ -27,6 +27,9 @@ def test_rows_in_the_shorter_form(ids: list[int]) -> None:
         others = np.random.default_rng(0).permutation(70).astype(np.uint32)
         assert form.find(others).tolist() == [row in ids for row in others]
         assert form.find(others[:0]).tolist() == []
+        ranks = np.random.default_rng(1).integers(0, len(ids), 20)
+        assert form.list_at(ranks).tolist() == [ids[rank] for rank in ranks]
+        assert form.rank(form.list_at(ranks)).tolist() == ranks.tolist()
 
 
 def test_no_rows() -> None:

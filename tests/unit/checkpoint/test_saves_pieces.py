@@ -111,7 +111,7 @@ def test_a_damaged_bundle_is_named_and_not_given_out(storage: Storage, tmp_path:
         assert job is not None
         bundles = saves_pieces.find_bundles(job.rows[table], job.rows[table].list_ids(), dim=_dim(table))
         try:
-            found = job.read_bundles(table, bundles)
+            ((_, found),) = job.read_bundles([(table, bundles)])
         except CheckpointError as error:
             assert info.name in error.message and "damaged" in error.message
             seen += 1
@@ -121,7 +121,7 @@ def test_a_damaged_bundle_is_named_and_not_given_out(storage: Storage, tmp_path:
     assert seen > len(whole) // 12
     path.write_bytes(b"")
     with pytest.raises(CheckpointError, match="not whole"):
-        job.read_bundles(table, bundles)
+        job.read_bundles([(table, bundles)])
 
 
 def _dim(table: str) -> int:

@@ -19,6 +19,7 @@ from regrow.cli import main as cli
 from regrow.cli.train import KNOBS
 from regrow.config import TrainConfig
 from regrow.errors import ChildFailed, DataLoss, Interrupted, MemoryShort
+from regrow.inputs import FORMS
 from regrow.launch import local
 from regrow.units import MIB
 
@@ -57,6 +58,11 @@ def test_no_options_is_the_default_config(launcher: FakeLauncher) -> None:
     assert cli.run(["train"]) == 0
     assert launcher.config == TrainConfig()
     assert launcher.keywords["overwrite"] is False
+
+
+def test_a_schema_arrives(launcher: FakeLauncher) -> None:
+    assert cli.run(["train", "--data", "csv:x.csv", "--schema", "s.toml", "--model", "tiny", "--batch", "32"]) == 0
+    assert launcher.config == TrainConfig(data="csv:x.csv", schema="s.toml", model="tiny", batch=32)
 
 
 def test_options_arrive(launcher: FakeLauncher) -> None:
@@ -163,7 +169,7 @@ def test_a_file_spells_options_as_the_command_line_does(
 BAD_LINES = [
     ("train --batch 0", "error: --batch 0: must be at least 1\n"),
     ("train --batch many", "error: Invalid value for '--batch': 'many' is not a valid integer.\n"),
-    ("train --data x.tsv", 'error: --data x.tsv: must be "synthetic" or "criteo:PATH"\nhint: for a file in '),
+    ("train --data x.tsv", f"error: --data x.tsv: must be {FORMS}\nhint: for a file in "),
     (
         "train --steps 5 --epochs 2",
         "error: --epochs 2: steps = 5 is given too\nhint: give only one of the two\n",

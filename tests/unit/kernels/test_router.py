@@ -320,3 +320,54 @@ def test_a_batch_too_large_to_address_is_refused() -> None:
     values = np.concatenate([np.arange(40_000), np.zeros(40_000, np.int64)])
     with pytest.raises(ValueError, match="the rows of this batch have 2621440004 floats; at most 2147483647"):
         _kernels.Router(**settings).plan(values, None, 40_000)
+
+
+def test_rows_one_by_one() -> None:
+    """Table 0 is pooled, 1 and 2 are wanted row by row; features 0 and 3 share table 1. With one server a slot is a
+    row, so what must come can be written down."""
+    rng = np.random.default_rng(1)
+    rows, dims, owners = [30, 9, 40], [4, 3, 5], [1, 0, 2, 1]
+    router = _kernels.Router(
+        rows=rows,
+        dims=dims,
+        k=[1] * 3,
+        r=[0] * 3,
+        table_index=[0, 1, 2],
+        mean_pooling=[False] * 3,
+        expanded=[False, True, True],
+        feature_tables=owners,
+        static_tables=[],
+        servers=1,
+    )
+    lengths = rng.integers(0, 4, 4 * 6).astype(np.int32)
+    counts = lengths.reshape(4, 6).sum(1)
+    ids = [rng.integers(0, rows[owner], count) for owner, count in zip(owners, counts, strict=True)]
+    plan = router.plan(np.concatenate(ids), lengths, 6)
+    tables = [rng.random((r, d), np.float32) for r, d in zip(rows, dims, strict=True)]
+    ends = np.cumsum(plan.counts[0])
+    needed = [plan.slots[end - count : end] for end, count in zip(ends, plan.counts[0], strict=True)]
+    pulled = np.concatenate([tables[t][needed[t]].reshape(-1) for t in range(3)])
+    pooled = np.empty((6, 4), np.float32)
+    plan.pool(pulled, pooled)
+    bags = np.split(ids[1], np.cumsum(lengths.reshape(4, 6)[1])[:-1])
+    assert np.allclose(pooled, [tables[0][bag].sum(0) for bag in bags])
+    grads = np.full(plan.floats, np.nan, np.float32)
+    plan.unpool(np.ones((6, 4), np.float32), grads)
+    wanted = [np.zeros_like(table) for table in tables]
+    np.add.at(wanted[0], ids[1], 1.0)
+    for feature in (0, 2, 3):
+        table = tables[owners[feature]]
+        vectors = np.empty((len(ids[feature]), table.shape[1]), np.float32)
+        assert plan.expanded_floats(feature) == vectors.size
+        plan.expand(feature, pulled, vectors)
+        assert (vectors == table[ids[feature]]).all()
+        grad = rng.random(vectors.shape, np.float32)
+        plan.collapse(feature, grad, grads)
+        np.add.at(wanted[owners[feature]], ids[feature], grad)
+    assert np.allclose(grads, np.concatenate([wanted[t][needed[t]].reshape(-1) for t in range(3)]))
+    with pytest.raises(ValueError, match="feature 1 is pooled"):
+        plan.expand(1, pulled, np.empty(1, np.float32))
+    with pytest.raises(ValueError, match="feature 4 does not exist"):
+        plan.expanded_floats(4)
+    with pytest.raises(ValueError, match="out must have"):
+        plan.expand(0, pulled, np.empty(1, np.float32))

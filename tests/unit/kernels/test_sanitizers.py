@@ -62,6 +62,7 @@ def sanitizers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.timeout(900)  # two minutes of a processor, on a machine that others use
 def test_kernels_are_clean(sanitizers: Path) -> None:
     sources = [path for path in sorted((CPP / "src").glob("*.cpp")) if path.stem != "criteo"]
     # The slowest first, on as many processors as there are.

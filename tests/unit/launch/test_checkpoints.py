@@ -29,7 +29,7 @@ TABLE = TableInfo(name="t", rows=10, dim=2, states=(), init_bound=0.0, index=0)
 A, B, C, D = "0000000010-aaaaaa", "0000000020-bbbbbb", "0000000030-cccccc", "0000000040-dddddd"
 
 
-MADE = {"mode": "sync", "workers": 2, "seed": 1, "batch": 64}
+MADE = {"mode": "sync", "workers": 2, "seed": 1, "batch": 64, "data": "csv:x.csv", "schema": "a.toml"}
 
 
 @pytest.fixture
@@ -71,7 +71,10 @@ def test_find_nothing(url: str, tmp_path: Path) -> None:
         checkpoints.find(resumed("nonsense://x"))
 
 
-@pytest.mark.parametrize(("name", "value"), [("mode", "async"), ("workers", 3), ("seed", 2), ("batch", 65)])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("mode", "async"), ("workers", 3), ("seed", 2), ("batch", 65), ("data", "csv:y.csv"), ("schema", "b.toml")],
+)
 def test_data_that_would_not_go_on(url: str, name: str, value: Any) -> None:
     with pytest.raises(UserError) as caught:
         checkpoints.find(resumed(url, **{name: value}))

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from regrow.config import TrainConfig
+from regrow.core.job import JobSpec, OptimizerSpec, TableSpec
+from regrow.core.protection import CodedPartial, Partial
 from regrow.errors import ConfigError
 from regrow.launch.failures import Failure
-from regrow.launch.orders import Joined, OwnSaved, SaveEvery
-from regrow.launch.partial import Planner, choose_tables, find_largest
+from regrow.launch.orders import Joined, Listening, OwnSaved, Planned, Progress, Ready, SaveEvery
+from regrow.launch.partial import Planner
 from regrow.launch.replan import Replanner
 from regrow.launch.status import RunStatus
+from regrow.metrics import BINS
+from regrow.runtime.priorities import choose_tables, find_largest
+
+SCRIPT = {"script": ("train.py",), "model": "kaggle"}
 
 
 def config(**options: Any) -> TrainConfig:
@@ -70,8 +77,70 @@ def test_the_loss_to_expect_at_the_end() -> None:
 def test_the_largest_tables() -> None:
     assert find_largest([1, 500, 3, 497, 2]) == [1, 3]
     assert find_largest([7]) == [0]
-    assert choose_tables(config(priority_tables="t_cat_1, t_cat_0")) == ("t_cat_1", "t_cat_0")
-    assert len(choose_tables(config(priority_tables="all"))) == config().load_model().tables
+
+
+@pytest.mark.parametrize(("wish", "chosen"), [("t_a, t_c", [0, 2]), ("all", [0, 1, 2]), ("largest", [1])])
+def test_servers_choose_among_the_tables_that_come_back_from_saves(wish: str, chosen: list[int]) -> None:
+    """Dense parameters have copies, however many rows they are."""
+    own = Planner(config(priority_tables=wish, **SCRIPT)).plan().own
+    assert own is not None
+    sgd = OptimizerSpec(kind="sgd", learning_rate=0.1)
+    sizes = {"t_a": 3, "t_b": 5000, "t_c": 4, "dense": 10**6}
+    for protection, coded in ((Partial(r=1), (1, 0, 1)), (CodedPartial(k=2, r=1), (2, 1, 2))):
+        k, r, copies = coded
+        tables = tuple(
+            TableSpec(name=name, rows=rows, dim=4, init_bound=0.1, optimizer=sgd, k=k, r=r)
+            for name, rows in sizes.items()
+        )
+        dense = msgspec.structs.replace(tables[-1], k=1, r=copies)
+        job = JobSpec(tables=(*tables[:-1], dense), servers=4, workers=1, protection=protection)
+        assert job.invalid_reason() is None
+        assert choose_tables(job, own) == chosen
+
+
+def declare_tables(status: RunStatus, size: int) -> None:
+    for server in range(4):
+        status.receive("server", server, Listening(address=""), 0.0)
+        status.receive("server", server, Ready(rows=1, bytes=size // 4), 0.0)
+
+
+def test_with_a_script_it_is_planned_anew_when_the_tables_are_known() -> None:
+    planner = Planner(config(priority="none", **SCRIPT))
+    planned = planner.plan()
+    assert planned.own is not None, "sizes are not known, and partial recovery is what was asked for"
+    assert "how large the tables are is not known yet" in planned.reason
+    status = RunStatus(planner.config, started_at=0.0)
+    replanner = Replanner(planner, planned, status)
+    status.enter("training", 0.0)
+    assert replanner.look(1.0) is None, "no server has them"
+    declare_tables(status, 4 * 10**12)
+    assert isinstance(replanner.look(100.0), SaveEvery)
+    assert "not known yet" not in replanner.planned.reason
+    assert replanner.changes and replanner.changes[0].startswith("a save costs")
+    assert replanner.planned.numbers["full"]["overhead"] != planned.numbers["full"]["overhead"]
+
+
+def test_an_interval_too_short_for_a_scripts_tables_is_told_when_they_are_known() -> None:
+    planner = Planner(config(every="2s", priority="none", **SCRIPT))
+    status = RunStatus(planner.config, started_at=0.0)
+    replanner = Replanner(planner, planner.plan(), status)
+    status.enter("training", 0.0)
+    declare_tables(status, 4 * 10**9)
+    with pytest.raises(ConfigError, match="a save takes about 5 s, so none would end within it"):
+        replanner.look(1.0)
+
+
+def test_samples_of_a_script_are_the_mean_of_what_it_did() -> None:
+    status = RunStatus(config(workers=2, **SCRIPT), started_at=0.0)
+    for worker in range(2):
+        status.receive("worker", worker, Planned(steps=50), 0.0)
+        progress = Progress(step=10, samples=80, loss=None, hist_pos=[0] * BINS, hist_neg=[0] * BINS)
+        status.receive("worker", worker, progress, 1.0)
+    status.receive("server", 1, Joined(saved=(4, 6), joined=(9, 6), updates_lost=11), 2.0)
+    described = status.describe_losses()
+    assert described is not None
+    assert (described["samples_lost"], described["updates_lost"]) == (5 * 8, 11)
+    assert described["pls"] == pytest.approx(5 / (100 * 4))
 
 
 def make_running(**options: Any) -> tuple[Replanner, RunStatus]:

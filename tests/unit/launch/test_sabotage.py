@@ -32,11 +32,13 @@ ROLES = "server,worker,coordinator,spare"
 def hit(config: TrainConfig, *, down: Sequence[int] = (), heals_seconds: float = 0.0) -> list[tuple[float, Blow]]:
     """2000 s. A server that is hit has a successor after so long, and nobody knows of it before."""
     saboteur, found = Saboteur(config), list[tuple[float, Blow]]()
+    incarnations, healed = [0] * config.servers, 0
     for now in (tick / 10 for tick in range(20_000)):
-        incarnations = [
-            sum(blow.role == "server" and blow.id == id and now >= at + heals_seconds for at, blow in found)
-            for id in range(config.servers)
-        ]
+        while healed < len(found) and now >= found[healed][0] + heals_seconds:
+            blow = found[healed][1]
+            if blow.role == "server":
+                incarnations[blow.id] += 1
+            healed += 1
         found += [(now, blow) for blow in saboteur.choose_targets(now, down=down, incarnations=incarnations)]
     assert sum(int(row["count"]) for row in saboteur.done) == len(found)
     return found

@@ -59,7 +59,7 @@ def test_two_forwards_before_a_backward_do_not_disturb_each_other() -> None:
         torch.testing.assert_close(gradient, alone)
 
 
-@pytest.mark.parametrize("name", list(MODELS))
+@pytest.mark.parametrize("name", [name for name, config in MODELS.items() if config.kind == "dlrm"])
 def test_presets_build_and_run(name: str) -> None:
     config = MODELS[name]
     model = DLRM.from_config(config)

@@ -12,13 +12,15 @@ from torch import nn
 import regrow
 from regrow.config import TrainConfig
 from regrow.data.catalog import open_dataset
-from regrow.errors import ConfigError, RegrowError
+from regrow.errors import ConfigError, RegrowError, UserError
 from regrow.nn.coded import make_protection
 from regrow.nn.embedding import KeyedTensor
+from regrow.nn.job import Job
+from regrow.nn.seat import ClusterSeat
 from regrow.nn.trainer import Trainer
 
 
-def _collection(*, servers=3, optimizer="sgd", pooling=regrow.PoolingType.SUM, learning_rate=0.5):
+def _collection(*, servers=3, optimizer="sgd", pooling=regrow.PoolingType.SUM, learning_rate=0.5, **options):
     tables = [
         regrow.EmbeddingBagConfig(
             num_embeddings=50, embedding_dim=8, name="t_user", feature_names=["user", "friend"], pooling=pooling
@@ -32,10 +34,11 @@ def _collection(*, servers=3, optimizer="sgd", pooling=regrow.PoolingType.SUM, l
         cluster=regrow.InProcessCluster(servers=servers),
         optimizer=regrow.OptimizerSpec(kind=optimizer, learning_rate=learning_rate),
         seed=7,
+        **options,
     )
 
 
-def _batch(keys=("user", "friend", "item"), *, batch=6, seed=0):
+def _batch(keys=("user", "friend", "item"), *, batch=6, seed=0, weighted=False):
     rng = np.random.default_rng(seed)
     sizes = {"user": 50, "friend": 50, "item": 30, "other": 9}
     lengths = rng.integers(0, 4, (len(keys), batch))
@@ -44,6 +47,7 @@ def _batch(keys=("user", "friend", "item"), *, batch=6, seed=0):
         list(keys),
         torch.from_numpy(np.concatenate(values)),
         torch.from_numpy(lengths.reshape(-1).astype(np.int32)),
+        torch.from_numpy(rng.normal(size=lengths.sum()).astype(np.float32)) if weighted else None,
     )
 
 
@@ -97,6 +101,69 @@ def test_features_may_come_in_any_order_and_with_others():
     expected, _ = _reference(collection, mixed, "sum")
     for name, value in expected.items():
         torch.testing.assert_close(collection(mixed)[name], value.detach())
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
+@pytest.mark.parametrize("keys", [("user", "friend", "item"), ("other", "item", "friend", "user")])
+def test_weighted_bags_agree_with_torch(mode, keys):
+    """Two features share a table; gradients reach rows and weights; the batch may have others, in any order."""
+    collection = _collection(mode=mode, is_weighted=True)
+    assert collection.is_weighted() and not _collection().is_weighted()
+    for seed in range(3):
+        mine, theirs = (_batch(keys, seed=seed, weighted=True) for _ in range(2))
+        tables = {
+            config.name: collection.weight(config.name).requires_grad_()
+            for config in collection.embedding_bag_configs()
+        }
+        for features in (mine, theirs):
+            features.weights().requires_grad_()
+        counts = theirs.lengths().reshape(len(keys), -1)
+        ids = dict(zip(keys, theirs.values().split(counts.sum(1).tolist()), strict=True))
+        weighs = dict(zip(keys, theirs.weights().split(counts.sum(1).tolist()), strict=True))
+        expected = {}
+        for name, table in (("user", "t_user"), ("friend", "t_user"), ("item", "t_item")):
+            lengths = counts[keys.index(name)].long()
+            offsets = lengths.cumsum(0) - lengths
+            expected[name] = nn.functional.embedding_bag(
+                ids[name], tables[table], offsets, mode="sum", per_sample_weights=weighs[name]
+            )
+        found = collection(mine)
+        for name, pooled in expected.items():
+            torch.testing.assert_close(found[name], pooled)
+        sum(found[name].square().sum() for name in expected).backward()
+        sum(pooled.square().sum() for pooled in expected.values()).backward()
+        collection.drain()
+        for name, table in tables.items():
+            torch.testing.assert_close(collection.weight(name), (table - 0.5 * table.grad).detach())
+        torch.testing.assert_close(mine.weights().grad, theirs.weights().grad)
+
+
+def test_what_a_weighted_collection_refuses():
+    with pytest.raises(UserError, match="a weighted collection sums"):
+        _collection(pooling=regrow.PoolingType.MEAN, is_weighted=True)
+    collection = _collection(mode="sync", is_weighted=True)
+    with pytest.raises(UserError, match="the features have no weights"):
+        collection(_batch())
+    collection(_batch(weighted=True)).values().sum().backward()  # the refused one was no step
+
+
+def test_a_table_begins_with_what_its_init_fn_says():
+    wanted = torch.arange(20.0).reshape(10, 2)
+    cluster = regrow.InProcessCluster(servers=3)
+
+    def make(**options):
+        table = regrow.EmbeddingBagConfig(num_embeddings=10, embedding_dim=2, name="t", feature_names=["f"], **options)
+        sgd = regrow.OptimizerSpec(kind="sgd", learning_rate=1.0)
+        return regrow.EmbeddingBagCollection(tables=[table], cluster=cluster, optimizer=sgd)
+
+    first = make(init_fn=lambda weights: weights.copy_(wanted))
+    assert torch.equal(first.weight("t"), wanted)
+    features = regrow.KeyedJaggedTensor(["f"], torch.tensor([3]), torch.ones(1, dtype=torch.int32))
+    first(features).values().sum().backward()
+    trained = wanted.clone()
+    trained[3] -= 1.0
+    again = make(init_fn=lambda weights: weights.copy_(wanted))  # another process of the same worker
+    assert torch.equal(again.weight("t"), trained), "what was trained is not undone"
 
 
 def test_the_same_weights_on_any_number_of_servers():
@@ -248,17 +315,9 @@ def test_protection_of_a_cluster_is_that_of_its_collections():
     assert [(table.k, table.r) for table in job.tables] == [(1, 2)]
 
 
-def _trainer(cluster, **options):
-    config = TrainConfig(
-        model="tiny", rows_max=40, batch=8, servers=3, workers=1, **{"protection": "ec", "k": 2, **options}
-    )
-    trainer = Trainer(config, open_dataset(config), worker=0)
-    client = cluster.client(trainer.job)
-    trainer.connect(client)
-    return trainer, client
-
-
 def test_dense_parameters_are_kept_whole():
-    trainer, _ = _trainer(regrow.InProcessCluster(servers=3), steps=9)
-    assert {(table.k, table.r) for table in trainer.job.tables[:-1]} == {(2, 1)}
-    assert (trainer.job.tables[-1].name, trainer.job.tables[-1].k, trainer.job.tables[-1].r) == ("dense", 1, 1)
+    config = TrainConfig(model="tiny", rows_max=40, batch=8, servers=3, workers=1, steps=9, protection="ec", k=2)
+    seat = ClusterSeat(regrow.InProcessCluster(servers=3), protection=config.code)
+    tables = Trainer(Job(seat), config, open_dataset(config)).job.spec.tables
+    assert {(table.k, table.r) for table in tables[:-1]} == {(2, 1)}
+    assert (tables[-1].name, tables[-1].k, tables[-1].r) == ("dense", 1, 1)

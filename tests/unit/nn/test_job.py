@@ -16,10 +16,12 @@ import torch
 from torch import Tensor, nn
 
 import regrow
+from regrow import metrics as regrow_metrics
 from regrow.core.job import JobSpec
 from regrow.errors import RegrowError, UserError
+from regrow.nn.declaring import check_names
 from regrow.nn.job import Job
-from regrow.nn.seat import AloneSeat
+from regrow.nn.seat import AloneSeat, ClusterSeat
 from regrow.runtime.client import Client
 
 ROWS, DIM, BATCH = 40, 4, 8
@@ -486,3 +488,96 @@ def test_state_goes_out_and_comes_back() -> None:
     other.settle()
     fresh.load_state_dict(state)
     assert torch.equal(other.read_weights("t_user"), job.read_weights("t_user"))
+
+
+# -- loading weights --------------------------------------------------------------------------------------
+
+
+def make_state(seed: int) -> dict[str, Tensor]:
+    """Of the model of `make_job`."""
+    g = torch.Generator().manual_seed(seed)
+    _, model = make_job()
+    return {key: torch.randn(value.shape, generator=g) for key, value in model.state_dict().items()}
+
+
+def check_state(job: Job, model: nn.Module, wanted: dict[str, Tensor]) -> None:
+    job.refresh()
+    for key, value in model.state_dict().items():
+        assert torch.equal(value, wanted[key]), key
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_weights_that_are_loaded_are_what_training_begins_with(begun: bool) -> None:
+    """Rows and dense parameters, before the servers are met and after."""
+    wanted = make_state(5)
+    job, model = make_job()
+    if begun:
+        train(job, model, make_batches(2))
+    model.load_state_dict(wanted)
+    check_state(job, model, wanted)
+    plain_job, plain = make_job()
+    plain.load_state_dict(wanted)
+    assert train(job, model, make_batches(3, seed=1)) == train(plain_job, plain, make_batches(3, seed=1))
+
+
+def test_whoever_takes_anothers_place_does_not_undo_what_was_trained_by_loading_again() -> None:
+    cluster = regrow.InProcessCluster(servers=3)
+    wanted = make_state(5)
+
+    def make() -> tuple[Job, nn.Module]:
+        job = Job(ClusterSeat(cluster, seed=3))
+        tables = (make_table("t_user", "user"), make_table("t_item", "item"))
+        model = job.dense(Model(job.embedding_bag_collection(tables, optimizer=SGD)), SGD)
+        model.load_state_dict(wanted)
+        return job, model
+
+    job, model = make()
+    train(job, model, make_batches(4))
+    job.refresh()
+    trained = {key: value.clone() for key, value in model.state_dict().items()}
+    assert not torch.equal(trained["top.weight"], wanted["top.weight"])
+    successor, its_model = make()
+    assert successor.client.pushes == 4
+    check_state(successor, its_model, trained)
+
+
+class Share:
+    """As torchmetrics has them: an `nn.Module` that is told of probabilities and whole labels."""
+
+    def __init__(self) -> None:
+        self.right = self.count = -1
+
+    def reset(self) -> None:
+        self.right = self.count = 0
+
+    def update(self, preds: Tensor, target: Tensor) -> None:
+        assert target.dtype == torch.int64
+        assert float(preds.min()) >= 0 and float(preds.max()) <= 1
+        self.right += int(((preds > 0.5).long() == target).sum())
+        self.count += len(target)
+
+    def compute(self) -> Tensor:
+        return torch.tensor(self.right / self.count)
+
+
+def test_an_option_that_names_a_table_which_is_not_there() -> None:
+    job, _ = make_job()
+    tables = job.spec.tables
+    check_names([table.name for table in tables], tables, option="--priority-tables")
+    with pytest.raises(UserError, match="--priority-tables: the script has no table 'u'"):
+        check_names([tables[0].name, "u"], tables, option="--priority-tables")
+
+
+def test_metrics_of_torchmetrics_are_taken() -> None:
+    job, model = make_job()
+    train(job, model, make_batches(2))
+    batches = make_batches(3, seed=9)
+    found = job.evaluate(model, batches, metrics=[Share(), regrow_metrics.AUC()])
+    assert set(found) == {"Share", "auc"}
+    with torch.no_grad():
+        model.eval()
+        logits = torch.cat([model(batch.features) for batch in batches])
+    labels = torch.cat([batch.labels for batch in batches])
+    assert found["Share"] == pytest.approx(float(((logits > 0) == (labels > 0)).float().mean()))
+    with pytest.raises(UserError, match="a str is no metric"):
+        job.evaluate(model, batches, metrics=["auc"])

@@ -179,8 +179,6 @@ def test_their_table_is_ours() -> None:
         ({"data_type": DataType.FP16}, "data_type = FP16 is not supported"),
         ({"pooling": Pooling.NONE}, "pooling = NONE is not supported"),
         ({"weight_init_max": 1.0}, "weight_init_max is not supported"),
-        ({"init_fn": nn.init.zeros_}, "init_fn is not supported"),
-        ({"init_fn": functools.partial(nn.init.uniform_, a=-1.0, b=1.0)}, "init_fn is not supported"),
         ({"need_pos": True}, "need_pos is not supported"),
     ],
 )
@@ -223,7 +221,6 @@ IDS, LENGTHS = torch.tensor([3, 5]), torch.tensor([1, 0, 0, 1], dtype=torch.int3
         ((IDS.float(), LENGTHS), TypeError, "ids are whole numbers, not torch.float32"),
         ((IDS.bool(), LENGTHS), TypeError, "ids are whole numbers, not torch.bool"),
         ((IDS, LENGTHS.double()), TypeError, "lengths are whole numbers, not torch.float64"),
-        ((IDS, LENGTHS, torch.ones(2)), ValueError, "weighted features are not supported"),
     ],
 )
 def test_features_that_would_be_changed_on_the_way(features: Any, error: type[Exception], says: str) -> None:
@@ -233,6 +230,14 @@ def test_features_that_would_be_changed_on_the_way(features: Any, error: type[Ex
     with pytest.raises(error, match=says):
         regrow.KeyedJaggedTensor.from_lengths_sync(["a", "b"], *features)
     assert collection(TheirFeatures(IDS, LENGTHS)).values().shape == (2, 2 * DIM)
+
+
+def test_weights_are_not_left_out() -> None:
+    collection = make()
+    with pytest.raises(UserError, match="this collection does not weigh"):
+        collection(TheirFeatures(IDS, LENGTHS, torch.ones(2)))
+    with pytest.raises(ValueError, match="3 weights for 2 ids"):
+        regrow.KeyedJaggedTensor(["a", "b"], IDS, LENGTHS, torch.ones(3))
 
 
 def test_a_scaler_is_refused() -> None:

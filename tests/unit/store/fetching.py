@@ -1,6 +1,7 @@
 """A paged store as one that is not: every call fetches its rows first, so that tests of rows need not know.
 
-Nothing stays in memory from call to call (policy `none`), so every value that is compared was on disk meanwhile.
+Of `FetchingStore` nothing stays in memory from call to call (policy `none`), so every value that is compared was on
+disk meanwhile. Of `HoldingStore` everything does: its cache has a frame for every row.
 """
 
 from __future__ import annotations
@@ -39,11 +40,13 @@ def do_upkeep(store: Any, until: Any) -> None:
 class FetchingStore:
     """What is not a call about rows in memory is the store's own."""
 
+    policy = "none"
+
     def __init__(self, job: JobSpec, server: int, recovering: bool = False) -> None:
         assert not recovering, "a paged store does not come back"
         bare = msgspec.structs.replace(job, tables=tuple(msgspec.structs.replace(table, r=0) for table in job.tables))
         folder = tempfile.mkdtemp(prefix="regrow-tiered-")
-        self._store = TieredStore(bare, server, directory=folder, cache_bytes=1 << 20, policy="none", io="threads")
+        self._store = TieredStore(bare, server, directory=folder, cache_bytes=1 << 20, policy=self.policy, io="threads")
         weakref.finalize(self, shutil.rmtree, folder, True)
 
     def __getattr__(self, name: str) -> Any:
@@ -54,6 +57,12 @@ class FetchingStore:
 
     def update(self, counts: np.ndarray, slots: np.ndarray, grads: np.ndarray, step: int) -> None:
         with_rows(self._store, counts, slots, lambda: self._store.update(counts, slots, grads, step))
+
+
+class HoldingStore(FetchingStore):
+    """All rows fit the cache of these small jobs, and none leaves it."""
+
+    policy = "lru"
 
 
 def with_rows(store: TieredStore, counts: np.ndarray, slots: np.ndarray, call: Any) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import pytest
 import test_conformance
 import test_conformance_captures
-from fetching import FetchingStore
+from fetching import FetchingStore, HoldingStore
 from test_conformance import (  # noqa: F401
     test_every_optimizer_updates_as_its_twin,
     test_gather_gives_weights_also_twice,
@@ -35,7 +35,7 @@ from test_conformance_captures import (  # noqa: F401
     test_what_was_taken_does_not_change,
 )
 
-pytestmark = pytest.mark.parametrize("build", [FetchingStore], ids=["Tiered"])
+pytestmark = pytest.mark.parametrize("build", [FetchingStore, HoldingStore], ids=["Tiered", "TieredWhole"])
 
 NOT_OURS = {
     "test_sizes": "parities take room",

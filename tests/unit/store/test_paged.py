@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import resource
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from regrow.store.tiered import TieredStore
 
 ROWS = 4000
 JOB = job_of(("rowwise_adagrad", ROWS, 16, 1, 0), servers=1)
+IN_MEMORY = Path("/dev/shm")
 FRAME_BYTES = 80 + 45  # of a record, and what a frame takes beside it
 
 
@@ -141,7 +143,7 @@ def test_a_ticket_can_be_given_up_at_any_time(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("policy", ["lru", "none", "self"])
-@pytest.mark.parametrize("io", ["threads", "direct", "auto"])
+@pytest.mark.parametrize("io", ["threads", "direct", "mmap", "auto"])
 def test_training_has_the_bits_of_a_store_in_memory(tmp_path: Path, policy: str, io: str) -> None:
     """With checkpoints, a log that is cleaned, and a cache of a twentieth."""
     store, twin, rng = build(tmp_path, policy=policy, io=io), MemoryStore(JOB, 0), np.random.default_rng(1)
@@ -154,6 +156,57 @@ def test_training_has_the_bits_of_a_store_in_memory(tmp_path: Path, policy: str,
     report = store.tier_report()
     assert report["rows_evicted_dirty"] > 0 < report["log_rows_read"] + report["rows_from_memory"]
     assert report["hits"] + report["misses"] == 120 * 100
+
+
+@pytest.mark.parametrize("frames", [ROWS - 1, ROWS, 2 * ROWS])
+def test_a_cache_for_all_rows_has_the_bits_of_a_store_in_memory(tmp_path: Path, frames: int) -> None:
+    """Or for all but one. Checkpoints are made, given up and gone back to."""
+    store, twin, rng = build(tmp_path, frames=frames), MemoryStore(JOB, 0), np.random.default_rng(5)
+    for step in range(60):
+        change(store, rng.permutation(ROWS)[:400], rng.random(), twin)
+        if step % 20 == 9:
+            store.begin_epoch()  # rows that change before they are written are kept as they were
+    epoch = make_checkpoint(store)
+    assert records_of(store, 0).tobytes() == records_of(twin, 0).tobytes()
+    change(store, np.arange(50), 3.0)
+    store.close()
+    store = build(tmp_path, frames=frames, at_epoch=epoch)
+    with pytest.raises(ValueError, match="row 7 of table 0"):
+        store.gather(*rows(7), np.empty(16, np.float32))
+    for _ in range(60):
+        change(store, rng.permutation(ROWS)[:400], rng.random(), twin)
+    assert records_of(store, 0).tobytes() == records_of(twin, 0).tobytes()
+    assert store.touched(0).tobytes() == twin.touched(0).tobytes()
+    assert (store.tier_report()["rows_evicted"] == 0) == (frames >= ROWS)
+
+
+def test_rows_of_a_page_go_home_together(tmp_path: Path) -> None:
+    """They come to the log far apart, each with one row of every other page in between; and a page is written for all
+    that the log has of it."""
+    count, each_page = 400_000, 6
+    store = build(tmp_path, of=job_of(("rowwise_adagrad", count, 16, 1, 0), servers=1))
+    values = np.random.default_rng(7).random((count, 17), np.float32)
+    for first in range(each_page):
+        ids = np.arange(first, count, each_page, dtype=np.uint32)
+        store.load_rows(0, ids, [values[ids, :16].copy(), values[ids, 16:].copy()])
+        do_upkeep(store, lambda: True)
+    do_upkeep(store, lambda: store.tier_report()["home_rows_written"] > 0)
+    report = store.tier_report()
+    assert report["home_bytes_written"] < 200 * report["home_rows_written"], "a page of 512 bytes has several of them"
+    assert report["rows_in_log"] < count
+    assert records_of(store, 0)[:, :17].tobytes() == values.tobytes()
+
+
+def test_the_log_stays_within_its_memory_without_any_upkeep(tmp_path: Path) -> None:
+    """So many rows are loaded in one go that their places would take more than is allowed; the files would allow it."""
+    count = 5_000_000
+    store = build(tmp_path, of=job_of(("sgd", count, 4, 1, 0), servers=1), bytes_max=1 << 30)
+    ids = np.arange(count, dtype=np.uint32)
+    store.load_rows(0, ids, [np.ones((count, 4), np.float32)])
+    report = store.tier_report()
+    assert report["log_bytes_max"] > 32 * count
+    assert 12.5 * report["rows_in_log"] < (44 << 20) + 0.5 * count + 12.5 * (2 << 20) / 32, "but for a segment or two"
+    assert report["clean_rounds"] > 0
 
 
 # ---- checkpoints
@@ -248,16 +301,21 @@ def test_rows_are_captured_and_loaded_around_the_cache(tmp_path: Path) -> None:
 # ---- bad days
 
 
+def damage_log(folder: Path, *, slot: int) -> None:
+    """Changes a bit of what the log has of a row, of the first checkpoint."""
+    with (folder / "server-0" / "log").open("r+b") as log:
+        content = log.read()
+        at = content.index(np.uint32(slot).tobytes() + np.uint32(1).tobytes(), 512) + 40  # the slot, and its epoch
+        log.seek(at)
+        log.write(bytes([content[at] ^ 4]))
+
+
 def test_a_damaged_row_is_named_and_not_served(tmp_path: Path) -> None:
     store = build(tmp_path, frames=300)
     change(store, np.arange(100))
     epoch = make_checkpoint(store)
     store.close()
-    log = tmp_path / "server-0" / "log"
-    content = bytearray(log.read_bytes())
-    entry = content.index(np.uint32(17).tobytes() + np.uint32(1).tobytes(), 512)  # the slot, and its epoch
-    content[entry + 40] ^= 4
-    log.write_bytes(content)
+    damage_log(tmp_path, slot=17)
     with pytest.raises(StoreDamaged, match="1 damaged: slot 17 of table 0"):
         build(tmp_path, frames=300, at_epoch=epoch)
 
@@ -301,8 +359,8 @@ def test_files_of_another_job_are_refused_by_name(tmp_path: Path, name: str) -> 
 def test_files_of_another_format_are_refused(tmp_path: Path) -> None:
     build(tmp_path).close()
     identity = tmp_path / "server-0" / "job.json"
-    identity.write_text(re.sub('"format": 1', '"format": 0', identity.read_text()))
-    with pytest.raises(UserError, match=re.escape("another format (0 there, 1 here)")):
+    identity.write_text(re.sub('"format": 2', '"format": 1', identity.read_text()))
+    with pytest.raises(UserError, match=re.escape("another format (1 there, 2 here)")):
         build(tmp_path, wipe=True)
 
 
@@ -328,13 +386,74 @@ def test_tables_with_parities_and_impossible_sizes_are_refused(tmp_path: Path) -
     with pytest.raises(ValueError, match="policy must be"):
         build(tmp_path, policy="fifo")
     with pytest.raises(ValueError, match="io must be"):
-        build(tmp_path, io="mmap")
+        build(tmp_path, io="dax")
 
 
 def test_how_files_are_read_is_said(tmp_path: Path) -> None:
     assert build(tmp_path / "a", io="threads").io_description == "threads, as asked for"
-    described = build(tmp_path / "b", io="auto").io_description
-    assert re.match(r"(direct|threads).*(reads/s|no O_DIRECT)", described)
+    assert build(tmp_path / "b", io="mmap").io_description == "mmap, as asked for"
+    described = build(tmp_path / "c", io="auto").io_description
+    assert re.match(r"direct \((io_uring|threads).*blocks of|threads: .*no O_DIRECT|mmap: .*in memory", described)
+
+
+@pytest.mark.skipif(not IN_MEMORY.is_dir(), reason="there is no directory in memory")
+def test_files_in_memory_are_mapped() -> None:
+    with tempfile.TemporaryDirectory(dir=IN_MEMORY) as folder:
+        store = build(Path(folder), io="auto")
+        assert store.io_description == "mmap: the files are in memory"
+        store.close()
+
+
+@pytest.mark.parametrize("io", ["threads", "direct", "mmap"])
+def test_rows_of_mapped_files_come_without_a_ticket(tmp_path: Path, io: str) -> None:
+    """Also one that is named twice. From any other file they have to be read."""
+    store, twin = build(tmp_path), MemoryStore(JOB, 0)
+    change(store, np.arange(100), 1.0, twin)
+    epoch = make_checkpoint(store)
+    store.close()
+    store = build(tmp_path, io=io, at_epoch=epoch)
+    call, out = rows(3, 90, 3), np.empty(48, np.float32)
+    ticket = store.fetch(*call)
+    assert (ticket == 0) == (io == "mmap")
+    wait_for(store, ticket)
+    store.gather(*call, out)
+    assert out.tobytes() == records_of(twin, 0)[[3, 90, 3], :16].tobytes()
+    report = store.tier_report()
+    assert (report["misses"], report["log_rows_read"], report["waits"]) == (3, 2, int(io != "mmap"))
+
+
+def test_a_ticket_that_waits_for_frames_is_not_overtaken(tmp_path: Path) -> None:
+    """Nor by rows that could be had at once."""
+    store = build(tmp_path)
+    change(store, np.arange(100))
+    epoch = make_checkpoint(store)
+    store.close()
+    store = build(tmp_path, io="mmap", at_epoch=epoch)
+    damage_log(tmp_path, slot=17)
+    first = store.fetch(*rows(17, *range(1000, 1180)))  # what is damaged is read again, so this one has to wait
+    second = store.fetch(*rows(*range(2000, 2100)))
+    assert first and second  # which does not fit beside it
+    assert store.fetch(*rows(50))
+    with pytest.raises(StoreDamaged, match="row 17 of table 0"):
+        wait_for(store, first)
+    wait_for(store, second)
+
+
+def test_damage_in_mapped_files_is_named(tmp_path: Path) -> None:
+    store, twin = build(tmp_path), MemoryStore(JOB, 0)
+    change(store, np.arange(100), 1.0, twin)
+    epoch = make_checkpoint(store)
+    store.close()
+    store = build(tmp_path, io="mmap", at_epoch=epoch)
+    damage_log(tmp_path, slot=17)
+    with pytest.raises(StoreDamaged, match="row 17 of table 0"):
+        wait_for(store, store.fetch(*rows(16, 17, 18)))
+    out = np.empty(32, np.float32)
+    assert store.fetch(*rows(16, 18)) == 0
+    store.gather(*rows(16, 18), out)
+    assert out.tobytes() == records_of(twin, 0)[[16, 18], :16].tobytes()
+    with pytest.raises(StoreDamaged, match="row 17 of table 0"):
+        store.read_records(0, 17, 1, np.empty(20, np.float32))
 
 
 def test_a_directory_that_cannot_be_made_is_refused() -> None:

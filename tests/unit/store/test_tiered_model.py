@@ -21,6 +21,7 @@ BUGS = {
     "pin_ignored": 3000,
     "pinned_not_written": 3000,
     "home_not_synced": 3000,
+    "neighbour_too_new": 3000,
 }
 
 
