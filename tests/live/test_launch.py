@@ -401,8 +401,8 @@ def test_who_dies_again_and_again_is_given_up(world: World) -> None:
         world.train(**EC)
     world.assert_nothing_left()
     assert caught.value.message.startswith("server 1 died 6 times within 60 s; the last time it was killed by SIGKILL")
-    # A busy machine may have cost others, too, which had successors.
-    assert [(each["role"], each["id"]) for each in world.summary()["failures"]].count(("server", 1)) == 5
+    # On a busy machine the first of them may be further back than those that count, and others may have died too.
+    assert [(each["role"], each["id"]) for each in world.summary()["failures"]].count(("server", 1)) >= 5
 
 
 @pytest.mark.parametrize("manner, words", [("reports a mistake", "x.tsv"), ("has a bug", "ZeroDivisionError")])
