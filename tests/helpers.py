@@ -357,7 +357,7 @@ def parity_messages() -> list[Message]:
         Fault(**arrays(counts=[1, 0], slots=[2])),
         SnapAsk(request=ends, **arrays(counts=[0, 2], slots=[1, 2])),
         Snap(request=ends, **arrays(relatives=range(8))),
-        Tail(number=5, marks=(1,), **source, **part),
+        Tail(number=5, stable=3, marks=(1,), **source, **part),
         TailEnd(number=5, **source),
         SyndromeAsk(request=1, k=4, q=1, unknown=(0, 2), incarnations=(1, 1), **arrays(counts=[2], blocks=[0, 9])),
         Syndrome(request=1, numbers=(4, 5), **arrays(relatives=range(8))),

@@ -60,7 +60,8 @@ class Held:
         self.updates_lost = 0  # and how many of them are lost
         self.ended = True  # False: a new holder, or one whose parity was made void, that is still being streamed to
         self.asked = 0  # the StreamAsk that is not answered: what comes before its StreamBegin is void; 0: none
-        self.tail: deque[Flush] = deque()  # flushes that some other holder may lack (r >= 2)
+        self.tail: deque[Flush] = deque()  # flushes that some other holder may lack (r >= 2): those behind `stable`
+        self.stable = 0  # the newest flush that every holder has, as far as this one was told
         self.last: Part | None = None  # what the last flush changed (sync)
         self.staged: deque[Flush] = deque()  # not committed yet (two-phase commit)
         self.awaited: set[int] = set()  # holders whose tails are still to come
@@ -152,7 +153,8 @@ class Holder:
         state.updates_lost = flush.updates_lost
         if self._groups.list[flush.group][1] > 1:
             state.tail.append(flush)
-            while state.tail and state.tail[0].number <= flush.stable:
+            state.stable = max(state.stable, flush.stable)
+            while state.tail and state.tail[0].number <= state.stable:
                 state.tail.popleft()
             if len(state.tail) > TAIL_FLUSHES_MAX:
                 raise ValueError(f"{len(state.tail)} flushes of group {flush.group} are unstable")
@@ -279,6 +281,7 @@ class Holder:
                     incarnation=incarnation,
                     group=g,
                     number=flush.number,
+                    stable=state.stable,  # or tails would grow with every death of their source
                     marks=flush.marks,
                     updates=flush.updates,
                     updates_lost=flush.updates_lost,
@@ -358,11 +361,13 @@ class Holder:
             return []
         if isinstance(message, Tail):
             check_marks(message.marks, self._marks)
+            if message.stable >= message.number:
+                raise ValueError(f"flush {message.number} of a tail says that {message.stable} is stable")
             if message.number == state.number + 1:
                 flush = Flush(
                     group=message.group,
                     number=message.number,
-                    stable=0,
+                    stable=message.stable,
                     marks=message.marks,
                     staged=False,
                     updates=message.updates,

@@ -464,6 +464,7 @@ class Tail(Message, frozen=True, kw_only=True):
     incarnation: U32
     group: U32
     number: U62
+    stable: U62  # the newest flush that every holder has, as far as the sender was told
     marks: tuple[int, ...]
     updates: U62 = 0
     updates_lost: U62 = 0

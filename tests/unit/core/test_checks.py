@@ -279,13 +279,24 @@ def agreeing() -> ServerDoor:
 
 def test_tails_come_from_holders_and_end_where_they_end() -> None:
     of_s1: dict[str, Any] = {"source": 1, "incarnation": 1, "group": 1}
-    tail = Tail(**of_s1, number=1, marks=(1,), **PART)
+    tail = Tail(**of_s1, number=1, stable=0, marks=(1,), **PART)
     check_refused(agreeing(), server(2), tail, "S2 holds no parity of group 1 of S1")
     check_refused(agreeing(), server(0), msgspec.structs.replace(tail, marks=()), "0 marks")
+    check_refused(agreeing(), server(0), msgspec.structs.replace(tail, stable=1), "says that 1 is stable")
     check_refused(agreeing(), server(0), TailEnd(**of_s1, number=1), "a tail ended at flush 1 before all")
     machine = agreeing()
     machine.receive(Delivered(source=server(0), message=tail))
     assert machine.receive(Delivered(source=server(0), message=TailEnd(**of_s1, number=1))) != []
+
+
+def test_a_tail_says_what_all_have() -> None:
+    """Or a holder would keep the flushes of every life of a source that dies again and again."""
+    machine = agreeing()
+    tail = Tail(source=1, incarnation=1, group=1, number=1, stable=0, marks=(1,), **PART)
+    for message in (tail, msgspec.structs.replace(tail, number=2), msgspec.structs.replace(tail, number=3, stable=2)):
+        machine.receive(Delivered(source=server(0), message=message))
+    assert machine.server is not None
+    assert [flush.number for flush in machine.server.holder.held[1, 1].tail] == [3]
 
 
 def test_what_came_early_and_is_wrong_hits_its_sender_alone() -> None:

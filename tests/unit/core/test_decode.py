@@ -397,7 +397,7 @@ def test_stale_and_senseless_messages_between_holders() -> None:
     before = parities(ring.store(2), ring.job)
     part = arrays(counts=[1], slots=[0], deltas=[1.0] * 4)
     ask: dict[str, Any] = dict(request=1, k=2, q=0, unknown=(0,), incarnations=(0,), **arrays(counts=[1], blocks=[0]))
-    tail: dict[str, Any] = dict(source=0, incarnation=0, group=1, number=1, marks=(1,), **part)
+    tail: dict[str, Any] = dict(source=0, incarnation=0, group=1, number=1, stable=0, marks=(1,), **part)
     silent = [
         Tail(**tail),  # nobody was replaced: it has agreed with itself
         SyndromeAsk(**ask),  # nobody is recovering
