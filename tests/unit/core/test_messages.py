@@ -59,7 +59,8 @@ WIRE = {
     49: "Fault(counts: <i4, slots: <u4)",
     50: "SnapAsk(request, counts: <i4, slots: <u4)",
     51: "Snap(request, relatives: <f4)",
-    52: "Tail(source, incarnation, group, number, stable, marks, updates, updates_lost, counts: <i4, slots: <u4, deltas: <f4)",
+    52: "Tail(source, incarnation, group, number, stable, marks, updates, updates_lost, "
+    "counts: <i4, slots: <u4, deltas: <f4)",
     53: "TailEnd(source, incarnation, group, number)",
     54: "SyndromeAsk(request, k, q, unknown, incarnations, counts: <i4, blocks: <u4)",
     55: "Syndrome(request, numbers, relatives: <f4)",
