@@ -29,24 +29,14 @@ from regrow.core.job import JobSpec
 from regrow.errors import ChildFailed, ConfigError, ConnectionLost, UserError
 from regrow.launch.backend import Ended, News, end, list_running, name_of
 from regrow.launch.crew import Crew
-from regrow.launch.orders import (
-    Answer,
-    CheckpointTimes,
-    Condemn,
-    Error,
-    Listening,
-    Malformed,
-    Ready,
-    Replace,
-    Saving,
-    Stop,
-    TieredRows,
-)
+from regrow.launch.orders import CheckpointTimes, Saving, Stop, TieredRows
 from regrow.launch.processes import LocalProcesses
+from regrow.launch.reports import Answer, Condemn, Error, Listening, Malformed, Ready, Replace
 from regrow.launch.rundir import Logs, print_warning
 from regrow.launch.supervisor import (
     Accuse,
     Appoint,
+    CoordinatorListens,
     Event,
     GiveUp,
     KeepSpares,
@@ -277,6 +267,7 @@ class LocalCluster:
                 self._fail(ChildFailed(f"{name_of(handle.who)} sent a malformed {event!r} event: {problem}"))
             case Listening(address=address) if handle.who.role == "coordinator":
                 self._crew.coordinator_address = address
+                self._supervise(CoordinatorListens(who=handle.who, address=address))
             case Answer(busy_seconds=busy, longest_seconds=longest):
                 answer = ProcessAnswered(who=handle.who, now=now, busy_seconds=busy, longest_seconds=longest)
                 self._supervise(answer)

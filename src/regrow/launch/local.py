@@ -29,17 +29,17 @@ from regrow.launch.causes import KILLED, MISSES_ANOTHER, Suspect, find_cause
 from regrow.launch.crew import Crew
 from regrow.launch.display import Display, QuietDisplay
 from regrow.launch.judges import Judges
-from regrow.launch.orders import (
+from regrow.launch.orders import Conclude, Evaluate, Hanging, MakeCheckpoint
+from regrow.launch.precheck import check_start
+from regrow.launch.processes import CHILD_COMMAND, LocalProcesses
+from regrow.launch.replan import Replanner
+from regrow.launch.reports import (
     Answer,
     AnyReport,
-    Conclude,
     Condemn,
     Error,
-    Evaluate,
     Fenced,
-    Hanging,
     Listening,
-    MakeCheckpoint,
     Malformed,
     Ready,
     Replace,
@@ -47,9 +47,6 @@ from regrow.launch.orders import (
     SaveNow,
     Trained,
 )
-from regrow.launch.precheck import check_start
-from regrow.launch.processes import CHILD_COMMAND, LocalProcesses
-from regrow.launch.replan import Replanner
 from regrow.launch.rundir import RunDir
 from regrow.launch.sabotage import Saboteur
 from regrow.launch.signals import SignalWatch
@@ -58,6 +55,7 @@ from regrow.launch.summary import make_summary
 from regrow.launch.supervisor import (
     Accuse,
     Appoint,
+    CoordinatorListens,
     Event,
     GiveUp,
     Harm,
@@ -453,6 +451,7 @@ class _Run:
             case _:
                 if who.role == "coordinator" and isinstance(report, Listening):
                     self.crew.coordinator_address = report.address
+                    self._supervise(CoordinatorListens(who=who, address=report.address))
                 if isinstance(report, Ready):
                     self._supervise(ProcessReady(who=who))
                 try:

@@ -14,7 +14,8 @@ from collections.abc import Callable
 
 from regrow.core.identity import Identity
 from regrow.launch.backend import Ended, Exit, News, Said
-from regrow.launch.orders import Answer, AnyCommand, Ask, Assignment, Command, Report
+from regrow.launch.orders import AnyCommand, Ask, Assignment, Command
+from regrow.launch.reports import Answer, Report
 from regrow.runtime.parent import Pulse
 
 Role = Callable[["ThreadParent"], int]
@@ -43,6 +44,9 @@ class ThreadParent:
         commands = self._handle.commands
         self._handle.await_turn(lambda: bool(commands))
         return commands.pop(0)
+
+    def follow_coordinator(self, callback: Callable[[Identity, str], object]) -> None:
+        raise NotImplementedError("none of these roles dials")
 
     def on_command(self, callback: Callable[[AnyCommand], object]) -> None:
         raise NotImplementedError("none of these roles has a loop of its own")
