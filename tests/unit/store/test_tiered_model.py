@@ -41,7 +41,7 @@ def test_a_planted_bug_is_found(bug: str) -> None:
 
 @pytest.mark.parametrize("seed", [4981, 1000848])
 def test_checkpoints_that_were_given_up_do_not_fill_the_log_for_ever(seed: int) -> None:
-    """Here one after the other was begun before the one before was complete, until nothing could be written any more."""
+    """Here one after the other was begun before the one before was complete, until nothing could be written."""
     counts, failure = _kernels.run_tier_model(seed, 50)
     assert (failure, counts["crashes"]) == ("", 50)
 
