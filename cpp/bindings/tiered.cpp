@@ -219,7 +219,8 @@ void bind_tiered(nb::module_& m) {
       .def("hasten", &TieredShard::hasten, "epoch"_a, "seconds_left"_a)
       .def("commit_epoch", &TieredShard::commit_epoch, "epoch"_a, Released())
       .def("tier_report", &TieredShard::report)
-      .def_prop_ro("io_description", &TieredShard::io_description);
+      .def_prop_ro("io_description", &TieredShard::io_description)
+      .def_prop_ro("is_mapped", &TieredShard::is_mapped);
   m.def("run_tier_model", &run_model, "seed"_a, "crashes"_a, "bug"_a = "none",
         "Runs a tiered store against dictionaries, with crashes: (counts, what was wrong).");
 }

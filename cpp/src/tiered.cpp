@@ -169,19 +169,24 @@ void TieredShard::before_change(Table& table, uint32_t slot, uint32_t index) {
   Frame& frame = frames.at(index);
   if (capturing_) keep_aside(table, slot, frames.record(index));
   if (frame.dirty_epoch == epoch_) return;
-  if (frame.dirty_epoch) {
+  if (frame.dirty_epoch && frame.dirty_epoch <= making_) {
     if (log_->has_room(table.record_bytes())) {
       log_frame(frames, index);
       ++counters_.rows_copied;
     } else {
-      // Training goes on, and the checkpoint does not come about.
-      spoiled_ = epoch_ - 1;
-      --dirty_old_;
+      spoil_epoch();
     }
   }
+  dirty_now_ += frame.dirty_epoch == 0;
   frame.dirty_epoch = static_cast<uint32_t>(epoch_);
-  ++dirty_now_;
   if (frames.is_whole()) table.fresh[slot / 64] |= uint64_t{1} << (slot % 64);
+}
+
+// Training goes on, and the checkpoint does not come about.
+void TieredShard::spoil_epoch() {
+  spoiled_ = std::max(spoiled_, making_);
+  making_ = 0;
+  dirty_now_ += std::exchange(dirty_old_, 0);
 }
 
 // All that a change of rows of a table needs before it. Of a table whose rows all have frames the kernel marks what

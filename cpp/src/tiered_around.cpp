@@ -153,11 +153,13 @@ void TieredShard::make_room() {
 // Who writes around the cache may do so for long without any upkeep. Then the log is cleaned as it goes, as far as it
 // may be, or else places in it would take more memory than is allowed.
 void TieredShard::clean_excess() {
+  is_hurried_ = true;
   while (log_->used() * settings_.segment_bytes > log_bytes_target_) {
     settle();
-    if (!full_text_.empty() || (!cleaning_ && !begin_round())) return;
+    if (!full_text_.empty() || (!cleaning_ && !begin_round())) break;
     if (!clean() && cleaning_) lanes_->wait(Lane::writes, cleaning_->job);
   }
+  is_hurried_ = false;
 }
 
 // A change of one row as a whole, wherever it is. What a capture needs of it was kept.

@@ -205,7 +205,7 @@ void TieredShard::log_frame(Frames& frames, uint32_t index) {
   const uint32_t place =
       log_->append(frame.table, frame.slot, frame.dirty_epoch, {frames.record(index), frames.stride()});
   table.places.put(frame.slot, place);
-  --(frame.dirty_epoch == epoch_ ? dirty_now_ : dirty_old_);
+  --(frame.dirty_epoch > making_ ? dirty_now_ : dirty_old_);
   frame.dirty_epoch = 0;
   if (frames.is_whole()) table.fresh[frame.slot / 64] &= ~(uint64_t{1} << (frame.slot % 64));
 }

@@ -16,7 +16,8 @@ constexpr size_t evictions_per_call = 1024;
 constexpr size_t epoch_rows_per_call = 512;
 constexpr size_t epoch_rows_per_call_max = 1 << 14;
 constexpr size_t frames_swept_per_call = 1 << 16;
-constexpr size_t home_rows_per_step = 2048;
+constexpr size_t home_rows_per_step = 2048;  // nobody shall wait long for the loop
+constexpr size_t home_rows_per_step_hurried = 1 << 16;
 constexpr size_t lookups_at_a_time = 16;
 constexpr size_t home_bytes_per_step = 6 << 20;  // of pages and neighbours in memory, or one page and its own
 constexpr size_t reserve_share = 32;             // one in so many frames is kept free, for what comes next
@@ -83,11 +84,23 @@ uint64_t TieredShard::submit_state(std::vector<IoStep> before) {
 
 uint64_t TieredShard::begin_epoch() {
   if (epoch_ + 1 >= UINT32_MAX) throw std::invalid_argument("there are no more numbers for checkpoints");
-  dirty_old_ += dirty_now_;
-  dirty_now_ = 0;
   for (Table& table : tables_) std::fill(table.fresh.begin(), table.fresh.end(), 0);
   deadline_.reset();
-  return epoch_++;
+  const uint64_t begun = epoch_++;
+  if (can_make()) {
+    making_ = begun;
+    dirty_old_ += std::exchange(dirty_now_, 0);
+  } else {
+    spoiled_ = begun;
+  }
+  return begun;
+}
+
+// Whether the log has room for all that is in memory only. An epoch that might not be completed is not begun to be
+// written: the log would be full of what nobody can free. The one before goes on instead, which has its room.
+bool TieredShard::can_make() const {
+  const uint64_t needed = segments_for((dirty_old_ + dirty_now_) * entry_bytes_max_) + 1;
+  return log_->segments_free() >= std::min(needed, reserve_segments_);
 }
 
 uint64_t TieredShard::poll_complete() {
@@ -140,7 +153,7 @@ bool TieredShard::write_epoch() {
     Frames& frames = *frames_[sweep_frames_];
     const auto index = static_cast<uint32_t>(sweep_next_);
     Frame& frame = frames.at(index);
-    if (frame.dirty_epoch && frame.dirty_epoch < epoch_) {
+    if (frame.dirty_epoch && frame.dirty_epoch <= making_) {
       if (settings_.bug == TierBug::pinned_not_written && frame.pins) {
         --dirty_old_;
         ++dirty_now_;
@@ -161,8 +174,7 @@ bool TieredShard::write_epoch() {
 // Once no row of the checkpoint is in memory only: the log is synced, and then the state says so. The home is synced
 // too: before the first commit rows may have gone there without.
 void TieredShard::try_complete() {
-  const uint64_t epoch = epoch_ - 1;
-  if (dirty_old_ || epoch <= state_.complete || epoch <= spoiled_) return;
+  if (dirty_old_ || making_ <= state_.complete) return;
   log_->flush();
   std::vector<IoStep> steps;
   if (settings_.bug != TierBug::no_sync) {
@@ -170,7 +182,7 @@ void TieredShard::try_complete() {
     steps.push_back({IoStep::Kind::sync, {}, DiskFile::home});
   }
   check_order(log_->bytes_unsent() == 0, "a checkpoint is complete before its versions were written");
-  state_.complete = epoch;
+  state_.complete = making_;
   state_.incarnations.back().log_end = log_->end();
   submit_state(std::move(steps));
 }
@@ -334,25 +346,35 @@ void TieredShard::read_pages() {
   };
   round.pieces.clear();
   round.neighbours = {};
+  const size_t rows_max = is_hurried_ ? home_rows_per_step_hurried : home_rows_per_step;
+  std::vector<bool> is_read;  // as the pieces
   size_t bytes = 0, bytes_neighbours = 0;
   for (round.end = round.next; round.end < round.versions.size(); ++round.end) {
     const auto [table, group] = group_at(round.end);
     if (round.end > round.next && group_at(round.end - 1) == group_at(round.end)) continue;
-    if (round.end - round.next >= home_rows_per_step || bytes + bytes_neighbours >= home_bytes_per_step) break;
+    if (round.end - round.next >= rows_max || bytes + bytes_neighbours >= home_bytes_per_step) break;
     const HomeTable& home = tables_[table].home;
     round.pieces.push_back({DiskFile::home, home.group_begin(group), nullptr, home.group_bytes});
     bytes += home.group_bytes;
     bytes_neighbours += plan_neighbours(table, group);
+    is_read.push_back(!is_page_whole(round.end));
   }
   round.pages = AlignedBytes(bytes);
   bytes = 0;
-  for (Piece& piece : round.pieces) {
+  std::vector<Piece> reads;
+  for (size_t i = 0; i < round.pieces.size(); ++i) {
+    Piece& piece = round.pieces[i];
     piece.data = round.pages.data() + bytes;
     bytes += piece.bytes;
+    if (is_read[i]) {
+      reads.push_back(piece);
+      counters_.bytes_read_home += piece.bytes;
+    } else {
+      std::memset(piece.data, 0, piece.bytes);
+    }
   }
-  counters_.bytes_read_home += bytes;
   build_plan(round.neighbours, 0);
-  IoStep step{IoStep::Kind::read, join_pieces(round.pieces)};
+  IoStep step{IoStep::Kind::read, join_pieces(reads)};
   for (const Piece& piece : round.neighbours.pieces) {
     step.pieces.push_back(piece);
     counters_.bytes_cleaned += piece.bytes;
@@ -361,6 +383,19 @@ void TieredShard::read_pages() {
   steps.push_back(std::move(step));
   round.job = lanes_->submit(Lane::writes, std::move(steps));
   round.step = Cleaning::Step::reads_home;
+}
+
+// Whether all rows of a page are in the round, from this version on: there is nothing in it that would have to be kept.
+// If it is torn, all of them are still in the log.
+bool TieredShard::is_page_whole(size_t first) const {
+  const RowRef row = cleaning_->versions[first].row;
+  const Table& table = tables_[row.table];
+  const uint64_t group = table.home.group_of(row.slot);
+  const uint64_t begin = table.home.group_first(group);
+  const uint64_t rows = std::min<uint64_t>(table.slots, begin + table.home.rows_per_page) - begin;
+  if (cleaning_->versions.size() - first < rows) return false;
+  const RowRef last = cleaning_->versions[first + rows - 1].row;  // they are in order, each row once
+  return last.table == row.table && table.home.group_of(last.slot) == group;
 }
 
 // A page is written whole. So what the log has of its other rows goes home along, if it may, and has no page to be

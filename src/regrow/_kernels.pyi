@@ -452,6 +452,10 @@ class TieredShard:
     def io_description(self) -> str:
         """How it reads and writes, and why so."""
 
+    @property
+    def is_mapped(self) -> bool:
+        """Rows are copied from where the files are mapped: reads take no time."""
+
     def slots(self, table: int) -> int: ...
     def blocks(self, table: int) -> int: ...
     def record_floats(self, table: int) -> int: ...

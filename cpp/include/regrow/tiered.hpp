@@ -123,6 +123,7 @@ class TieredShard {
   uint64_t committed() const { return committed_; }
   std::map<std::string, double> report() const;
   std::string io_description() const { return disk_->description(); }
+  bool is_mapped() const { return disk_->is_mapped(); }
 
   IoLanes& lanes() { return *lanes_; }  // for tests, which decide when a job is done
 
@@ -249,6 +250,7 @@ class TieredShard {
   void translate_table(size_t table, size_t begin, std::span<const uint32_t> slots);
   void change_table(size_t table, size_t begin, std::span<const uint32_t> slots, std::span<const uint32_t> frames);
   void before_change(Table& table, uint32_t slot, uint32_t frame);
+  void spoil_epoch();
   void keep_aside(Table& table, uint32_t slot, const float* record);
 
   // around the cache
@@ -308,12 +310,14 @@ class TieredShard {
   bool keep_reserve();
   bool write_epoch();
   size_t rows_due();
+  bool can_make() const;
   void try_complete();
   bool clean();
   bool begin_round();
   void choose_version(const LogEntry& entry);
   void parse_segment();
   void read_pages();
+  bool is_page_whole(size_t first) const;
   size_t plan_neighbours(uint32_t table, uint64_t group);
   void patch_pages();
   void patch_row(RowRef row, const void* record, std::byte* page);
@@ -338,8 +342,9 @@ class TieredShard {
   uint64_t state_version_ = 0;
   uint64_t epoch_ = 1;                     // of changes made now
   uint64_t complete_ = 0, committed_ = 0;  // durable
-  uint64_t spoiled_ = 0;                   // an epoch of which a row could not be kept: it is never complete
-  size_t dirty_now_ = 0, dirty_old_ = 0;   // frames that changed in this epoch, and in older ones
+  uint64_t making_ = 0;   // the epoch that is being completed, or was the last: not one that came when the log was full
+  uint64_t spoiled_ = 0;  // an epoch of which a row could not be kept: it is never complete
+  size_t dirty_now_ = 0, dirty_old_ = 0;  // frames that changed since `making_` began, and before
   struct Promise {
     uint64_t job, complete, committed;
   };
@@ -350,6 +355,7 @@ class TieredShard {
   std::chrono::steady_clock::time_point swept_at_{};
   std::optional<Cleaning> cleaning_;
   bool cleaning_stopped_ = false;  // it met damage
+  bool is_hurried_ = false;        // somebody waits for the cleaner: it takes more at a time
 
   std::string full_text_;   // why nothing can be written; empty: it can
   uint64_t full_done_ = 0;  // jobs of the write lane that were done when it began

@@ -182,10 +182,12 @@ class Open(Message, frozen=True, kw_only=True):
 
 @message(21)
 class Opened(Message, frozen=True, kw_only=True):
-    """Server -> worker: how far this worker's pushes are durable, and which step is committed (sync mode)."""
+    """Server -> worker: how far this worker's pushes are durable, and which step is committed (sync mode).
+    `reads_ahead`: rows are on disk, and come earlier if they are named before they are pulled (`Expect`)."""
 
     durable: U62
     committed: U62
+    reads_ahead: bool = False
 
 
 @message(22)

@@ -12,6 +12,9 @@ What breaks without the rules:
 - A ticket held while its owner waits for something else (a cut, another worker) could keep out the rows that this
   depends on. So nobody waits with rows in his hand: held back, he drops them, and asks again. A store gives frames to
   tickets in the order of asking, to each all at once, so the oldest always gets further.
+- Rows that are read before anybody asks for them (`Expect`) are a wish: pinned until they are here and no longer, a few
+  for each worker, and only if they and all that is used meanwhile fit the cache; else they would have left it again
+  before their pull came. A wish is passed over rather than that anything fails for it.
 - A push that overtakes one of its own worker that waits for the disk: serving keeps them in a queue (serving_async.py).
 - Tidying up (evicting, writing) before an answer would be on the way of whoever waits. It is asked for behind all
   answers (`Upkeep`), and the driver does it when nothing else is there to be done.
@@ -22,18 +25,21 @@ and there is nobody else who has them.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from typing import NamedTuple, cast
 
 from regrow.core.identity import Identity
 from regrow.core.messages import Int32Array, Message, UInt32Array
-from regrow.errors import StoreSilent
+from regrow.errors import StoreFull, StoreSilent
 from regrow.store.interface import PagedRows, Sizes
 
 # A ticket that is not done after so long is waited for no more. Too small: a disk that is busy with something else (a
 # scrub, another process that syncs) ends a run. Too large: everybody waits for one that has failed without a word.
 DISK_SECONDS_MAX = 120.0
+# Batches of a worker that are read ahead at once. Too few: a disk that is late once is late for the next batch too. Too
+# many: rows that are needed now are read behind rows that are not.
+WISHES_MAX = 2
+EXPECT = "expect"  # of a waiter: nobody waits for it
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,8 +58,8 @@ class UpkeepDue:
 
 
 class Waiter(NamedTuple):
-    """Somebody who needs rows, by what for: a worker's pull or push by its number, its rows to come ("expect"), or a
-    step of all of them."""
+    """Somebody who needs rows, by what for: a worker's pull or push by its number, its rows to come (EXPECT: 0,
+    those of a pull that waits for others, or the number of a wish), or a step of all of them."""
 
     kind: str
     worker: int
@@ -66,9 +72,11 @@ NOBODY = -1  # the worker of what concerns all of them
 class Paging:
     """The tickets of one server, and who waits for them."""
 
-    def __init__(self, store: PagedRows) -> None:
+    def __init__(self, store: PagedRows, *, workers: int) -> None:
         self.faults = 0  # requests that had to wait for the disk
+        self.rows_named = 0  # before anybody asked for them
         self._store = store
+        self._rows_ahead_max = store.rows_ahead_max // workers  # of a wish
         self._tickets: dict[Waiter, int] = {}
         self._waiters: dict[int, Waiter] = {}  # the same the other way round
         self._since: dict[int, float] = {}  # when a ticket was asked for; of those that are not done
@@ -81,8 +89,18 @@ class Paging:
 
     @property
     def waits(self) -> int:
-        """How many wait for the disk."""
+        """How many tickets wait for the disk."""
         return len(self._since)
+
+    @property
+    def requests_waiting(self) -> int:
+        """How many of them somebody waits for."""
+        return sum(self._waiters[ticket].kind != EXPECT for ticket in self._since)
+
+    @property
+    def reads_ahead(self) -> bool:
+        """Whether it is of use to name rows before they are pulled."""
+        return self._rows_ahead_max > 0
 
     # --- Who needs rows ---
 
@@ -92,10 +110,15 @@ class Paging:
         ticket = self._tickets.get(waiter)
         if ticket is not None:
             return ticket not in self._since
-        ticket = self._store.fetch(counts, slots)
+        try:
+            ticket = self._store.fetch(counts, slots)
+        except StoreFull:
+            if waiter.kind == EXPECT or not self._drop_wishes():
+                raise
+            ticket = self._store.fetch(counts, slots)
         if not ticket:
             return True
-        self.faults += 1
+        self.faults += waiter.kind != EXPECT
         self._tickets[waiter] = ticket
         self._waiters[ticket] = waiter
         self._since[ticket] = self._now
@@ -116,10 +139,37 @@ class Paging:
         return self._parked.pop(waiter, None)
 
     def expect(self, worker: int, counts: Int32Array, slots: UInt32Array) -> None:
-        """Reads ahead: nobody waits for these rows yet. One such wish of a worker at a time, and none that is too large
-        for the cache."""
-        with contextlib.suppress(ValueError):
-            self.ask(Waiter("expect", worker, 0), counts, slots)
+        """The rows of a pull that has to wait for others: they are read meanwhile."""
+        self._wish(Waiter(EXPECT, worker, 0), counts, slots)
+
+    def read_ahead(self, worker: int, counts: Int32Array, slots: UInt32Array) -> None:
+        """A worker names rows that it will pull soon. Passed over if too many are on their way already."""
+        if slots.size > self._rows_ahead_max:
+            return
+        wishes = (Waiter(EXPECT, worker, number) for number in range(1, 1 + WISHES_MAX))
+        if (free := next((wish for wish in wishes if wish not in self._tickets), None)) is not None:
+            self._wish(free, counts, slots)
+
+    def _wish(self, wish: Waiter, counts: Int32Array, slots: UInt32Array) -> None:
+        if wish in self._tickets:
+            return
+        try:
+            self.ask(wish, counts, slots)
+        except ValueError:  # more than the cache has room for
+            return
+        except StoreFull:
+            self._drop_wishes()
+            return
+        self.rows_named += slots.size
+
+    def _drop_wishes(self) -> bool:
+        """There is no room on the disk: what is in memory is for whoever needs it now, from here on. False: there were
+        none."""
+        self._rows_ahead_max = 0
+        wishes = [waiter for waiter in self._tickets if waiter.kind == EXPECT]
+        for wish in wishes:
+            self.drop(wish)
+        return bool(wishes)
 
     def drop(self, waiter: Waiter) -> None:
         """Served, or not to be served: its rows may leave the memory."""
@@ -140,7 +190,13 @@ class Paging:
 
     def poll(self) -> list[Waiter]:
         """Whose rows are here now, in the order in which they came. Each is to be dropped when it was served."""
-        done = [ticket for ticket in self._store.poll_fetched() if ticket in self._waiters]
+        try:
+            found = self._store.poll_fetched()
+        except StoreFull:
+            if not self._drop_wishes():
+                raise
+            found = self._store.poll_fetched()
+        done = [ticket for ticket in found if ticket in self._waiters]
         for ticket in done:
             self._since.pop(ticket, None)
         return [self._waiters[ticket] for ticket in done]
@@ -160,6 +216,12 @@ class Paging:
                 hint="look at the disk under --store-dir; the rows that were in memory only are lost with this server",
             )
 
+    def correct_report(self, report: dict[str, int | float]) -> dict[str, int | float]:
+        """A store's `tier_report`, as those see it who wait. A row that was read ahead is a miss, and not a hit besides
+        when it is pulled; a wish that waits keeps nobody waiting."""
+        hits = max(0, report.get("hits", 0) - self.rows_named)
+        return {**report, "hits": hits, "waits": self.faults, "rows_named": self.rows_named}
+
     # --- When nobody waits ---
 
     def ask_upkeep(self) -> list[Upkeep]:
@@ -175,6 +237,6 @@ class Paging:
         return self.ask_upkeep() if self._store.upkeep() else []
 
 
-def look_for_paging(store: Sizes) -> Paging | None:
+def look_for_paging(store: Sizes, *, workers: int) -> Paging | None:
     """None: all rows are always in memory. Asked once, when a server is built."""
-    return Paging(cast(PagedRows, store)) if store.is_paged else None
+    return Paging(cast(PagedRows, store), workers=workers) if store.is_paged else None

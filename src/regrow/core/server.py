@@ -158,7 +158,7 @@ class Server:
         )
         self.ways = self._plan_ways(groups, cut)
         self._unmended = self._find_unmended(groups)  # holders that live, and have not told that they are whole again
-        self.paging = look_for_paging(self.store)
+        self.paging = look_for_paging(self.store, workers=job.workers)
         self.cut = self._make_cut_side(job)
         self.saves = OwnSaves(store=self.store, flusher=self.flusher, plan=save_plan, ways=self.ways)
         parts = Parts(
@@ -241,7 +241,7 @@ class Server:
         """Counters for whoever watches."""
         tiers: dict[str, Any] = {}
         if self.paging is not None:
-            tiers["tiers"] = {**cast(PagedRows, self.store).tier_report(), "faults": self.paging.faults}
+            tiers["tiers"] = self.paging.correct_report(cast(PagedRows, self.store).tier_report())
         return {
             **tiers,
             "pulls": self.serving.pulls,

@@ -42,7 +42,7 @@ from regrow.core.messages import (
     UInt32Array,
     WriteRecords,
 )
-from regrow.core.paging import Paging, Waiter
+from regrow.core.paging import EXPECT, Paging, Waiter
 from regrow.core.wayback import FetchSaved, Ways
 from regrow.errors import Refusal
 from regrow.store.interface import Store
@@ -182,16 +182,22 @@ class Serving(ABC):
             self.requests.check_counts(message.counts, message.slots)
             self.requests.check_range(message.counts, message.slots)
             if self.paging is not None:
-                self.paging.expect(source.id, message.counts, message.slots)
+                self.paging.read_ahead(source.id, message.counts, message.slots)
             return self.find_missing(message.counts, message.slots) or []
         if isinstance(message, ReadRecords):
             return self._read_records(source, message)
         if isinstance(message, WriteRecords):
             return self._write_records(source, message)
         if isinstance(message, Open):
-            opened = Opened(durable=self.report_durable(source.id), committed=self.find_committed(source.id))
-            return [Send(target=source, message=opened)]
+            return [Send(target=source, message=self._make_opened(source.id))]
         raise ValueError("a server does not take this message")
+
+    def _make_opened(self, worker: int) -> Opened:
+        return Opened(
+            durable=self.report_durable(worker),
+            committed=self.find_committed(worker),
+            reads_ahead=self.paging is not None and self.paging.reads_ahead,
+        )
 
     # --- What is durable ---
 
@@ -381,7 +387,10 @@ class Serving(ABC):
         effects: list[Effect] = []
         for waiter in self.paging.poll():
             parked = self.paging.take_parked(waiter)
-            effects += self._resume_safely(waiter) if parked is None else self.dispatch_safely(*parked)
+            if parked is not None:
+                effects += self.dispatch_safely(*parked)
+            elif waiter.kind != EXPECT:
+                effects += self._resume_safely(waiter)
             self.paging.drop(waiter)
         return effects
 

@@ -15,7 +15,8 @@ Synchronously the pull of step t + 1 leaves when every server has staged the pus
 durable. It is the commit of t; and nobody can be lost more than one step behind the others, which they can undo.
 
 While a server's rows come back, nearly every batch lacks a few of them, and each lack costs a round of messages through
-all servers. So a worker tells a replacement of several batches at once (`Expect`), before it needs them.
+all servers. So a worker tells a replacement of several batches at once (`Expect`), before it needs them. Servers whose
+rows are on disk say so (`Opened`), and are told of every batch: they read it while the one before is computed.
 
 What breaks without the rules:
 - What one incarnation acknowledged without making it durable says nothing about the next (`_void`): else the push is
@@ -114,7 +115,8 @@ class AssignWanted:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectWanted:
-    """The rows of these plans will be pulled soon: those of them that are being brought back come first."""
+    """The rows of these plans will be pulled soon: those of them that are being brought back come first, and those on
+    disk are read."""
 
     plans: tuple[Plan, ...]
 
@@ -224,6 +226,7 @@ class Session:
         self.view: View | None = None
         self.redo_bytes = 0
         self.redo_bytes_peak = 0  # the most there ever was
+        self.reads_ahead = False  # servers have rows on disk, and want to hear of them before they are pulled
         self._servers: list[Identity] = []
         self._joined: set[Identity] = set()
         self._opened: dict[int, Opened] = {}
@@ -250,7 +253,7 @@ class Session:
                 self._assigns.append(event)
             return [self._assign(event, s) for s in self._reachable()]
         if isinstance(event, ExpectWanted):
-            return [self._expect(event.plans, s) for s in self.recovering if s in self._reachable()]
+            return [self._expect(event.plans, s) for s in self._reachable() if self._wants_expected(s)]
         if isinstance(event, Joined):
             return self._on_joined(event.peer)
         if isinstance(event, ReadWanted):
@@ -383,6 +386,7 @@ class Session:
             return []
         self.life.move("all have answered")
         committed = max(opened.committed for opened in self._opened.values())
+        self.reads_ahead = any(opened.reads_ahead for opened in self._opened.values())
         return [SessionOpened(durable=min(self._durable), committed=committed)]
 
     def _on_rows(self, server: int, message: Rows) -> list[Effect]:
@@ -514,7 +518,11 @@ class Session:
         return Send(target=self._servers[s], message=Assign(weights=weights, **parts))
 
     def _expect(self, plans: tuple[Plan, ...], s: int) -> Send:
-        """Each row once, however many of the plans have it."""
+        """Each row once, however many of the plans have it. A plan names none twice."""
+        if len(plans) == 1:
+            counts, slots = self._slots(plans[0], s)
+            if slots.size <= EXPECTED_ROWS_MAX:
+                return Send(target=self._servers[s], message=Expect(counts=counts, slots=slots))
         keys = [np.zeros(0, np.int64)]
         for plan in plans:
             counts, slots = self._slots(plan, s)
@@ -523,6 +531,9 @@ class Session:
         assert self.view is not None
         counts = np.bincount(rows >> 32, minlength=len(self.view.job.tables)).astype(np.int32)
         return Send(target=self._servers[s], message=Expect(counts=counts, slots=rows.astype(np.uint32)))
+
+    def _wants_expected(self, s: int) -> bool:
+        return self.reads_ahead or s in self.recovering
 
     def _send_read(self, wanted: ReadWanted) -> Send:
         dump = ReadRecords(

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 # What only grows, and so is summed over all processes that were in a place.
 COUNTERS = (
-    *("hits", "misses", "waits", "wait_seconds", "reads"),
+    *("hits", "misses", "waits", "wait_seconds", "rows_named", "reads"),
     *("log_rows_read", "log_bytes_read", "log_bytes_written"),
     *("home_rows_read", "home_bytes_read", "home_rows_written", "home_bytes_written"),
     *("rows_evicted", "rows_evicted_dirty", "rows_flushed"),

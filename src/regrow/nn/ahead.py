@@ -1,5 +1,5 @@
-"""Steps before their time: planned, and while a server is coming back told to it, so that rows come before they are
-needed."""
+"""Steps before their time: planned, and told to servers that have to bring their rows, from disk or while they are
+coming back, so that rows come before they are needed."""
 
 from __future__ import annotations
 
@@ -18,6 +18,9 @@ EXPECTED_AHEAD = 2  # Steps in which rows can come before they are needed.
 # Steps after a failure before any are told of: first come the rows that every batch needs, and nothing shall be before
 # them. Too many: messages for every step meanwhile.
 EXPECTED_AFTER = 12
+# Rows on disk: steps that are told before they are pulled. Too few: pulls wait for the disk. Too many: what was read
+# has left the cache when it is pulled, and batches wait in memory.
+TOLD_AHEAD = 1
 
 
 class Planned(NamedTuple):
@@ -32,7 +35,10 @@ class Planned(NamedTuple):
 def plan_ahead(client: Client, dealt: Iterator[Any], plan: Callable[[Any], Planned]) -> Iterator[Planned]:
     """Steps with their plans. While a server is coming back they are made ahead of their use, two at a time so that no
     step waits for many, and it is told of several at once: rows that are missing then cost one round of messages for
-    all."""
+    all. Servers with rows on disk are told of each step, one step before it is pulled."""
+    if client.reads_ahead:
+        yield from _tell_each(client, map(plan, dealt))
+        return
     waiting: deque[Planned] = deque()
     untold: list[Any] = []
     steps = 0  # since a server was lost
@@ -50,6 +56,16 @@ def plan_ahead(client: Client, dealt: Iterator[Any], plan: Callable[[Any], Plann
         if not waiting:
             return
         yield waiting.popleft()
+
+
+def _tell_each(client: Client, planned: Iterator[Planned]) -> Iterator[Planned]:
+    waiting: deque[Planned] = deque()
+    for each in planned:
+        client.expect([each.plan])
+        waiting.append(each)
+        if len(waiting) > TOLD_AHEAD:
+            yield waiting.popleft()
+    yield from waiting
 
 
 def group(dealt: Iterator[Any], count: int) -> Iterator[list[Any]]:

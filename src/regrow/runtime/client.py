@@ -132,7 +132,8 @@ class Client:
         return self.pushes
 
     def expect(self, plans: Sequence[Plan]) -> None:
-        """Says which rows will be pulled soon: where a server is coming back, those come first."""
+        """Says which rows will be pulled soon: where a server is coming back, those come first; from disk they are read
+        before they are needed."""
         self._check()
         self._submit(ExpectWanted(plans=tuple(plans)))
 
@@ -179,6 +180,11 @@ class Client:
     def recovering(self) -> tuple[int, ...]:
         """The servers whose rows or parities are still coming back, as far as this client knows."""
         return self.session.recovering
+
+    @property
+    def reads_ahead(self) -> bool:
+        """Whether servers have rows on disk, and read them before they are pulled if they are named (`expect`)."""
+        return self.session.reads_ahead
 
     def write_records(self, table: int, row_first: int, records: Float32Array) -> None:
         """Replaces whole records of consecutive rows, as `records` gives them."""

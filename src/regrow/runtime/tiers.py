@@ -39,7 +39,7 @@ class DiskWaits:
         self._at = 0.0
 
     def look(self, paging: Paging) -> None:
-        waiting = paging.waits
+        waiting = paging.requests_waiting
         if not waiting and not self._waiting:
             return
         now = time.perf_counter()

@@ -246,6 +246,11 @@ class PagedModel:
             raise Violation("I11", f"S{self._server} commits epoch {epoch} after {self._disk.committed}")
         self._disk.commit(epoch)
 
+    @property
+    def rows_ahead_max(self) -> int:
+        """As many as there are frames: what is read ahead may push out what is needed now."""
+        return self._disks.frames * self._disks.world.job.workers
+
     def tier_report(self) -> dict[str, int | float]:
         return {}
 

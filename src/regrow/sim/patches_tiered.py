@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from regrow.core.paging import Waiter
+from regrow.core.paging import EXPECT, Waiter
 
 
 def keeps_ticket(original: Any) -> Any:
@@ -14,6 +14,15 @@ def keeps_ticket(original: Any) -> Any:
             original(self, waiter)
         finally:
             self._store = store
+
+    return drop
+
+
+def keeps_wish(original: Any) -> Any:
+    """Of rows that were read ahead only: whoever was served gives his back."""
+
+    def drop(self: Any, waiter: Any) -> None:
+        (keeps_ticket(original) if waiter.kind == EXPECT else original)(self, waiter)
 
     return drop
 

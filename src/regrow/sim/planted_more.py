@@ -172,6 +172,14 @@ BUGS |= {
         TIERED,
         ("I8",),
     ),
+    "wish-kept": Bug(
+        "rows that were read ahead stay pinned",
+        Paging,
+        "drop",
+        patches_tiered.keeps_wish,
+        TIERED,
+        ("I8",),
+    ),
     "push-overtakes": Bug(
         "a push is applied before one of its worker that waits for the disk",
         AsyncServing,

@@ -42,7 +42,7 @@ class Program:
         self.dumps = Dumps(index, reference, loading) if loading is not None else None
         self.assigned = reference.assigned is None or loading is not None
         self.asked = 0
-        self.expected = 0  # the last step that a server on its way back was told of
+        self.expected = 0  # the last step that servers were told of: on their way back, or with rows on disk
         self.pushed = 0
         self.durable = 0
         self.since = 0  # when it last acted
@@ -80,7 +80,11 @@ class Program:
     @property
     def may_expect(self) -> bool:
         """Every other worker looks ahead, so that some rows are asked for early and others when they are needed."""
-        return self.index % 2 == 0 and bool(self.session.recovering) and self.expected <= self.asked < self._last_pull
+        if self.index % 2:
+            return False
+        if self.session.reads_ahead:
+            return self.expected < min(self.asked + 2, self._last_pull)
+        return bool(self.session.recovering) and self.expected <= self.asked < self._last_pull
 
     @property
     def may_dump(self) -> bool:
@@ -116,6 +120,8 @@ class Program:
             return PushWanted(seq=self.pushed, request=self.pushed, plan=plan, grads=grads)
         if self.may_expect:
             steps = range(self.asked + 1, min(self.asked + 1 + STEPS_EXPECTED, self._last_pull + 1))
+            if self.session.reads_ahead:
+                steps = range(min(self.asked + 2, self._last_pull), self._last_pull + 1)[:1]
             self.expected = steps[-1]
             return ExpectWanted(plans=tuple(self._reference.plans[self.index, step] for step in steps))
         self.asked += 1

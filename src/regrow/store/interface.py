@@ -463,6 +463,11 @@ class PagedRows(Sizes, Protocol):
         `poll_fetched` makes it unreadable again. The store owns and closes it. Any thread.
         """
 
+    @property
+    def rows_ahead_max(self) -> int:
+        """So many rows in all may usefully be fetched before they are needed: 0 where that brings nothing, because a
+        read takes no time, because all rows fit, or because rows do not stay for so long. Never changes."""
+
     def fetch(self, counts: Int32Array, slots: UInt32Array) -> int:
         """Asks for rows: 0 if all are in memory; they stay until the next `fetch`, `poll_fetched` or `upkeep`.
 

@@ -37,6 +37,11 @@ IO_THREADS = (
 )
 
 
+# Of a worker, in the cache: the batch that it computes, the next, and the one that is read ahead. Too few: what was
+# read ahead has left before it is pulled, and is read again. Too many: small caches are not read ahead for.
+BATCHES_AT_ONCE = 3
+
+
 class TieredStore:
     """All tables of one server in files of a directory; see `regrow.store.interface.PagedRows`.
 
@@ -89,11 +94,17 @@ class TieredStore:
             os.close(self._lock)
             raise
         self._tables = len(job.tables)
+        self.rows_ahead_max = self._count_ahead(policy)
         self._job, self._server, self._captures = job, server, False
         self._dims = np.array([table.dim for table in job.tables], np.int32)
         states = [table.optimizer.state_parts(table.dim) for table in job.tables]
         self._widths = [[table.dim, *(n for _, n in parts)] for table, parts in zip(job.tables, states, strict=True)]
         self._bind()
+
+    def _count_ahead(self, policy: str) -> int:
+        frames = int(self._shard.tier_report()["frames"])
+        fits = frames >= sum(self._shard.slots(table) for table in range(self._tables))
+        return 0 if self._shard.is_mapped or fits or policy != "lru" else frames // BATCHES_AT_ONCE
 
     def _bind(self) -> None:
         """Most names are the shard's own methods, bound once: calls of every step have no frame of Python between."""

@@ -34,7 +34,7 @@ WIRE = {
     15: "Beat(step, brought, answers, unanswered)",
     16: "StateAsk(number)",
     20: "Open()",
-    21: "Opened(durable, committed)",
+    21: "Opened(durable, committed, reads_ahead)",
     22: "Pull(request, step, counts: <i4, slots: <u4)",
     23: "Rows(request, durable, clock, rows: <f4)",
     24: "Push(seq, counts: <i4, slots: <u4, grads: <f4)",

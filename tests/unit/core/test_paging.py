@@ -18,8 +18,8 @@ from regrow.core.cut import FULL_SECONDS_MAX, CutSide, EpochPart
 from regrow.core.effects import Send
 from regrow.core.identity import Identity
 from regrow.core.messages import CutAsk, CutAt, CutEnd, Pull
-from regrow.core.paging import DISK_SECONDS_MAX, Paging, Upkeep, Waiter
-from regrow.errors import StoreSilent
+from regrow.core.paging import DISK_SECONDS_MAX, WISHES_MAX, Paging, Upkeep, Waiter
+from regrow.errors import StoreFull, StoreSilent
 
 COUNTS, SLOTS = np.array([1], np.int32), np.array([7], np.uint32)
 WORKER = Identity(role="worker", id=0, incarnation=0)
@@ -38,15 +38,24 @@ class Store:
         self.epoch = self.complete = self.committed = 0
         self.hastened: list[tuple[int, float]] = []
         self.full = self.spoiled = 0
+        self.rows_ahead_max = 100
+        self.fails_full = 0  # how many of the next calls find no room on the disk
         self._ticket = 0
 
+    def _check_full(self) -> None:
+        if self.fails_full:
+            self.fails_full -= 1
+            raise StoreFull("no space left")
+
     def fetch(self, counts: Any, slots: Any) -> int:
+        self._check_full()
         if self.too_large:
             raise ValueError("too many rows for the cache")
         self._ticket += self.on_disk
         return self._ticket if self.on_disk else 0
 
     def poll_fetched(self) -> list[int]:
+        self._check_full()
         done, self.done = self.done, []
         return done
 
@@ -80,7 +89,7 @@ def store() -> Store:
 
 @pytest.fixture
 def paging(store: Store) -> Paging:
-    return Paging(store)  # type: ignore[arg-type]
+    return Paging(store, workers=2)  # type: ignore[arg-type]
 
 
 def waiter(number: int, *, worker: int = 0, kind: str = "pull") -> Waiter:
@@ -135,6 +144,60 @@ def test_rows_are_read_ahead_once_for_a_worker_and_never_refused(store: Store, p
     assert paging.waits == 1
     with pytest.raises(ValueError, match="too many rows"):
         paging.ask(waiter(9), COUNTS, SLOTS)
+
+
+def test_workers_name_rows_ahead_a_few_times_and_nobody_waits_for_them(store: Store, paging: Paging) -> None:
+    assert paging.reads_ahead
+    for _ in range(WISHES_MAX + 1):
+        paging.read_ahead(0, COUNTS, SLOTS)
+    paging.read_ahead(1, COUNTS, SLOTS)
+    assert (paging.waits, paging.requests_waiting, paging.faults) == (WISHES_MAX + 1, 0, 0)
+    assert not paging.ask(waiter(1), COUNTS, SLOTS)
+    assert (paging.requests_waiting, paging.faults) == (1, 1)
+    store.done = [1]
+    (done,) = paging.poll()
+    paging.drop(done)
+    paging.read_ahead(0, COUNTS, SLOTS)  # there is room for another
+    assert paging.waits == WISHES_MAX + 2
+
+
+def test_rows_are_not_read_ahead_that_would_push_out_others(store: Store) -> None:
+    store.rows_ahead_max = 2 * SLOTS.size - 1
+    paging = Paging(store, workers=2)  # type: ignore[arg-type]
+    paging.read_ahead(0, COUNTS, SLOTS)
+    assert paging.waits == 0
+    store.rows_ahead_max = 0
+    assert not Paging(store, workers=2).reads_ahead  # type: ignore[arg-type]
+
+
+def test_what_is_read_ahead_counts_once(store: Store, paging: Paging) -> None:
+    """A row that was read for a wish is a hit when it is pulled, and was a miss."""
+    paging.read_ahead(0, COUNTS, SLOTS)
+    report = paging.correct_report({"hits": 10 + SLOTS.size, "misses": SLOTS.size, "waits": 1})
+    assert (report["hits"], report["misses"], report["waits"]) == (10, SLOTS.size, 0)
+
+
+def test_on_a_full_disk_nothing_is_read_ahead_and_nothing_fails_for_it(store: Store, paging: Paging) -> None:
+    paging.read_ahead(0, COUNTS, SLOTS)
+    store.fails_full = 1  # once: rows that were read ahead were in the way
+    assert not paging.ask(waiter(1), COUNTS, SLOTS)
+    assert store.released == [1]
+    assert not paging.reads_ahead
+    store.fails_full = 1
+    paging.expect(0, COUNTS, SLOTS)
+    store.fails_full = 1
+    with pytest.raises(StoreFull):
+        paging.ask(waiter(2), COUNTS, SLOTS)
+
+
+def test_a_disk_that_is_full_when_rows_come_drops_wishes_first(store: Store, paging: Paging) -> None:
+    paging.read_ahead(0, COUNTS, SLOTS)
+    paging.ask(waiter(1), COUNTS, SLOTS)
+    store.fails_full, store.done = 1, [2]
+    assert paging.poll() == [waiter(1)]
+    store.fails_full = 1
+    with pytest.raises(StoreFull):
+        paging.poll()
 
 
 def test_a_disk_that_does_not_answer_ends_the_server(store: Store, paging: Paging) -> None:
