@@ -47,6 +47,7 @@ from regrow.metrics import AUC, LogLoss, Metric
 from regrow.nn import seat as seats
 from regrow.nn import weights as whole
 from regrow.nn.ahead import Planned, group, plan_ahead
+from regrow.nn.clipping import clip_gradients
 from regrow.nn.declaring import Static, declare
 from regrow.nn.dense import BufferTable, DenseTable, name_buffers
 from regrow.nn.digests import StepDigests
@@ -54,9 +55,10 @@ from regrow.nn.embedding import EmbeddingBagConfig, EmbeddingConfig, Features
 from regrow.nn.extras import decode_extra, encode_extra
 from regrow.nn.feed import Dealing, Feed
 from regrow.nn.job_embedding import JobCollection, JobEmbeddingBagCollection, JobEmbeddingCollection
-from regrow.nn.judging import adapt
+from regrow.nn.judging import adapt, predict_by_shape
 from regrow.nn.lookup import Lookup, Part, find_features, join_ids, read_ids
 from regrow.nn.progress import Progress
+from regrow.nn.rates import RateOptimizer, Rates, Schedule, Scheduler
 from regrow.nn.routes import Chosen, Routes
 from regrow.nn.together import Place
 from regrow.runtime.client import Client, Ticket
@@ -90,6 +92,7 @@ class Job:
         self._buffers: BufferTable | None = None
         self._client: Client | None = None
         self._first_weights: dict[str, Tensor] = {}  # of tables, to begin with
+        self._rates = Rates()
         self._spec: JobSpec
         self._static: Static = []
         self._routes: Routes
@@ -141,6 +144,8 @@ class Job:
             if names.count(name) > 1:
                 raise ValueError(f"two tables are named {name!r}; checkpoints know tables by their names")
         self._collections.append(collection)
+        for spec in collection.specs:
+            self._rates.add(spec.name, spec.optimizer.learning_rate)
         for config in collection.configs:
             if (first := whole.make_first(config)) is not None:
                 self._first_weights[config.name] = first
@@ -155,6 +160,7 @@ class Job:
         mine = {id(p) for each in self._collections for p in each.parameters()}
         named = [(name, p) for name, p in module.named_parameters() if id(p) not in mine and p.requires_grad]
         self._dense = DenseTable(named, optimizer or DENSE_OPTIMIZER)
+        self._rates.add(self._dense.spec.name, self._dense.spec.optimizer.learning_rate)
         kept = name_buffers(module)
         buffers = [(name, b) for name, b in module.named_buffers() if name in kept and b.is_floating_point()]
         self._buffers = BufferTable(buffers) if buffers else None
@@ -167,6 +173,22 @@ class Job:
                 f"{what} comes after the first step, when the servers have all tables",
                 hint="make all collections and call job.dense before job.loop and job.evaluate",
             )
+
+    # --- Learning rates ---
+
+    @property
+    def optimizer(self) -> RateOptimizer:
+        """What torch's schedulers take for an optimizer: a group with a learning rate for each table."""
+        return self._rates.optimizer
+
+    def set_learning_rate(self, rate: float, table: str | None = None) -> None:
+        """From the next loop on: of one table, of dense parameters (`"dense"`), or of everything."""
+        self._rates.set(rate, None if table is None else (table,))
+
+    def schedule(self, schedule: Schedule | Scheduler) -> None:
+        """`schedule(step)`, from 1 on, gives a factor for all learning rates, or rates by table. Or one of
+        torch.optim.lr_scheduler that was made with `job.optimizer`, and is then stepped here after every step."""
+        self._rates.schedule(schedule)
 
     # --- Steps ---
 
@@ -200,6 +222,7 @@ class Job:
         limit = min((n for n in (steps, known) if n is not None), default=None)
         before = self._loop_start = self._step
         self._loops, self._in_loop = self._loops + 1, True
+        self._rates.begin_loop()
         if limit is not None:
             self._seat.plan(before + limit)
         skip = max(0, self.done - before) if limit is None else min(max(0, self.done - before), limit)
@@ -226,6 +249,7 @@ class Job:
                     self._check_stepped()
         finally:
             self._in_loop = False
+            self._rates.end_loop()
             if self._current is not None:  # left in the middle of a step, which then was none
                 self._step = self._current[1].step - 1
                 self._current = None
@@ -365,12 +389,11 @@ class Job:
         planned, lookup = self._current
         grads = self._take_grads(lookup) if planned.batches else np.zeros(lookup.plan.floats, np.float32)
         if clip_norm is not None:
-            norm = float(np.linalg.norm(grads))
-            if norm > clip_norm:
-                grads *= np.float32(clip_norm / norm)
+            averages = frozenset(index for index, table in self._static if table is self._buffers)
+            clip_gradients(grads, lookup.plan, self._spec, norm_max=clip_norm, left_out=averages)
         if self.mode == "sync" and self.workers > 1:
             grads *= np.float32(1.0 / self.workers)  # servers sum the workers: together they make the mean
-        client.push(lookup.ticket, grads)
+        client.push(lookup.ticket, grads, self._rates.find(lookup.step, self._spec))
         self._current = None
         loss = sum(self._losses) / len(self._losses) if self._losses else None
         self._losses.clear()
@@ -469,7 +492,7 @@ class Job:
         must call it, waits for the others, judges its share of the batches, and gets the figures of all.
         """
         judges: list[Metric] = [AUC(), LogLoss()] if metrics is None else [adapt(metric) for metric in metrics]
-        predict = predict or (lambda batch: _predict(model, batch))
+        predict = predict or (lambda batch: predict_by_shape(model, batch))
         find = features or find_features
         if together and self.workers > 1:
             self._begin().drain()  # all that was learned is judged
@@ -570,9 +593,3 @@ class Job:
         for name, first in self._first_weights.items():
             whole.give_weights(client, self._spec, name, first)
         self._first_weights.clear()
-
-
-def _predict(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
-    if isinstance(batch, tuple | list) and len(batch) == 2:
-        return model(batch[0]).reshape(-1), batch[1].reshape(-1)
-    return model(batch.features).reshape(-1), batch.labels.reshape(-1)
