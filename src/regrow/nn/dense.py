@@ -18,11 +18,13 @@ import torch
 from torch import nn
 
 from regrow.core.job import OptimizerSpec, TableSpec
+from regrow.errors import UserError
 
 ROW_FLOATS = 512  # Narrower rows cost more bookkeeping per byte; wider ones spread a small model unevenly.
 ALIGNMENT_FLOATS = 16  # Every parameter starts on a cache line, as torch's own would.
 TABLE_NAME, BUFFERS_NAME = "dense", "buffers"
 ELEMENTWISE = ("sgd", "momentum", "adagrad", "adam")
+LOOK_STEPS = 50  # between two looks whether a module has got new parameters: seldom, and soon enough to be told
 MOVE = OptimizerSpec(kind="sgd", learning_rate=1.0)
 
 Named = Sequence[tuple[str, torch.Tensor]]
@@ -120,6 +122,26 @@ class BufferTable(FlatTable):
         for buffer, view, moved in zip(self._tensors, self._views, self._grad_views, strict=True):
             torch.sub(view, buffer.detach().cpu(), out=moved)
         return self._grads.numpy()
+
+
+class Known:
+    """The parameters that a module had when the servers got them. One that comes later would stay in its worker, and
+    nobody would train it."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._ids = {id(parameter) for parameter in module.parameters()}
+
+    def look(self, step: int, *, now: bool = False) -> None:
+        """Now and then: a look takes as long as a small layer."""
+        if step % LOOK_STEPS and not now:
+            return
+        for name, parameter in self._module.named_parameters():
+            if id(parameter) not in self._ids and parameter.requires_grad:
+                raise UserError(
+                    f"the parameter {name!r} came after job.dense: the servers do not have it",
+                    hint="make the whole model, and give it to job.dense, before the first step",
+                )
 
 
 def name_buffers(module: nn.Module) -> set[str]:

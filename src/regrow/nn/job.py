@@ -44,12 +44,13 @@ from torch import Tensor, nn
 from regrow.core.job import JobSpec, Mode, OptimizerSpec
 from regrow.errors import RegrowError, UserError
 from regrow.metrics import AUC, LogLoss, Metric
+from regrow.nn import refusals
 from regrow.nn import seat as seats
 from regrow.nn import weights as whole
 from regrow.nn.ahead import Planned, group, plan_ahead
 from regrow.nn.clipping import clip_gradients
 from regrow.nn.declaring import Static, declare
-from regrow.nn.dense import BufferTable, DenseTable, name_buffers
+from regrow.nn.dense import BufferTable, DenseTable, Known, name_buffers
 from regrow.nn.digests import StepDigests
 from regrow.nn.embedding import EmbeddingBagConfig, EmbeddingConfig, Features
 from regrow.nn.extras import decode_extra, encode_extra
@@ -89,6 +90,7 @@ class Job:
         self._seat = seat
         self._collections: list[JobCollection] = []
         self._dense: DenseTable | None = None
+        self._known = Known(nn.Module())
         self._buffers: BufferTable | None = None
         self._client: Client | None = None
         self._first_weights: dict[str, Tensor] = {}  # of tables, to begin with
@@ -151,10 +153,11 @@ class Job:
                 self._first_weights[config.name] = first
         return collection
 
-    def dense(self, module: nn.Module, optimizer: OptimizerSpec | None = None) -> nn.Module:
+    def dense(self, module: nn.Module, optimizer: OptimizerSpec | None = None, *, sync: str = "servers") -> nn.Module:
         """Gives the parameters of a module to the servers: they are the same in every worker, and survive it. Averages
         such as those of BatchNorm go along. Parameters that need no gradient stay as they are."""
         self._check_not_begun("a module")
+        refusals.check_dense(module, sync)
         if self._dense is not None:
             raise UserError("a job has one dense module", hint="put the modules into one, and give that")
         mine = {id(p) for each in self._collections for p in each.parameters()}
@@ -164,6 +167,7 @@ class Job:
         kept = name_buffers(module)
         buffers = [(name, b) for name, b in module.named_buffers() if name in kept and b.is_floating_point()]
         self._buffers = BufferTable(buffers) if buffers else None
+        self._known = Known(module)
         module.register_load_state_dict_post_hook(lambda module, keys: self._write_dense())
         return module
 
@@ -246,7 +250,11 @@ class Job:
                 for batch in planned.batches:
                     self._is_stepped = False
                     yield batch
-                    self._check_stepped()
+                    if not self._is_stepped:
+                        raise UserError(
+                            f"the batch of step {self._step} was left without job.step(loss)",
+                            hint="job.skip() leaves one out on purpose",
+                        )
         finally:
             self._in_loop = False
             self._rates.end_loop()
@@ -338,13 +346,6 @@ class Job:
         self._seat.extra = text or self._seat.extra
         self._seat.save(pushed, text)
 
-    def _check_stepped(self) -> None:
-        if not self._is_stepped:
-            raise UserError(
-                f"the batch of step {self._step} was left without job.step(loss)",
-                hint="job.skip() leaves one out on purpose",
-            )
-
     def _plan(self, batches: list[Any], find: Find) -> Planned:
         if not batches:
             return Planned([], [], self._routes.plan_nothing(), ())
@@ -403,6 +404,7 @@ class Job:
             self.progress.position = getattr(planned.batches[-1], "position", self.progress.position)
         self.progress.add(step=lookup.step, samples=lookup.size, loss=loss, plan=lookup.plan)
         soon = lookup.step == self.done + 1 or lookup.step in self._seat.report_steps
+        self._known.look(lookup.step, now=soon)
         if soon or time.monotonic() - self._reported_at >= self._seat.report_seconds:
             self._report()
 
