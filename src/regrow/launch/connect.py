@@ -164,8 +164,8 @@ def _make_protection(said: dict[str, Any] | None) -> ErasureCode | Partial | Non
     if said is None:
         return None
     kinds: dict[str, Any] = {"ErasureCode": ErasureCode, "Partial": Partial}
-    fields = {name: tuple(value) if isinstance(value, list) else value for name, value in said.items()}
+    fields: dict[str, Any] = {n: tuple(value) if isinstance(value, list) else value for n, value in said.items()}
     try:
-        return kinds[fields.pop("kind")](**fields)  # type: ignore[no-any-return]
+        return kinds[str(fields.pop("kind"))](**fields)  # type: ignore[no-any-return]
     except (KeyError, TypeError) as error:
         raise UserError(f"the token file tells of a protection that is not known here: {error}") from None

@@ -6,7 +6,8 @@
 
 Here is only what can be said. How it travels is a backend's business (`launch/backend.py` and what implements it; over
 pipes it is one JSON object a line), what it means is the launcher's and the roles'. Both sides import this file, so it
-imports nothing but identities: no torch, no files, no processes.
+imports nothing but identities: no torch, no files, no processes. What workers say of steps and evaluations that they
+make together is in `order.py`.
 
 The rule to keep: whoever reads a report reads a field of a struct. A field that nobody reads goes away, and a report
 with a wrong type is caught here, where it enters (`parse_report`), and is named with the one who sent it.
@@ -19,6 +20,16 @@ from typing import Any, Literal
 import msgspec
 
 from regrow.core.identity import Identity
+from regrow.launch.order import Awaits as Awaits
+from regrow.launch.order import Command as Command
+from regrow.launch.order import Conclude as Conclude
+from regrow.launch.order import Concluded as Concluded
+from regrow.launch.order import Judge as Judge
+from regrow.launch.order import MergeTallies as MergeTallies
+from regrow.launch.order import Passed as Passed
+from regrow.launch.order import ReadyToJudge as ReadyToJudge
+from regrow.launch.order import Report as Report
+from regrow.launch.order import Tallied as Tallied
 
 CheckpointKind = Literal["full", "delta"]
 MergeKind = Literal["choice", "folded", "deleted", "broken", "wanted", "error"]
@@ -132,10 +143,6 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
 # -- commands ----------------------------------------------------------------------------------------------
 
 
-class Command(msgspec.Struct, frozen=True, kw_only=True, tag_field="do", omit_defaults=True):
-    """Launcher to process."""
-
-
 class Stop(Command, frozen=True, kw_only=True, tag="stop"):
     """Finish what cannot wait, and exit with 0."""
 
@@ -174,38 +181,10 @@ class Evaluate(Command, frozen=True, kw_only=True, tag="evaluate"):
     """To worker 0: judge the model."""
 
 
-class Judge(Command, frozen=True, kw_only=True, tag="judge"):
-    """To a worker that is ready to judge with others: every `count`-th batch, from `index` on. What it counts goes into
-    a file of that directory, if there are others. `number` comes back: an evaluation may have to be begun again."""
-
-    number: int
-    index: int
-    count: int
-    directory: str = ""
-
-
-class MergeTallies(Command, frozen=True, kw_only=True, tag="merge tallies"):
-    """To the first of those who judge: these workers have written what they counted."""
-
-    number: int
-    workers: tuple[int, ...]
-    directory: str
-
-
-class Conclude(Command, frozen=True, kw_only=True, tag="conclude"):
-    """To everybody who came to this evaluation: what was found. None: not a number."""
-
-    metrics: dict[str, float | None]
-
-
 AnyCommand = Stop | Become | Ask | PeerDied | MakeCheckpoint | SaveEvery | Evaluate | Judge | MergeTallies | Conclude
 
 
 # -- reports -----------------------------------------------------------------------------------------------
-
-
-class Report(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", omit_defaults=True):
-    """Process to launcher."""
 
 
 class Listening(Report, frozen=True, kw_only=True, tag="listening"):
@@ -352,7 +331,7 @@ class Progress(Report, frozen=True, kw_only=True, tag="progress"):
     lookups: int = 0
     distinct: int = 0
     redo_bytes_peak: int = 0
-    logged: dict[str, float | None] = {}  # what a script wants to be seen
+    logged: dict[str, float | None] = msgspec.field(default_factory=dict)  # what a script wants to be seen
 
 
 class Said(Report, frozen=True, kw_only=True, tag="said"):
@@ -375,37 +354,6 @@ class Trained(Report, frozen=True, kw_only=True, tag="trained"):
     seconds: float
 
 
-class ReadyToJudge(Report, frozen=True, kw_only=True, tag="ready to judge"):
-    """A worker has come to an evaluation that all make together, and waits: the `call`-th in that step of that loop, or
-    (None) behind it. `merges`: whether what several workers have counted can be made one."""
-
-    loop: int
-    step: int | None
-    call: int
-    merges: bool
-
-
-class Passed(Report, frozen=True, kw_only=True, tag="passed"):
-    """A worker has passed over the steps of a loop up to this one: those before it did them."""
-
-    loop: int
-    step: int
-
-
-class Tallied(Report, frozen=True, kw_only=True, tag="tallied"):
-    """What a worker has counted is in its file, or why not."""
-
-    number: int
-    problem: str = ""
-
-
-class Concluded(Report, frozen=True, kw_only=True, tag="concluded"):
-    """The first worker has merged what all have counted."""
-
-    number: int
-    metrics: dict[str, float | None]
-
-
 class Evaluating(Report, frozen=True, kw_only=True, tag="evaluating"):
     """Test samples so far."""
 
@@ -421,7 +369,7 @@ class Evaluated(Report, frozen=True, kw_only=True, tag="evaluated"):
     model_sha256: str | None = None
     parity_stripes: int | None = None
     parity_wrong: int | None = None
-    metrics: dict[str, float | None] = {}  # of a script, as it named them
+    metrics: dict[str, float | None] = msgspec.field(default_factory=dict)  # of a script, as it named them
 
 
 class CheckpointBegun(Report, frozen=True, kw_only=True, tag="checkpoint begun"):
@@ -526,6 +474,7 @@ AnyReport = (
     | Said
     | SaveNow
     | Trained
+    | Awaits
     | ReadyToJudge
     | Passed
     | Tallied

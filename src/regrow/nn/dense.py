@@ -24,7 +24,6 @@ ROW_FLOATS = 512  # Narrower rows cost more bookkeeping per byte; wider ones spr
 ALIGNMENT_FLOATS = 16  # Every parameter starts on a cache line, as torch's own would.
 TABLE_NAME, BUFFERS_NAME = "dense", "buffers"
 ELEMENTWISE = ("sgd", "momentum", "adagrad", "adam")
-LOOK_STEPS = 50  # between two looks whether a module has got new parameters: seldom, and soon enough to be told
 MOVE = OptimizerSpec(kind="sgd", learning_rate=1.0)
 
 Named = Sequence[tuple[str, torch.Tensor]]
@@ -132,10 +131,7 @@ class Known:
         self._module = module
         self._ids = {id(parameter) for parameter in module.parameters()}
 
-    def look(self, step: int, *, now: bool = False) -> None:
-        """Now and then: a look takes as long as a small layer."""
-        if step % LOOK_STEPS and not now:
-            return
+    def check(self) -> None:
         for name, parameter in self._module.named_parameters():
             if id(parameter) not in self._ids and parameter.requires_grad:
                 raise UserError(

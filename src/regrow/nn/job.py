@@ -59,11 +59,12 @@ from regrow.nn.job_embedding import JobCollection, JobEmbeddingBagCollection, Jo
 from regrow.nn.judging import adapt, predict_by_shape
 from regrow.nn.lookup import Lookup, Part, find_features, join_ids, read_ids
 from regrow.nn.progress import Progress
-from regrow.nn.rates import RateOptimizer, Rates, Schedule, Scheduler
+from regrow.nn.rates import WithRates
 from regrow.nn.routes import Chosen, Routes
 from regrow.nn.together import Place
 from regrow.runtime.client import Client, Ticket
 
+TELL_SECONDS = 2.0  # of waiting for other workers, before the launcher hears of it
 READ_AHEAD = 2  # batches of an evaluation that are asked for together
 
 ROWS_OPTIMIZER = OptimizerSpec(kind="rowwise_adagrad", learning_rate=0.03)
@@ -79,10 +80,11 @@ def join(*, seed: int | None = None, mode: Mode | None = None, servers: int | No
     return Job(seats.take(seed=seed, mode=mode, servers=servers))
 
 
-class Job:
+class Job(WithRates):
     """One worker of a run. Its public methods are all that a script needs."""
 
     def __init__(self, seat: seats.Seat) -> None:
+        super().__init__()
         self.worker, self.workers = seat.worker, seat.workers
         self.mode: Mode = seat.mode
         self.progress = Progress()
@@ -94,7 +96,6 @@ class Job:
         self._buffers: BufferTable | None = None
         self._client: Client | None = None
         self._first_weights: dict[str, Tensor] = {}  # of tables, to begin with
-        self._rates = Rates()
         self._spec: JobSpec
         self._static: Static = []
         self._routes: Routes
@@ -177,22 +178,6 @@ class Job:
                 f"{what} comes after the first step, when the servers have all tables",
                 hint="make all collections and call job.dense before job.loop and job.evaluate",
             )
-
-    # --- Learning rates ---
-
-    @property
-    def optimizer(self) -> RateOptimizer:
-        """What torch's schedulers take for an optimizer: a group with a learning rate for each table."""
-        return self._rates.optimizer
-
-    def set_learning_rate(self, rate: float, table: str | None = None) -> None:
-        """From the next loop on: of one table, of dense parameters (`"dense"`), or of everything."""
-        self._rates.set(rate, None if table is None else (table,))
-
-    def schedule(self, schedule: Schedule | Scheduler) -> None:
-        """`schedule(step)`, from 1 on, gives a factor for all learning rates, or rates by table. Or one of
-        torch.optim.lr_scheduler that was made with `job.optimizer`, and is then stepped here after every step."""
-        self._rates.schedule(schedule)
 
     # --- Steps ---
 
@@ -377,12 +362,21 @@ class Job:
 
     def _begin_step(self, planned: Planned, lookup: Lookup) -> None:
         waited = time.monotonic()
-        rows = lookup.ticket.wait()
+        rows = self._wait_for_rows(lookup)
         self.progress.wait_seconds += time.monotonic() - waited
         for index, table in self._static:
             lookup.plan.static_get(index, rows, table.values)
             table.adopt_values()
         self._current, self._step = (planned, lookup), lookup.step
+
+    def _wait_for_rows(self, lookup: Lookup) -> np.ndarray[Any, Any]:
+        """Synchronously they come when all workers have made the step before: who waits long says so."""
+        if self.mode == "sync" and self.workers > 1:
+            try:
+                return lookup.ticket.wait(TELL_SECONDS)
+            except TimeoutError:
+                self._seat.note_waiting(lookup.step - 1)
+        return lookup.ticket.wait()
 
     def _finish_step(self, *, clip_norm: float | None = None) -> None:
         assert self._current is not None
@@ -404,7 +398,6 @@ class Job:
             self.progress.position = getattr(planned.batches[-1], "position", self.progress.position)
         self.progress.add(step=lookup.step, samples=lookup.size, loss=loss, plan=lookup.plan)
         soon = lookup.step == self.done + 1 or lookup.step in self._seat.report_steps
-        self._known.look(lookup.step, now=soon)
         if soon or time.monotonic() - self._reported_at >= self._seat.report_seconds:
             self._report()
 
@@ -417,6 +410,7 @@ class Job:
 
     def _report(self) -> None:
         self._reported_at = time.monotonic()
+        self._known.check()
         self._seat.report(self.progress, self._begin())
         self.progress.clear()
 
@@ -497,7 +491,10 @@ class Job:
         predict = predict or (lambda batch: predict_by_shape(model, batch))
         find = features or find_features
         if together and self.workers > 1:
-            self._begin().drain()  # all that was learned is judged
+            if self._in_loop:
+                self._begin().drain()  # all that was learned is judged
+            else:
+                self.settle()
 
             def judge(judges: Sequence[Metric], index: int, count: int) -> None:
                 feed = Feed(loader, worker=index, workers=count, epochs=1, seed=self._seat.seed, together=False)
@@ -580,6 +577,7 @@ class Job:
         self.done = max(again, opened.committed) - again if seat.mode == "sync" else opened.durable
         client.pushes = self.done
         self._client = client
+        seat.note_end(self.settle)
         self._give_first_values(client)
         return client
 

@@ -36,7 +36,7 @@ class RateOptimizer(torch.optim.Optimizer):
         groups = [{"params": [torch.zeros(0)], "lr": rate, "name": name} for name, rate in rates.items()]
         super().__init__(groups, {"lr": 0.0})
 
-    def step(self, closure: Any = None) -> None:
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Nothing: `job.step` pushes, and the servers update."""
 
     def list_rates(self) -> dict[str, float]:
@@ -144,6 +144,27 @@ class Rates:
             raise UserError(
                 f"there is no table {name!r} with a learning rate", hint=f"there is {', '.join(self._rates)}"
             )
+
+
+class WithRates:
+    """What a job lets its script say of learning rates."""
+
+    def __init__(self) -> None:
+        self._rates = Rates()
+
+    @property
+    def optimizer(self) -> RateOptimizer:
+        """What torch's schedulers take for an optimizer: a group with a learning rate for each table."""
+        return self._rates.optimizer
+
+    def set_learning_rate(self, rate: float, table: str | None = None) -> None:
+        """From the next loop on: of one table, of dense parameters (`"dense"`), or of everything."""
+        self._rates.set(rate, None if table is None else (table,))
+
+    def schedule(self, schedule: Schedule | Scheduler) -> None:
+        """`schedule(step)`, from 1 on, gives a factor for all learning rates, or rates by table. Or one of
+        torch.optim.lr_scheduler that was made with `job.optimizer`, and is then stepped here after every step."""
+        self._rates.schedule(schedule)
 
 
 def check_rate(rate: float, where: str = "") -> None:

@@ -146,7 +146,7 @@ def check_dense(module: nn.Module, sync: str) -> None:
             hint="give the module itself: the servers bring the workers together",
         )
     for name, parameter in module.named_parameters():
-        if isinstance(parameter, nn.parameter.UninitializedTensorMixin):
+        if isinstance(parameter, nn.UninitializedParameter):
             raise UserError(
                 f"job.dense: the parameter {name!r} has no shape yet", hint="call the lazy module once before job.dense"
             )

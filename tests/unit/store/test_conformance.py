@@ -94,7 +94,8 @@ def test_rows_begin_with_values_that_follow_from_the_seed(build: StoreBuilder, r
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_every_optimizer_updates_as_its_twin(build: StoreBuilder, kind: str) -> None:
-    """Without weight decay and with; with learning rates of its own for one push; tables whose rows are not in the call stay as they are."""
+    """Without weight decay and with; with learning rates of its own for one push; tables whose rows are not in the call
+    stay as they are."""
     job = job_of((kind, 61, 5, 2, 1), (kind, 40, 16, 1, 0), (kind, 33, 1, 3, 2))
     store, rng = build(job, 2, False), np.random.default_rng(1)
     expected = [records_of(store, table) for table in range(3)]
