@@ -290,6 +290,7 @@ def example_messages() -> list[Message]:
         Rows(request=0, durable=0, clock=0, **arrays(rows=[])),
         Push(seq=9, **arrays(counts=[1, -1], slots=[4], grads=[0.25, -3.0])),
         Push(seq=0, **arrays(counts=[0], slots=[], grads=[])),
+        Push(seq=2, rates=(0.5, 0.0), **arrays(counts=[0, 0], slots=[], grads=[])),
         Push(seq=1, **arrays(counts=[700], slots=range(700), grads=range(1400))),
         Pushed(seq=ends, durable=ends, clock=ends),
         Assign(**arrays(counts=[1], slots=[0], weights=[1.0, 2.0])),

@@ -67,12 +67,13 @@ void gather(TieredShard& shard, const Input& counts, const Input& slots, const O
   shard.gather(counts_span, slots_span, out_span);
 }
 
-void update(TieredShard& shard, const Input& counts, const Input& slots, const Input& grads, int64_t step) {
+void update(TieredShard& shard, const Input& counts, const Input& slots, const Input& grads, int64_t step,
+            const std::vector<double>& rates) {
   const auto counts_span = read<int32_t>(counts, "counts");
   const auto slots_span = read<uint32_t>(slots, "slots");
   const auto grads_span = read<float>(grads, "grads");
   nb::gil_scoped_release release;
-  shard.update(counts_span, slots_span, grads_span, step);
+  shard.update(counts_span, slots_span, grads_span, step, rates);
 }
 
 void assign_untouched(TieredShard& shard, const Input& counts, const Input& slots, const Input& weights) {
@@ -190,7 +191,7 @@ void bind_tiered(nb::module_& m) {
       .def("slots", &TieredShard::slots, "table"_a)
       .def("blocks", &TieredShard::blocks, "table"_a)
       .def("gather", &gather, "counts"_a, "slots"_a, "out"_a)
-      .def("update", &update, "counts"_a, "slots"_a, "grads"_a, "step"_a)
+      .def("update", &update, "counts"_a, "slots"_a, "grads"_a, "step"_a, "rates"_a = std::vector<double>{})
       .def("assign_untouched", &assign_untouched, "counts"_a, "slots"_a, "weights"_a)
       .def("read_records", &read_records, "table"_a, "first_slot"_a, "count"_a, "out"_a)
       .def("write_records", &write_records, "table"_a, "first_slot"_a, "count"_a, "src"_a)

@@ -229,15 +229,10 @@ void Shard::gather(std::span<const int32_t> counts, std::span<const uint32_t> sl
 }
 
 void Shard::update(std::span<const int32_t> counts, std::span<const uint32_t> slots, std::span<const float> grads,
-                   int64_t step) {
+                   int64_t step, std::span<const double> rates) {
   check_call(counts, slots, grads.size());
   if (recovering_) check_present(counts, slots);
-  std::vector<UpdateNumbers> numbers;
-  for (const Table& table : tables_) {
-    if (counts_steps(table.settings.optimizer) && step < 1)
-      throw std::invalid_argument("step must be at least 1, not " + text(step));
-    numbers.push_back(numbers_at(table.settings.numbers, step));
-  }
+  const std::vector<UpdateNumbers> numbers = numbers_of(tables_, step, rates);
   for (size_t t = 0; t < counts.size(); ++t) {
     if (tables_[t].pending && counts[t]) tables_[t].pending->reserve(static_cast<size_t>(counts[t]));
     if (tables_[t].aside && counts[t]) tables_[t].aside->reserve(static_cast<size_t>(counts[t]));

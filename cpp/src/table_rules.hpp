@@ -46,6 +46,24 @@ inline void check_settings(const TableSettings& settings) {
   check_share("momentum", settings.numbers.momentum);
 }
 
+// The numbers of every table at one step. `rates`: its learning rate for just this call; none: that of its settings.
+template <typename Tables>
+std::vector<UpdateNumbers> numbers_of(const Tables& tables, int64_t step, std::span<const double> rates) {
+  if (!rates.empty() && rates.size() != tables.size())
+    throw std::invalid_argument(std::to_string(rates.size()) + " learning rates for " + std::to_string(tables.size()) +
+                                " tables");
+  std::vector<UpdateNumbers> numbers;
+  for (size_t t = 0; t < tables.size(); ++t) {
+    OptimizerSettings settings = tables[t].settings.numbers;
+    if (counts_steps(tables[t].settings.optimizer) && step < 1)
+      throw std::invalid_argument("step must be at least 1, not " + text(step));
+    if (!rates.empty()) settings.learning_rate = rates[t];
+    check_finite("learning_rate", settings.learning_rate, 0.0);
+    numbers.push_back(numbers_at(settings, step));
+  }
+  return numbers;
+}
+
 inline uint32_t checked_slots(const Layout& layout, int64_t rows) {
   const uint64_t slots = layout.slots_per_server(static_cast<uint64_t>(rows));
   if (slots > static_cast<uint64_t>(rows_max))

@@ -209,14 +209,9 @@ void TieredShard::change_table(size_t index, size_t begin, std::span<const uint3
 }
 
 void TieredShard::update(std::span<const int32_t> counts, std::span<const uint32_t> slots, std::span<const float> grads,
-                         int64_t step) {
+                         int64_t step, std::span<const double> rates) {
   check_call(counts, slots, grads.size());
-  std::vector<UpdateNumbers> numbers;
-  for (const Table& table : tables_) {
-    if (counts_steps(table.settings.optimizer) && step < 1)
-      throw std::invalid_argument("step must be at least 1, not " + text(step));
-    numbers.push_back(numbers_at(table.settings.numbers, step));
-  }
+  const std::vector<UpdateNumbers> numbers = numbers_of(tables_, step, rates);
   const std::span<const uint32_t> frames = translate(counts, slots);
   size_t at = 0;
   for (size_t t = 0; t < counts.size(); at += static_cast<size_t>(counts[t]), ++t)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 __version__: str
 if TYPE_CHECKING:
     from regrow.launch.cluster import LocalCluster as LocalCluster
+    from regrow.launch.connect import connect as connect
     from regrow.nn.embedding import EmbeddingBagCollection as EmbeddingBagCollection
     from regrow.nn.embedding import EmbeddingBagConfig as EmbeddingBagConfig
     from regrow.nn.embedding import EmbeddingConfig as EmbeddingConfig
@@ -41,6 +42,7 @@ _HOMES = {
     "OptimizerSpec": "regrow.nn.optimizer",
     "Partial": "regrow.protection",
     "PoolingType": "regrow.nn.embedding",
+    "connect": "regrow.launch.connect",
     "join": "regrow.nn.job",
     "load": "regrow.nn.loading",
 }

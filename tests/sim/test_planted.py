@@ -20,6 +20,8 @@ SEEDS: dict[str, tuple[str, int, int]] = {
     "stream-without-marks": ("mixed-k", 1, 40),
     "one-applied": ("mixed-k", 1, 80),
     "piecewise-push": ("async", 42, 200),
+    "present-rates": ("rates", 12, 100),
+    "rates-of-the-job": ("rates", 3, 60),
     "flush-before-snapshot": ("mixed-k", 22, 200),
     "deltas-before-answers": ("r2", 20, 300),
     "late-faults": ("sync-r2", 45, 200),

@@ -65,6 +65,7 @@ UNITS = {
     "regrow.data.schema": "described",
     "regrow.data.own": "described",
     "regrow.store.interface": "interface",
+    "regrow.launch.order": "orders",
     "regrow.launch.orders": "orders",
     "regrow.launch.reports": "orders",
     "regrow.launch.lines": "orders",

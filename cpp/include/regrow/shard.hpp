@@ -103,8 +103,9 @@ class Shard {
 
   // `counts` says how many of `slots` belong to table 0, table 1, ...; floats are the rows in the same order.
   void gather(std::span<const int32_t> counts, std::span<const uint32_t> slots, std::span<float> out) const;
+  // `rates`: the learning rate of each table for this call; none: those of its settings.
   void update(std::span<const int32_t> counts, std::span<const uint32_t> slots, std::span<const float> grads,
-              int64_t step);
+              int64_t step, std::span<const double> rates = {});
   void assign_untouched(std::span<const int32_t> counts, std::span<const uint32_t> slots,
                         std::span<const float> weights);
 

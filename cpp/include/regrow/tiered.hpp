@@ -83,7 +83,7 @@ class TieredShard {
   // ---- rows, as those of Shard (src/tiered.cpp)
   void gather(std::span<const int32_t> counts, std::span<const uint32_t> slots, std::span<float> out);
   void update(std::span<const int32_t> counts, std::span<const uint32_t> slots, std::span<const float> grads,
-              int64_t step);
+              int64_t step, std::span<const double> rates = {});
   std::vector<uint64_t> touched(size_t table) const;
 
   // ---- any rows, around the cache (src/tiered_around.cpp)

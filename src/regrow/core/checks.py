@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from regrow import _kernels
+from regrow.core.job import NUMBER_MAX as FLOAT_MAX
 from regrow.core.job import JobSpec
 from regrow.core.messages import Float32Array, Int32Array, Member, Push, UInt32Array
 from regrow.store.interface import Sizes
@@ -71,6 +72,17 @@ class RequestChecks(RowChecks):
         self.check_range(push.counts, push.slots)
         if _kernels.has_repeated_slots(push.counts, push.slots):
             raise ValueError("a slot is named twice; gradients of a row are summed before they are pushed")
+        self.check_rates(push.rates)
+
+    def check_rates(self, rates: Sequence[float]) -> None:
+        """One learning rate for each table, or none at all."""
+        if not rates:
+            return
+        if len(rates) != self.dims.size:
+            raise ValueError(f"{len(rates)} learning rates for {self.dims.size} tables")
+        for rate in rates:
+            if not 0.0 <= rate <= FLOAT_MAX:
+                raise ValueError(f"a learning rate must be a finite number and not negative, not {rate}")
 
     def check_reply(self, floats: int) -> int:
         if floats * 4 > self._reply_bytes_max:

@@ -22,7 +22,7 @@ from regrow.core.message import encode_meta as encode_meta
 from regrow.core.message import message as message
 from regrow.errors import Refusal
 
-PROTOCOL_VERSION = 5
+PROTOCOL_VERSION = 6
 
 # --- Opening a connection -----------------------------------------------------------------------------------
 
@@ -213,9 +213,11 @@ class Rows(Message, frozen=True, kw_only=True):
 
 @message(24)
 class Push(Message, frozen=True, kw_only=True):
-    """Worker -> server: summed gradients of distinct slots. In sync mode seq is the step."""
+    """Worker -> server: summed gradients of distinct slots. In sync mode seq is the step. `rates`: the learning rate of
+    each table for just this push, whenever and wherever it is applied; none: those that the job was declared with."""
 
     seq: U62
+    rates: tuple[float, ...] = ()
     counts: Int32Array
     slots: UInt32Array
     grads: Float32Array

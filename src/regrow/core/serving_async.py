@@ -86,7 +86,7 @@ class AsyncServing(Serving):
         effects: list[Effect] = []
         if push.seq > self.span(source.id)[0]:
             part = self.take_unapplied((push.counts, push.slots, push.grads), source.id, push.seq)
-            self.store.update(*part, push.seq)
+            self.store.update(*part, push.seq, push.rates)
             self.count_updates(push.counts, push.slots, source.id, push.seq)
             for marks in self.flusher.applied:
                 marks[source.id] = max(push.seq, marks[source.id])

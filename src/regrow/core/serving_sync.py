@@ -124,10 +124,24 @@ class SyncServing(Serving):
         if push.seq > least + STEPS_AHEAD_MAX:
             raise ValueError(f"push of step {push.seq} while step {least} is committed")
         if push.seq > least:
+            self._check_rates(source.id, push)
             self._staged.setdefault(push.seq, {})[source.id] = push
         # Whoever computed a step has pulled it, perhaps from the server that this one replaces.
         self._pulled[source.id] = max(push.seq, self._pulled.get(source.id, 0))
         return [self.acknowledge(source, push.seq), *self.commit()]
+
+    def _check_rates(self, worker: int, push: Push) -> None:
+        """What all workers pushed is applied at once, with one learning rate."""
+        for other, staged in self._staged.get(push.seq, {}).items():
+            if other != worker and staged.rates != push.rates:
+                mine, theirs = (
+                    each.rates or [t.optimizer.learning_rate for t in self.job.tables] for each in (push, staged)
+                )
+                pairs = zip(self.job.tables, mine, theirs, strict=True)
+                name, rate, there = next((t.name, a, b) for t, a, b in pairs if a != b)
+                raise ValueError(
+                    f"step {push.seq} has learning rate {rate:g} for table {name!r}, and {there:g} in worker {other}"
+                )
 
     def commit(self) -> list[Effect]:
         """Applies the next step once all workers staged it and pulled the one after; answers what can be."""
@@ -148,7 +162,7 @@ class SyncServing(Serving):
             return []
         for counts, slots, _ in parts:
             self.count_updates(counts, slots, 0, step)
-        self._apply(summed, step)
+        self._apply(summed, step, staged[0].rates)
         del self._staged[step]
         self.clock += len(parts)
         cut = self.cut.check_marks(self.flusher.applied) or self.cut.check_aside()
@@ -158,15 +172,15 @@ class SyncServing(Serving):
         workers = range(self.job.workers)
         return len(staged) == len(workers) and all(self._pulled.get(w, 0) > step for w in workers)
 
-    def _apply(self, part: Part, step: int) -> None:
+    def _apply(self, part: Part, step: int, rates: tuple[float, ...]) -> None:
         if self._undoes_bare:
             counts, slots, _ = self._take_bare(part)
             before = self.gather(counts, slots)
-            self.store.update(*part, step)
+            self.store.update(*part, step, rates)
             changes = before.view(np.uint32) ^ self.gather(counts, slots).view(np.uint32)
             self._bare_last = counts, slots, changes.view(np.float32)
         else:
-            self.store.update(*part, step)
+            self.store.update(*part, step, rates)
         for marks in self.flusher.applied:
             marks[0] = step
         self.rows_updated += part[1].size

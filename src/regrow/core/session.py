@@ -97,12 +97,14 @@ class PullWanted:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class PushWanted:
-    """Apply `grads` at the rows of `plan`. `request` is the pull the gradients were computed from."""
+    """Apply `grads` at the rows of `plan`. `request` is the pull the gradients were computed from; `rates` the learning
+    rates to apply them with, also when they are sent again."""
 
     seq: int
     request: int
     plan: Plan
     grads: Float32Array
+    rates: tuple[float, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -511,7 +513,7 @@ class Session:
 
     def _push(self, wanted: PushWanted, s: int) -> Send:
         grads, parts = self._part(wanted.plan, wanted.grads, s)
-        return Send(target=self._servers[s], message=Push(seq=wanted.seq, grads=grads, **parts))
+        return Send(target=self._servers[s], message=Push(seq=wanted.seq, rates=wanted.rates, grads=grads, **parts))
 
     def _assign(self, wanted: AssignWanted, s: int) -> Send:
         weights, parts = self._part(wanted.plan, wanted.weights, s)

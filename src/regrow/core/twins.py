@@ -7,7 +7,7 @@ runs per step may call it. Float arithmetic is float32, one operation at a time,
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -178,10 +178,11 @@ class ShardTwin:
         parts = [self.records[t][slot, : self.dims[t]] for t, slot in _by_table(counts, slots)]
         return np.concatenate([np.zeros(0, np.float32), *parts])
 
-    def update(self, counts: I32, slots: U32, grads: F32, step: int) -> None:
+    def update(self, counts: I32, slots: U32, grads: F32, step: int, rates: Sequence[float] = ()) -> None:
         at = 0
         for t, slot in _by_table(counts, slots):
-            update_record(self.records[t][slot], grads[at : at + self.dims[t]], rule=self.rules[t], step=step)
+            rule = replace(self.rules[t], learning_rate=rates[t]) if rates else self.rules[t]
+            update_record(self.records[t][slot], grads[at : at + self.dims[t]], rule=rule, step=step)
             self.touched[t][slot] = True
             at += self.dims[t]
 
@@ -301,10 +302,10 @@ class CodedShardTwin(ShardTwin):
         if self.coded[t].r:
             self.coded[t].saved.setdefault(slot, self.records[t][slot].copy())
 
-    def update(self, counts: I32, slots: U32, grads: F32, step: int) -> None:
+    def update(self, counts: I32, slots: U32, grads: F32, step: int, rates: Sequence[float] = ()) -> None:
         for t, slot in _by_table(counts, slots):
             self._save(t, slot)
-        ShardTwin.update(self, counts, slots, grads, step)
+        ShardTwin.update(self, counts, slots, grads, step, rates)
 
     def assign_untouched(self, counts: I32, slots: U32, weights: F32) -> None:
         for t, slot in _by_table(counts, slots):

@@ -28,6 +28,7 @@ from regrow.core.identity import Identity
 from regrow.core.job import JobSpec
 from regrow.errors import ChildFailed, ConfigError, ConnectionLost, UserError
 from regrow.launch.backend import Ended, News, end, list_running, name_of
+from regrow.launch.connect import FORMAT, Ticket, describe_protection, write_ticket
 from regrow.launch.crew import Crew
 from regrow.launch.orders import CheckpointTimes, Saving, Stop, TieredRows
 from regrow.launch.processes import LocalProcesses
@@ -68,6 +69,7 @@ NEWS_SECONDS_MAX = 2.0
 WATCH_SECONDS = 0.1
 FRAME_BYTES_MAX = 1 * GIB
 COUNT = struct.Struct("q")
+TOKEN_FILE = "token"
 
 
 def make_saving(wish: Partial) -> Saving:
@@ -137,8 +139,11 @@ class LocalCluster:
         self._failed = threading.Event()
         self._closing = threading.Event()
         self._owner = self._process = os.getpid()
+        self._made_at = time.time()
         # Set by whoever connects, in this process or one forked from it; read by the watcher, which has the supervisor.
         self._spares_wanted = mmap.mmap(-1, COUNT.size)
+        if protection is not None:  # whoever connects first, and from wherever
+            COUNT.pack_into(self._spares_wanted, 0, protection.copies)
         self._crew = Crew(
             backend=self._backend,
             threads={"coordinator": 1, "server": threads_per_server, "standby": threads_per_server},
@@ -219,6 +224,29 @@ class LocalCluster:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    @property
+    def address(self) -> str:
+        """Where the coordinator listens: the first half of `regrow.connect(address, token_file)`."""
+        assert self._crew.coordinator_address is not None
+        return self._crew.coordinator_address
+
+    @property
+    def token_file(self) -> Path:
+        """The second half: a file that only this user can read. It goes with the cluster."""
+        path = self._sockets.path / TOKEN_FILE
+        if not path.exists():
+            ticket = Ticket(
+                format=FORMAT,
+                token=self._token,
+                servers=self.server_count,
+                authenticate=self._authenticate,
+                frame_bytes_max=FRAME_BYTES_MAX,
+                made_at=self._made_at,
+                protection=describe_protection(self.protection),
+            )
+            write_ticket(path, ticket)
+        return path
 
     @property
     def pids(self) -> dict[str, int]:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from regrow.errors import UserError
 from regrow.launch.orders import Command, Conclude, Judge, MergeTallies
-from regrow.launch.reports import Concluded, Passed, ReadyToJudge, Tallied, Trained
+from regrow.launch.reports import Awaits, Concluded, Passed, ReadyToJudge, Tallied, Trained
 
 Told = list[tuple[int, Command]]
 
@@ -59,6 +59,8 @@ class Judges:
         self._at: dict[int, Place] = {}  # who waits where,
         self._merges: dict[int, bool] = {}  # and whether its metrics can be merged
         self._ended: set[int] = set()
+        self._last: dict[int, int] = {}  # the last step of who has ended
+        self._awaits: dict[int, int] = {}  # the step in which others are waited for, if that is long
         self._passed: dict[int, tuple[int, int]] = {}  # (loop, step) that a successor has passed over
         self._evaluations: dict[Place, _Evaluation] = {}
         self._rounds = 0
@@ -73,11 +75,14 @@ class Judges:
     def start_over(self) -> None:
         """All begin again, from a checkpoint: what was found is of another model."""
         self._at, self._ended, self._passed, self._evaluations = {}, set(), {}, {}
+        self._last, self._awaits = {}, {}
 
     def note_successor(self, worker: int) -> None:
         """It begins at the top of the script."""
         self._at.pop(worker, None)
         self._passed.pop(worker, None)
+        self._last.pop(worker, None)
+        self._awaits.pop(worker, None)
         self._ended.discard(worker)
 
     def receive(self, worker: int, report: object) -> Told:
@@ -90,9 +95,14 @@ class Judges:
             case Passed(loop=loop, step=step):
                 self._passed[worker] = (loop, step)
                 return self._begin()
-            case Trained():
+            case Trained(steps=steps):
                 self._ended.add(worker)
+                self._last[worker] = steps
+                self._check_steps()
                 return self._begin()
+            case Awaits(step=step):
+                self._awaits[worker] = step
+                self._check_steps()
             case Tallied() | Concluded():
                 made = self._evaluations.get(self._at[worker]) if worker in self._at else None
                 if made is None or made.number != report.number or worker not in made.among:
@@ -101,6 +111,17 @@ class Judges:
                     return self._conclude(made, report.metrics)
                 return self._note_tallied(made, worker, report.problem)
         return []
+
+    def _check_steps(self) -> None:
+        """Synchronously a step is made by all: who has ended makes none any more."""
+        for worker, last in self._last.items():
+            for other, step in self._awaits.items():
+                if step > last and other != worker:
+                    raise UserError(
+                        f"worker {worker} ended after step {last}, and worker {other} waits for it in step {step}: "
+                        "synchronous workers make the same steps",
+                        hint="the same batches in every worker, no break in one of them; job.loop deals them itself",
+                    )
 
     def _welcome(self, worker: int, place: Place) -> Told:
         """Who comes to a place that others have been to is a successor."""

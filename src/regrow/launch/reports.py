@@ -195,6 +195,12 @@ class Trained(Report, frozen=True, kw_only=True, tag="trained"):
     seconds: float
 
 
+class Awaits(Report, frozen=True, kw_only=True, tag="awaits"):
+    """A worker has made this synchronous step, and has waited for a while for the others to make it."""
+
+    step: int
+
+
 class ReadyToJudge(Report, frozen=True, kw_only=True, tag="ready to judge"):
     """A worker has come to an evaluation that all make together, and waits: the `call`-th in that step of that loop, or
     (None) behind it. `merges`: whether what several workers have counted can be made one."""
@@ -346,6 +352,7 @@ AnyReport = (
     | Said
     | SaveNow
     | Trained
+    | Awaits
     | ReadyToJudge
     | Passed
     | Tallied

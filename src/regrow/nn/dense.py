@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from regrow.core.job import OptimizerSpec, TableSpec
+from regrow.errors import UserError
 
 ROW_FLOATS = 512  # Narrower rows cost more bookkeeping per byte; wider ones spread a small model unevenly.
 ALIGNMENT_FLOATS = 16  # Every parameter starts on a cache line, as torch's own would.
@@ -120,6 +121,23 @@ class BufferTable(FlatTable):
         for buffer, view, moved in zip(self._tensors, self._views, self._grad_views, strict=True):
             torch.sub(view, buffer.detach().cpu(), out=moved)
         return self._grads.numpy()
+
+
+class Known:
+    """The parameters that a module had when the servers got them. One that comes later would stay in its worker, and
+    nobody would train it."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        self._ids = {id(parameter) for parameter in module.parameters()}
+
+    def check(self) -> None:
+        for name, parameter in self._module.named_parameters():
+            if id(parameter) not in self._ids and parameter.requires_grad:
+                raise UserError(
+                    f"the parameter {name!r} came after job.dense: the servers do not have it",
+                    hint="make the whole model, and give it to job.dense, before the first step",
+                )
 
 
 def name_buffers(module: nn.Module) -> set[str]:

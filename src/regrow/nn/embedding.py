@@ -21,11 +21,12 @@ import torch
 from torch import Tensor, nn
 
 from regrow.core.job import JobSpec, Mode, OptimizerSpec, TableSpec
-from regrow.errors import RegrowError
+from regrow.errors import RegrowError, UserError
 from regrow.nn import refusals
 from regrow.nn.coded import make_marks_table, make_protection, protect
 from regrow.nn.jagged import pool_weighted
 from regrow.nn.optimizer import OptimizerSpec as NamedOptimizer
+from regrow.nn.rates import check_rate
 from regrow.nn.routing import make_router
 from regrow.nn.weights import give_weights, make_first
 from regrow.protection import ErasureCode, Partial
@@ -244,6 +245,7 @@ class EmbeddingBagCollection(nn.Module):
             if (first := make_first(config)) is not None:
                 give_weights(self._client, self.job, config.name, first)
         self._step = 0
+        self._rates: list[float] = []  # of each table, once they are not those that were declared
         self._prefetched: dict[int, tuple[Features, _Batch]] = {}
         self._unpushed: _Batch | None = None  # of the last forward, in synchronous mode
         # Autograd calls backward only where something that was passed in needs a gradient. A parameter, though it is
@@ -259,6 +261,19 @@ class EmbeddingBagCollection(nn.Module):
 
     def is_weighted(self) -> bool:
         return self._is_weighted
+
+    def set_learning_rate(self, rate: float, table: str | None = None) -> None:
+        """Of all tables, or of one: from the next backward on, of this worker. In synchronous mode all workers must set
+        the same before the same step."""
+        names = [config.name for config in self._configs]
+        if table is not None and table not in names:
+            raise UserError(f"the collection has no table {table!r}", hint=f"it has {', '.join(names)}")
+        check_rate(rate)
+        rates = self._rates or [spec.optimizer.learning_rate for spec in self.job.tables]
+        for index, name in enumerate(names):
+            if table in (None, name):
+                rates[index] = float(rate)
+        self._rates[:] = rates
 
     def prefetch(self, features: Features) -> None:
         """Asks for the rows of a batch that will be passed to forward later, so that they are there by then."""
@@ -312,7 +327,12 @@ class EmbeddingBagCollection(nn.Module):
 
     def _make_batch(self, ticket: Ticket, shape: tuple[int, int], *, trains: bool) -> _Batch:
         batch = _Batch(
-            client=self._client, ticket=ticket, shape=shape, trains=trains, once=trains and self.job.mode == "sync"
+            client=self._client,
+            ticket=ticket,
+            shape=shape,
+            trains=trains,
+            once=trains and self.job.mode == "sync",
+            rates=self._rates,
         )
         _BATCHES.add(batch)
         return batch
@@ -412,6 +432,7 @@ class _Batch:
     trains: bool
     once: bool = False  # a synchronous step has one push
     pushes: int = 0
+    rates: list[float] = dataclasses.field(default_factory=list)  # as they are when it is pushed; none: as declared
 
 
 _BATCHES: weakref.WeakSet[_Batch] = weakref.WeakSet()
@@ -486,7 +507,7 @@ def _push(batch: _Batch, grads: np.ndarray[Any, Any]) -> None:
         )
     if not batch.client.pushes:  # the first of all: later ones need not look
         refusals.refuse_scaler()
-    batch.client.push(batch.ticket, grads)
+    batch.client.push(batch.ticket, grads, tuple(batch.rates))
     batch.pushes += 1
 
 

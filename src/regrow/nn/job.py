@@ -44,23 +44,27 @@ from torch import Tensor, nn
 from regrow.core.job import JobSpec, Mode, OptimizerSpec
 from regrow.errors import RegrowError, UserError
 from regrow.metrics import AUC, LogLoss, Metric
+from regrow.nn import refusals
 from regrow.nn import seat as seats
 from regrow.nn import weights as whole
 from regrow.nn.ahead import Planned, group, plan_ahead
+from regrow.nn.clipping import clip_gradients
 from regrow.nn.declaring import Static, declare
-from regrow.nn.dense import BufferTable, DenseTable, name_buffers
+from regrow.nn.dense import BufferTable, DenseTable, Known, name_buffers
 from regrow.nn.digests import StepDigests
 from regrow.nn.embedding import EmbeddingBagConfig, EmbeddingConfig, Features
 from regrow.nn.extras import decode_extra, encode_extra
 from regrow.nn.feed import Dealing, Feed
 from regrow.nn.job_embedding import JobCollection, JobEmbeddingBagCollection, JobEmbeddingCollection
-from regrow.nn.judging import adapt
+from regrow.nn.judging import adapt, predict_by_shape
 from regrow.nn.lookup import Lookup, Part, find_features, join_ids, read_ids
 from regrow.nn.progress import Progress
+from regrow.nn.rates import WithRates
 from regrow.nn.routes import Chosen, Routes
 from regrow.nn.together import Place
 from regrow.runtime.client import Client, Ticket
 
+TELL_SECONDS = 2.0  # of waiting for other workers, before the launcher hears of it
 READ_AHEAD = 2  # batches of an evaluation that are asked for together
 
 ROWS_OPTIMIZER = OptimizerSpec(kind="rowwise_adagrad", learning_rate=0.03)
@@ -76,10 +80,11 @@ def join(*, seed: int | None = None, mode: Mode | None = None, servers: int | No
     return Job(seats.take(seed=seed, mode=mode, servers=servers))
 
 
-class Job:
+class Job(WithRates):
     """One worker of a run. Its public methods are all that a script needs."""
 
     def __init__(self, seat: seats.Seat) -> None:
+        super().__init__()
         self.worker, self.workers = seat.worker, seat.workers
         self.mode: Mode = seat.mode
         self.progress = Progress()
@@ -87,6 +92,7 @@ class Job:
         self._seat = seat
         self._collections: list[JobCollection] = []
         self._dense: DenseTable | None = None
+        self._known = Known(nn.Module())
         self._buffers: BufferTable | None = None
         self._client: Client | None = None
         self._first_weights: dict[str, Tensor] = {}  # of tables, to begin with
@@ -141,23 +147,28 @@ class Job:
             if names.count(name) > 1:
                 raise ValueError(f"two tables are named {name!r}; checkpoints know tables by their names")
         self._collections.append(collection)
+        for spec in collection.specs:
+            self._rates.add(spec.name, spec.optimizer.learning_rate)
         for config in collection.configs:
             if (first := whole.make_first(config)) is not None:
                 self._first_weights[config.name] = first
         return collection
 
-    def dense(self, module: nn.Module, optimizer: OptimizerSpec | None = None) -> nn.Module:
+    def dense(self, module: nn.Module, optimizer: OptimizerSpec | None = None, *, sync: str = "servers") -> nn.Module:
         """Gives the parameters of a module to the servers: they are the same in every worker, and survive it. Averages
         such as those of BatchNorm go along. Parameters that need no gradient stay as they are."""
         self._check_not_begun("a module")
+        refusals.check_dense(module, sync)
         if self._dense is not None:
             raise UserError("a job has one dense module", hint="put the modules into one, and give that")
         mine = {id(p) for each in self._collections for p in each.parameters()}
         named = [(name, p) for name, p in module.named_parameters() if id(p) not in mine and p.requires_grad]
         self._dense = DenseTable(named, optimizer or DENSE_OPTIMIZER)
+        self._rates.add(self._dense.spec.name, self._dense.spec.optimizer.learning_rate)
         kept = name_buffers(module)
         buffers = [(name, b) for name, b in module.named_buffers() if name in kept and b.is_floating_point()]
         self._buffers = BufferTable(buffers) if buffers else None
+        self._known = Known(module)
         module.register_load_state_dict_post_hook(lambda module, keys: self._write_dense())
         return module
 
@@ -200,6 +211,7 @@ class Job:
         limit = min((n for n in (steps, known) if n is not None), default=None)
         before = self._loop_start = self._step
         self._loops, self._in_loop = self._loops + 1, True
+        self._rates.begin_loop()
         if limit is not None:
             self._seat.plan(before + limit)
         skip = max(0, self.done - before) if limit is None else min(max(0, self.done - before), limit)
@@ -223,9 +235,14 @@ class Job:
                 for batch in planned.batches:
                     self._is_stepped = False
                     yield batch
-                    self._check_stepped()
+                    if not self._is_stepped:
+                        raise UserError(
+                            f"the batch of step {self._step} was left without job.step(loss)",
+                            hint="job.skip() leaves one out on purpose",
+                        )
         finally:
             self._in_loop = False
+            self._rates.end_loop()
             if self._current is not None:  # left in the middle of a step, which then was none
                 self._step = self._current[1].step - 1
                 self._current = None
@@ -314,13 +331,6 @@ class Job:
         self._seat.extra = text or self._seat.extra
         self._seat.save(pushed, text)
 
-    def _check_stepped(self) -> None:
-        if not self._is_stepped:
-            raise UserError(
-                f"the batch of step {self._step} was left without job.step(loss)",
-                hint="job.skip() leaves one out on purpose",
-            )
-
     def _plan(self, batches: list[Any], find: Find) -> Planned:
         if not batches:
             return Planned([], [], self._routes.plan_nothing(), ())
@@ -352,12 +362,21 @@ class Job:
 
     def _begin_step(self, planned: Planned, lookup: Lookup) -> None:
         waited = time.monotonic()
-        rows = lookup.ticket.wait()
+        rows = self._wait_for_rows(lookup)
         self.progress.wait_seconds += time.monotonic() - waited
         for index, table in self._static:
             lookup.plan.static_get(index, rows, table.values)
             table.adopt_values()
         self._current, self._step = (planned, lookup), lookup.step
+
+    def _wait_for_rows(self, lookup: Lookup) -> np.ndarray[Any, Any]:
+        """Synchronously they come when all workers have made the step before: who waits long says so."""
+        if self.mode == "sync" and self.workers > 1:
+            try:
+                return lookup.ticket.wait(TELL_SECONDS)
+            except TimeoutError:
+                self._seat.note_waiting(lookup.step - 1)
+        return lookup.ticket.wait()
 
     def _finish_step(self, *, clip_norm: float | None = None) -> None:
         assert self._current is not None
@@ -365,12 +384,11 @@ class Job:
         planned, lookup = self._current
         grads = self._take_grads(lookup) if planned.batches else np.zeros(lookup.plan.floats, np.float32)
         if clip_norm is not None:
-            norm = float(np.linalg.norm(grads))
-            if norm > clip_norm:
-                grads *= np.float32(clip_norm / norm)
+            averages = frozenset(index for index, table in self._static if table is self._buffers)
+            clip_gradients(grads, lookup.plan, self._spec, norm_max=clip_norm, left_out=averages)
         if self.mode == "sync" and self.workers > 1:
             grads *= np.float32(1.0 / self.workers)  # servers sum the workers: together they make the mean
-        client.push(lookup.ticket, grads)
+        client.push(lookup.ticket, grads, self._rates.find(lookup.step, self._spec))
         self._current = None
         loss = sum(self._losses) / len(self._losses) if self._losses else None
         self._losses.clear()
@@ -392,6 +410,7 @@ class Job:
 
     def _report(self) -> None:
         self._reported_at = time.monotonic()
+        self._known.check()
         self._seat.report(self.progress, self._begin())
         self.progress.clear()
 
@@ -469,10 +488,13 @@ class Job:
         must call it, waits for the others, judges its share of the batches, and gets the figures of all.
         """
         judges: list[Metric] = [AUC(), LogLoss()] if metrics is None else [adapt(metric) for metric in metrics]
-        predict = predict or (lambda batch: _predict(model, batch))
+        predict = predict or (lambda batch: predict_by_shape(model, batch))
         find = features or find_features
         if together and self.workers > 1:
-            self._begin().drain()  # all that was learned is judged
+            if self._in_loop:
+                self._begin().drain()  # all that was learned is judged
+            else:
+                self.settle()
 
             def judge(judges: Sequence[Metric], index: int, count: int) -> None:
                 feed = Feed(loader, worker=index, workers=count, epochs=1, seed=self._seat.seed, together=False)
@@ -555,6 +577,7 @@ class Job:
         self.done = max(again, opened.committed) - again if seat.mode == "sync" else opened.durable
         client.pushes = self.done
         self._client = client
+        seat.note_end(self.settle)
         self._give_first_values(client)
         return client
 
@@ -570,9 +593,3 @@ class Job:
         for name, first in self._first_weights.items():
             whole.give_weights(client, self._spec, name, first)
         self._first_weights.clear()
-
-
-def _predict(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
-    if isinstance(batch, tuple | list) and len(batch) == 2:
-        return model(batch[0]).reshape(-1), batch[1].reshape(-1)
-    return model(batch.features).reshape(-1), batch.labels.reshape(-1)

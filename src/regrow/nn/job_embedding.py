@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from regrow.core.job import OptimizerSpec, TableSpec
+from regrow.errors import UserError
 from regrow.nn import refusals
 from regrow.nn.embedding import EmbeddingBagConfig, EmbeddingConfig, Features, KeyedTensor, load_tables, make_table_spec
 from regrow.nn.jagged import JaggedTensor, pool_weighted, split_features
@@ -55,6 +56,14 @@ class JobCollection(nn.Module):
     def is_trained(self) -> bool:
         """Whether rows that are looked up now are to be changed by it."""
         return self.training and self.anchor.requires_grad
+
+    def set_learning_rate(self, rate: float, table: str | None = None) -> None:
+        """Of all tables of this collection, or of one, from the next loop on."""
+        names = [config.name for config in self.configs]
+        if table is not None and table not in names:
+            raise UserError(f"the collection has no table {table!r}", hint=f"it has {', '.join(names)}")
+        for name in names if table is None else [table]:
+            self._job.set_learning_rate(rate, name)
 
     def extra_repr(self) -> str:
         return ", ".join(f"{c.name} [{c.num_embeddings}, {c.embedding_dim}]" for c in self.configs)

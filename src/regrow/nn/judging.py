@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor, nn
 
 from regrow.errors import UserError
 from regrow.metrics import Metric
@@ -70,3 +71,10 @@ def _has_merge(metric: Any) -> bool:
 
 def _as_tensors(value: Any) -> Any:
     return [torch.as_tensor(part) for part in value] if isinstance(value, list) else torch.as_tensor(value)
+
+
+def predict_by_shape(model: nn.Module, batch: Any) -> tuple[Tensor, Tensor]:
+    """Logits and labels of a batch that is a pair, or has `features` and `labels`."""
+    if isinstance(batch, tuple | list) and len(batch) == 2:
+        return model(batch[0]).reshape(-1), batch[1].reshape(-1)
+    return model(batch.features).reshape(-1), batch.labels.reshape(-1)

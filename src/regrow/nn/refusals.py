@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from regrow.errors import UserError
 
@@ -128,3 +128,25 @@ UNPUSHED = (
 UNPUSHED_HINT = "call backward() first; for looking only, use eval() or torch.no_grad(); join micro-batches into one"
 COPIED = "an EmbeddingBagCollection cannot be copied or pickled: its rows are on servers, which it is connected to"
 COPIED_HINT = "copy its state_dict(), or make another collection with the same tables on a cluster of its own"
+
+
+def check_dense(module: nn.Module, sync: str) -> None:
+    """What cannot be given to the servers, or not so."""
+    if sync == "ddp":
+        raise UserError(
+            'job.dense(sync="ddp") is not there: a worker that dies would take the others\' all-reduce and its own '
+            "optimizer's state along, and no checkpoint would have them",
+            hint="leave it out: on the servers dense parameters are the same in every worker, and survive it",
+        )
+    if sync != "servers":
+        raise UserError(f"job.dense: sync = {sync!r}", hint='"servers", or leave it out')
+    if isinstance(module, nn.parallel.DistributedDataParallel):
+        raise UserError(
+            "job.dense: the module is in DistributedDataParallel already",
+            hint="give the module itself: the servers bring the workers together",
+        )
+    for name, parameter in module.named_parameters():
+        if isinstance(parameter, nn.UninitializedParameter):
+            raise UserError(
+                f"job.dense: the parameter {name!r} has no shape yet", hint="call the lazy module once before job.dense"
+            )

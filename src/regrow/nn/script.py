@@ -14,7 +14,7 @@ import runpy
 import sys
 import time
 import traceback
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +58,7 @@ class RunSeat:
             self.digests = Path(config.out) / STEPS / f"worker-{who.id}.jsonl"
         self.client: SocketClient | None = None
         self.metrics: dict[str, float] = {}
+        self.settle: Callable[[], None] = lambda: None
         self.steps = self.samples = 0
         self.began_at = time.monotonic()
         self._parent = parent
@@ -107,6 +108,12 @@ class RunSeat:
         if self.worker == 0:
             kept = None if extra is None else orders.Extra(step=step, text=extra)
             self._parent.report(reports.SaveNow(extra=kept))
+
+    def note_waiting(self, step: int) -> None:
+        self._parent.report(orders.Awaits(step=step))
+
+    def note_end(self, settle: Callable[[], None]) -> None:
+        self.settle = settle
 
     def note_passed(self, loop: int, step: int) -> None:
         self._parent.report(reports.Passed(loop=loop, step=step))
@@ -158,7 +165,7 @@ def run(parent: Parent, config: TrainConfig) -> RunSeat:
         raise UserError(
             "the script ended, and trained nothing", hint="for batch in job.loop(loader): ... job.step(loss)"
         )
-    place.client.drain()
+    place.settle()  # a loop that was left early has not
     return place
 
 

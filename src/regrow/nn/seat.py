@@ -59,6 +59,12 @@ class Seat(Protocol):
     def note_passed(self, loop: int, step: int) -> None:
         """Steps of a loop were done before, up to this one."""
 
+    def note_waiting(self, step: int) -> None:
+        """This step was pushed, and others have not made it for a while (synchronous)."""
+
+    def note_end(self, settle: Callable[[], None]) -> None:
+        """What is to be called when the script has ended."""
+
     def save(self, step: int, extra: str | None) -> None:
         """Asks for a checkpoint, with what is to be kept of this step, if anything."""
 
@@ -112,6 +118,12 @@ class AloneSeat:
 
     def note_passed(self, loop: int, step: int) -> None:
         """There is nobody to wait for."""
+
+    def note_waiting(self, step: int) -> None:
+        """Nor who would hear of it."""
+
+    def note_end(self, settle: Callable[[], None]) -> None:
+        """The script has its own end."""
 
     def save(self, step: int, extra: str | None) -> None:
         raise AssertionError("there are no checkpoints")

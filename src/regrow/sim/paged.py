@@ -10,6 +10,7 @@ unkind as the interface allows.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -110,10 +111,10 @@ class PagedModel:
         self._check(counts, slots)
         self._rows.gather(counts, slots, out)
 
-    def update(self, counts: Any, slots: Any, grads: Any, step: int) -> None:
+    def update(self, counts: Any, slots: Any, grads: Any, step: int, rates: Sequence[float] = ()) -> None:
         self._check(counts, slots)
         self._change(list_places(counts, slots))
-        self._rows.update(counts, slots, grads, step)
+        self._rows.update(counts, slots, grads, step, rates)
 
     def assign_untouched(self, counts: Any, slots: Any, weights: Any) -> None:
         self._change(list_places(counts, slots))

@@ -6,6 +6,7 @@ patch; should the core change under it, it must be changed too, or its plant is 
 
 from __future__ import annotations
 
+import dataclasses
 from collections import deque
 from typing import Any
 
@@ -69,9 +70,26 @@ def piecewise_push(original: Any) -> Any:
                     for t, slot in zip(np.repeat(np.arange(part[0].size), missing_counts), missing, strict=True)
                 }
                 here = np.array([(int(t), int(s)) not in absent for t, s in zip(tables, part[1], strict=True)], bool)
-                self.store.update(*self.requests.select(here, tables, part[1], part[2]), push.seq)
+                self.store.update(*self.requests.select(here, tables, part[1], part[2]), push.seq, push.rates)
                 counts, slots, grads = self.requests.select(~here, tables, part[1], part[2])
-                queue[0] = source, Push(seq=push.seq, counts=counts, slots=slots, grads=grads)
+                queue[0] = source, Push(seq=push.seq, rates=push.rates, counts=counts, slots=slots, grads=grads)
+        return original(self, worker)
+
+    return apply_queue
+
+
+def present_rates(original: Any) -> Any:
+    def push(self: Any, wanted: Any, s: int) -> Any:
+        newest = self._redo[max(self._redo)].wanted
+        return original(self, dataclasses.replace(wanted, rates=newest.rates), s)
+
+    return push
+
+
+def rates_of_the_job(original: Any) -> Any:
+    def apply_queue(self: Any, worker: int) -> Any:
+        if not self.ways.is_whole and (queue := self._pushes.get(worker)):
+            queue[0] = (queue[0][0], msgspec.structs.replace(queue[0][1], rates=()))
         return original(self, worker)
 
     return apply_queue

@@ -87,6 +87,22 @@ BUGS: dict[str, Bug] = {
         ASYNC,
         ("I1",),
     ),
+    "present-rates": Bug(
+        "a push that is sent again is applied with the newest learning rates",
+        Session,
+        "_push",
+        patches.present_rates,
+        ("rates", "rates-sync"),
+        ("I1", "I3", "I5", "I7", "refusal"),
+    ),
+    "rates-of-the-job": Bug(
+        "a push that waits for rows is applied with the learning rates that were declared",
+        AsyncServing,
+        "_apply_queue",
+        patches.rates_of_the_job,
+        ("rates",),
+        ("I3", "I1", "I5"),
+    ),
     "flush-before-snapshot": Bug(
         "pending rows are flushed before a snapshot is answered",
         Server,

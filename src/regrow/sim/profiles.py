@@ -41,6 +41,7 @@ class Profile:
     cuts: bool = False  # checkpoints are made
     bounds: bool = False  # the bounds of the core are drawn too, small enough to be met (bounds.py)
     optimizers: tuple[OptimizerKind, ...] = ()  # () is plain sums in asynchronous worlds, else the usual four
+    rates: bool = False  # learning rates change from push to push
     clocks: bool = False  # every machine has its own
     loads: bool = False  # records are written before anybody trains, and read at the end
     faults: int = 6  # at most so many in a run
@@ -107,6 +108,15 @@ PROFILES = {
         Profile(name="bare-sync", mode="sync", bare=True, beyond=True, weights=WORKING),
         Profile(name="beyond", r=(1, 1, 2), beyond=True, weights=(("server", 4), ("replacement", 1), ("worker", 1))),
         *CROSSED,
+    )
+}
+
+# Every push has learning rates of its own, and some have none.
+PROFILES |= {
+    profile.name: dataclasses.replace(profile, r=(1, 2), ks=R2, optimizers=ALL_OPTIMIZERS, rates=True)
+    for profile in (
+        Profile(name="rates"),
+        Profile(name="rates-sync", mode="sync", weights=CUTTING, cuts=True),
     )
 }
 

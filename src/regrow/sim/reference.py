@@ -81,7 +81,9 @@ class Places:
 class Reference:
     """What workers do and what must come of it; `AsyncReference` and `SyncReference` say the latter."""
 
-    def __init__(self, job: JobSpec, *, steps: int, rows_seed: int, assigned: bool) -> None:
+    def __init__(
+        self, job: JobSpec, *, steps: int, rows_seed: int, assigned: bool, changes_rates: bool = False
+    ) -> None:
         self.job = job
         self.steps = steps
         self._sync = job.mode == "sync"
@@ -95,6 +97,10 @@ class Reference:
             for step in range(1, steps + 2)
         }
         self.plans = {batch: self.places.plan(rows) for batch, rows in self.wanted.items()}
+        self.rates: dict[tuple[int, int], tuple[float, ...]] = {
+            (w, step): _choose_rates(job, rows_seed=rows_seed, worker=w, step=step) if changes_rates else ()
+            for w, step in self.wanted
+        }
         self.units: dict[Key, list[tuple[int, int]]] = {key: [] for key in self.initial}  # pushes that have a row
         for (w, step), tables in self.wanted.items():
             for t, rows in enumerate(tables):
@@ -175,8 +181,10 @@ class Reference:
 
 
 class AsyncReference(Reference):
-    def __init__(self, job: JobSpec, *, steps: int, rows_seed: int, assigned: bool) -> None:
-        super().__init__(job, steps=steps, rows_seed=rows_seed, assigned=assigned)
+    def __init__(
+        self, job: JobSpec, *, steps: int, rows_seed: int, assigned: bool, changes_rates: bool = False
+    ) -> None:
+        super().__init__(job, steps=steps, rows_seed=rows_seed, assigned=assigned, changes_rates=changes_rates)
         assert job.workers * steps <= UNITS_PER_COLUMN * min(table.dim for table in job.tables)
         self._expected: dict[tuple[Key, int], F32] = {}
         self._sound: set[tuple[Key, bytes]] = set()  # rows that were pulled and found right; membership only
@@ -260,16 +268,18 @@ class AsyncReference(Reference):
 class OrderedReference(Reference):
     """Asynchronous, any optimizer: each row has one worker, so its pushes come in one order."""
 
-    def __init__(self, job: JobSpec, *, steps: int, rows_seed: int, assigned: bool) -> None:
-        super().__init__(job, steps=steps, rows_seed=rows_seed, assigned=assigned)
+    def __init__(
+        self, job: JobSpec, *, steps: int, rows_seed: int, assigned: bool, changes_rates: bool = False
+    ) -> None:
+        super().__init__(job, steps=steps, rows_seed=rows_seed, assigned=assigned, changes_rates=changes_rates)
         self.rows_seed = rows_seed
-        rules = [_rule(job, t) for t in range(len(job.tables))]
         self._states: dict[Key, list[F32]] = {}  # of each row: after none, one, two .. of the pushes that have it
         for key, units in self.units.items():
             record = self.base[key].copy()
             self._states[key] = [record.copy()]
             for w, step in sorted(units):
-                twins.update_record(record, self._gradient(w, step, key), rule=rules[key[0]], step=step)
+                rule = _make_rule(job, key[0], self.rates[w, step])
+                twins.update_record(record, self._gradient(w, step, key), rule=rule, step=step)
                 self._states[key].append(record.copy())
 
     def _choose_rows(self, wanted: list[list[int]], worker: int) -> list[list[int]]:
@@ -303,14 +313,16 @@ class OrderedReference(Reference):
 
 
 class SyncReference(Reference):
-    def __init__(self, job: JobSpec, *, steps: int, rows_seed: int, assigned: bool) -> None:
-        super().__init__(job, steps=steps, rows_seed=rows_seed, assigned=assigned)
+    def __init__(
+        self, job: JobSpec, *, steps: int, rows_seed: int, assigned: bool, changes_rates: bool = False
+    ) -> None:
+        super().__init__(job, steps=steps, rows_seed=rows_seed, assigned=assigned, changes_rates=changes_rates)
         self.rows_seed = rows_seed
         self._noise: dict[tuple[int, int, Key], F32] = {}
         records = {key: record.copy() for key, record in self.base.items()}
         self.states = [dict(self.base)]  # records that did not change are shared between states
-        rules = [_rule(job, t) for t in range(len(job.tables))]
         for step in range(1, steps + 1):
+            rules = [_make_rule(job, t, self.rates[0, step]) for t in range(len(job.tables))]
             sums: dict[Key, F32] = {}
             for w in range(job.workers):
                 for t, rows in enumerate(self.wanted[w, step]):
@@ -360,21 +372,29 @@ class SyncReference(Reference):
 
 
 @functools.lru_cache(maxsize=64)
-def make_reference(job: JobSpec, *, steps: int, rows_seed: int, assigned: bool) -> Reference:
+def make_reference(
+    job: JobSpec, *, steps: int, rows_seed: int, assigned: bool, changes_rates: bool = False
+) -> Reference:
     sums = all(table.optimizer.kind == "sgd" and table.optimizer.learning_rate == 1.0 for table in job.tables)
     kind: type[Reference] = SyncReference
     if job.mode == "async":
         kind = AsyncReference if sums else OrderedReference
     if job.protection.saves_own:
         kind = AsyncReference  # with lost updates in them, rows are told by what they contain
-    return kind(job, steps=steps, rows_seed=rows_seed, assigned=assigned)
+    return kind(job, steps=steps, rows_seed=rows_seed, assigned=assigned, changes_rates=changes_rates)
 
 
-def _rule(job: JobSpec, table: int) -> twins.Rule:
+def _choose_rates(job: JobSpec, *, rows_seed: int, worker: int, step: int) -> tuple[float, ...]:
+    """Of one push. Synchronously those of all workers are applied together."""
+    rng = random.Random(f"rates {rows_seed} {0 if job.mode == 'sync' else worker} {step}")
+    return () if rng.random() < 0.2 else tuple(rng.choice((0.0, 0.01, 0.3, rng.random())) for _ in job.tables)
+
+
+def _make_rule(job: JobSpec, table: int, rates: Sequence[float]) -> twins.Rule:
     of = job.tables[table].optimizer
     return twins.Rule(
         optimizer=of.kind,
-        learning_rate=of.learning_rate,
+        learning_rate=rates[table] if rates else of.learning_rate,
         eps=of.eps,
         beta1=of.beta1,
         beta2=of.beta2,

@@ -117,7 +117,8 @@ class Program:
             self.pushed += 1
             plan = self._reference.plans[self.index, self.pushed]
             grads = self._reference.gradients(self.index, self.pushed, self.rows[self.pushed])
-            return PushWanted(seq=self.pushed, request=self.pushed, plan=plan, grads=grads)
+            rates = self._reference.rates[self.index, self.pushed]
+            return PushWanted(seq=self.pushed, request=self.pushed, plan=plan, grads=grads, rates=rates)
         if self.may_expect:
             steps = range(self.asked + 1, min(self.asked + 1 + STEPS_EXPECTED, self._last_pull + 1))
             if self.session.reads_ahead:

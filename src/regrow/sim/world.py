@@ -70,7 +70,11 @@ class World:
         self.probes = probes
         self.note = note
         self.reference = make_reference(
-            scenario.job, steps=scenario.steps, rows_seed=scenario.rows_seed, assigned=scenario.assigned
+            scenario.job,
+            steps=scenario.steps,
+            rows_seed=scenario.rows_seed,
+            assigned=scenario.assigned,
+            changes_rates=scenario.profile.rates,
         )
         self.agenda = Agenda(self)
         self.network = Network(

@@ -103,13 +103,16 @@ class WorkerRows(Sizes, Protocol):
     def gather(self, counts: Int32Array, slots: UInt32Array, out: Float32Array) -> None:
         """Copies the weights of rows to `out`. A row may be named more than once; nothing changes."""
 
-    def update(self, counts: Int32Array, slots: UInt32Array, grads: Float32Array, step: int) -> None:
+    def update(
+        self, counts: Int32Array, slots: UInt32Array, grads: Float32Array, step: int, rates: Sequence[float] = ()
+    ) -> None:
         """Runs each table's optimizer on its rows, bit for bit as `regrow.core.twins.update_record` does.
 
         The slots of a table must be distinct: the store does not check it (servers refuse such a push), and which
         gradient of a row counts is then not known. The rows become touched, pending in their groups, and dirty to every
         tenant; what was published or captured of them is kept first. `step` counts from 1: ValueError below that if any
         table of the job has an optimizer that counts steps (both Adams), whether or not it has rows in this call.
+        `rates` has the learning rate of each table for this call alone; none: those of the job.
         """
 
     def assign_untouched(self, counts: Int32Array, slots: UInt32Array, weights: Float32Array) -> None:

@@ -37,7 +37,7 @@ WIRE = {
     21: "Opened(durable, committed, reads_ahead)",
     22: "Pull(request, step, counts: <i4, slots: <u4)",
     23: "Rows(request, durable, clock, rows: <f4)",
-    24: "Push(seq, counts: <i4, slots: <u4, grads: <f4)",
+    24: "Push(seq, rates, counts: <i4, slots: <u4, grads: <f4)",
     25: "Pushed(seq, durable, clock)",
     26: "Assign(counts: <i4, slots: <u4, weights: <f4)",
     27: "Durable(durable)",

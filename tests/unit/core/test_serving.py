@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from helpers import COORDINATOR, arrays, job, plain, server, shard_server, table, told, view, worker
@@ -53,6 +54,10 @@ def refused(target: Identity, reason: str) -> list[tuple[str, str, str]]:
 def push(seq: int, slots: list[int], grads: list[float], counts: list[int] | None = None) -> Push:
     sizes = [len(slots)] if counts is None else counts
     return Push(seq=seq, **arrays(counts=sizes, slots=slots, grads=grads))
+
+
+def with_rates(message: Push, *rates: float) -> Push:
+    return msgspec.structs.replace(message, rates=rates)
 
 
 def pull(slots: list[int], *, step: int = 0, request: int = 1, counts: list[int] | None = None) -> Pull:
@@ -101,6 +106,15 @@ def test_a_push_is_applied_when_it_comes_and_a_pull_sees_it() -> None:
     )
 
 
+def test_a_push_brings_its_own_learning_rate() -> None:
+    """For itself alone: the next one without has that of the job again, which is 1."""
+    machine = shard_server(job())
+    tell(machine, W0, with_rates(push(1, [0], [1, 1]), 0.25))
+    assert changed(machine) == {0: [-0.25, -0.25]}
+    tell(machine, W0, push(2, [0], [1, 1]))
+    assert changed(machine) == {0: [-1.25, -1.25]}
+
+
 def test_a_duplicate_is_answered_but_not_applied() -> None:
     machine = shard_server(job())
     for seq in (1, 2):
@@ -139,6 +153,12 @@ BAD_PUSHES = {
         push(1, [10], [1, 1], counts=[1, 0]),
         push(1, [0, 2**32 - 1], [1, 1, 1, 1], counts=[2, 0]),
         push(1, [0, 3], [1, 1, 1, 1, 1], counts=[1, 1]),
+    ],
+    "1 learning rates for 2 tables": [with_rates(push(1, [0], [1, 1], counts=[1, 0]), 0.5)],
+    "must be a finite number and not negative": [
+        with_rates(push(1, [0], [1, 1], counts=[1, 0]), 0.5, -0.5),
+        with_rates(push(1, [0], [1, 1], counts=[1, 0]), float("inf"), 1.0),
+        with_rates(push(1, [0], [1, 1], counts=[1, 0]), 1.0, float("nan")),
     ],
     "a slot is named twice": [
         push(1, [4, 4], [1, 1, 1, 1], counts=[2, 0]),
@@ -351,6 +371,19 @@ def test_a_step_is_applied_when_all_staged_it_and_all_pulled_the_next() -> None:
         assert (machine.server.serving.committed, machine.server.serving.clock) == (1, 2)
         tried += 1
     assert tried == 6
+
+
+def test_a_step_has_one_learning_rate() -> None:
+    """That of all its pushes. Who pushes another is told so; what others have staged stays."""
+    machine = sync_server(2)
+    tell(machine, W0, with_rates(push(1, [0], [1, 1]), 0.5))
+    assert tell(machine, W1, push(1, [0], [2, 2])) == refused(
+        W1, "Push: step 1 has learning rate 1 for table 't', and 0.5 in worker 0"
+    )
+    assert tell(machine, W1, with_rates(push(1, [0], [2, 2]), 0.5)) == [sent(W1, pushed(1, durable=0, clock=0))]
+    for who in (W0, W1):
+        tell(machine, who, pull([0], step=2))
+    assert changed(machine) == {0: [-1.5, -1.5]}
 
 
 def test_a_commit_may_come_with_the_last_push() -> None:

@@ -6,6 +6,7 @@ can be tried. Two servers are enough to see that all of them are waited for.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import pytest
 from helpers import COORDINATOR, HandPlan, arrays, job, plain, plan_of, server, table, told, view, worker
 
 from regrow.core import session as session_module
-from regrow.core.effects import Delivered, Joined, Lost
+from regrow.core.effects import Delivered, Joined, Lost, Send
 from regrow.core.identity import Identity
 from regrow.core.job import JobSpec
 from regrow.core.messages import (
@@ -208,6 +209,16 @@ def test_a_push_goes_to_every_server_out_of_the_callers_memory() -> None:
         sent(S1, Push(seq=1, **arrays(counts=[2], slots=[0, 1], grads=[0, 1, 2, 3]))),
     ]
     assert np.shares_memory(effects[1].message.grads, wanted.grads)  # type: ignore[union-attr]
+
+
+def test_a_push_that_is_sent_again_keeps_its_learning_rates() -> None:
+    session = opened(TWO_PHASES)
+    for seq, rate in ((1, 0.5), (2, 0.25)):
+        session.receive(dataclasses.replace(push_wanted(seq), rates=(rate,)))
+    hear(session, COORDINATOR, replaced(TWO_PHASES, index=0))
+    effects = session.receive(Joined(peer=server(0, incarnation=1)))
+    again = [each.message for each in effects if isinstance(each, Send) and isinstance(each.message, Push)]
+    assert [(push.seq, push.rates) for push in again] == [(1, (0.5,)), (2, (0.25,))]
 
 
 def test_a_push_is_kept_until_every_server_has_it_durably() -> None:

@@ -14,7 +14,7 @@ import pytest
 from regrow.errors import UserError
 from regrow.launch.judges import Judges, Told
 from regrow.launch.orders import Conclude, Judge, MergeTallies
-from regrow.launch.reports import Concluded, Passed, ReadyToJudge, Report, Tallied, Trained
+from regrow.launch.reports import Awaits, Concluded, Passed, ReadyToJudge, Report, Tallied, Trained
 
 AFTER = ReadyToJudge(loop=1, step=None, call=1, merges=True)
 FOUND: dict[str, float | None] = {"auc": 0.5}
@@ -134,6 +134,21 @@ def test_workers_at_different_places_are_told_apart() -> None:
     assert judges.describe_waiting() == "workers [0] wait in job.evaluate(together=True) for workers [1]"
     with pytest.raises(UserError, match="worker 0 in step 5 of loop 1, worker 1 after loop 1"):
         judges.receive(1, AFTER)
+
+
+def test_a_synchronous_worker_that_ends_before_the_others_is_named() -> None:
+    """Whichever of the two is heard first; those who made as many steps wait for nobody."""
+    for late in (0, 1):
+        judges = Judges(workers=2, directory="d")
+        reports = [(1, Trained(steps=11, samples=0, seconds=0.0)), (0, Awaits(step=12))]
+        judges.receive(*reports[late])
+        with pytest.raises(UserError, match=r"worker 1 ended after step 11, and worker 0 waits for it in step 12"):
+            judges.receive(*reports[1 - late])
+    judges = Judges(workers=2, directory="d")
+    judges.receive(0, Awaits(step=11))
+    judges.receive(1, Trained(steps=11, samples=0, seconds=0.0))
+    judges.note_successor(1)
+    judges.receive(0, Awaits(step=12))
 
 
 def test_after_a_fall_back_all_judge_again() -> None:

@@ -7,6 +7,7 @@ are (table, slot). Arithmetic is that of `regrow.core.twins`. Nothing here is fa
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -77,13 +78,18 @@ class DictStore:
         for cell, place in rows:
             out.reshape(-1)[place] = self._record(cell)[: self._dims()[cell[0]]]
 
-    def update(self, counts: Int32Array, slots: UInt32Array, grads: Float32Array, step: int) -> None:
+    def update(
+        self, counts: Int32Array, slots: UInt32Array, grads: Float32Array, step: int, rates: Sequence[float] = ()
+    ) -> None:
         rows = self._rows(counts, slots, grads, self._dims())
         self._check_present(cell for cell, _ in rows)
         check(step >= 1 or all(t.optimizer.kind not in ADAMS for t in self._job.tables), "step must be at least 1")
         for cell, place in rows:
             record = self._record(cell).copy()
-            twins.update_record(record, grads.reshape(-1)[place], rule=self._rule(cell[0]), step=step)
+            rule = self._rule(cell[0])
+            if rates:
+                rule = dataclasses.replace(rule, learning_rate=rates[cell[0]])
+            twins.update_record(record, grads.reshape(-1)[place], rule=rule, step=step)
             self._change(cell, record)
 
     def assign_untouched(self, counts: Int32Array, slots: UInt32Array, weights: Float32Array) -> None:

@@ -55,8 +55,8 @@ class FetchingStore:
     def gather(self, counts: np.ndarray, slots: np.ndarray, out: np.ndarray) -> None:
         with_rows(self._store, counts, slots, lambda: self._store.gather(counts, slots, out))
 
-    def update(self, counts: np.ndarray, slots: np.ndarray, grads: np.ndarray, step: int) -> None:
-        with_rows(self._store, counts, slots, lambda: self._store.update(counts, slots, grads, step))
+    def update(self, counts: np.ndarray, slots: np.ndarray, grads: np.ndarray, step: int, rates: Any = ()) -> None:
+        with_rows(self._store, counts, slots, lambda: self._store.update(counts, slots, grads, step, rates))
 
 
 class HoldingStore(FetchingStore):

@@ -94,7 +94,8 @@ def test_rows_begin_with_values_that_follow_from_the_seed(build: StoreBuilder, r
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_every_optimizer_updates_as_its_twin(build: StoreBuilder, kind: str) -> None:
-    """Without weight decay and with; tables whose rows are not in the call stay as they are."""
+    """Without weight decay and with; with learning rates of its own for one push; tables whose rows are not in the call
+    stay as they are."""
     job = job_of((kind, 61, 5, 2, 1), (kind, 40, 16, 1, 0), (kind, 33, 1, 3, 2))
     store, rng = build(job, 2, False), np.random.default_rng(1)
     expected = [records_of(store, table) for table in range(3)]
@@ -102,11 +103,13 @@ def test_every_optimizer_updates_as_its_twin(build: StoreBuilder, kind: str) -> 
         counts, slots = some_slots(store, job, rng, 0.5)
         counts[step % 3], slots = 0, np.concatenate([s for t, s in parts(counts, slots) if t != step % 3])
         grads = weights_for(job, counts, rng)
-        store.update(counts, slots, grads, step)
+        rates = (0.5, 0.0, 0.03) if step == 2 else ()
+        store.update(counts, slots, grads, step, rates)
         at = 0
         for table, slot in cells_of(counts, slots):
             spec = job.tables[table]
-            rule = Rule(optimizer=kind, learning_rate=0.1, weight_decay=spec.optimizer.weight_decay)
+            rate = rates[table] if rates else 0.1
+            rule = Rule(optimizer=kind, learning_rate=rate, weight_decay=spec.optimizer.weight_decay)
             twins.update_record(expected[table][slot], grads[at : at + spec.dim], rule=rule, step=step)
             at += spec.dim
         for table in range(3):
