@@ -110,7 +110,7 @@ class RunSeat:
             self._parent.report(reports.SaveNow(extra=kept))
 
     def note_waiting(self, step: int) -> None:
-        self._parent.report(orders.Awaits(step=step))
+        self._parent.report(reports.Awaits(step=step))
 
     def note_end(self, settle: Callable[[], None]) -> None:
         self.settle = settle
