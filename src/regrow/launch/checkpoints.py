@@ -62,6 +62,9 @@ def find(config: TrainConfig) -> Start:
     if any(piece.encoding == "zstd" for piece in plan.pieces):
         load_zstd()  # servers would miss it when they have all been started
     target = plan.target
+    if target.kind == "publication":
+        hint = "it has no optimizer state; name a checkpoint, which `regrow ckpt ls` shows"
+        raise UserError(f"{target.id} is a publication, and nobody can train on from it", hint=hint)
     before = _check_fits(config, target)
     extra = target.extra.get(EXTRA)
     return Start(url=url, cut=target.id, step=target.step, protection=before.get("protection"), extra=extra)

@@ -33,6 +33,7 @@ class Crew:
         authenticate: str = "auto",
         config: dict[str, Any] | None = None,
         saving: Saving | None = None,
+        publications: Saving | None = None,
         start: StoredCut | None = None,
         hanging: Hanging | None = None,
         tiers: TieredRows | None = None,
@@ -46,6 +47,7 @@ class Crew:
         self._authenticate = authenticate
         self._config = config or {}
         self._saving = saving
+        self._publications = publications
         self._start = start
         self._hanging = hanging
         self._tiers = tiers
@@ -108,6 +110,7 @@ class Crew:
             authenticate=self._authenticate,
             config=self._config,
             saving=self._saving,
+            publications=self._publications,
             start=self._start,
             hanging=self._hanging,
             tiers=self._tiers,

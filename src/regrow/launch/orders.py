@@ -19,6 +19,13 @@ from typing import Any, Literal
 import msgspec
 
 from regrow.core.identity import Identity
+from regrow.launch.saving import CheckpointTimes as CheckpointTimes
+from regrow.launch.saving import Extra as Extra
+from regrow.launch.saving import Hanging as Hanging
+from regrow.launch.saving import OwnSaving as OwnSaving
+from regrow.launch.saving import Saving as Saving
+from regrow.launch.saving import StoredCut as StoredCut
+from regrow.launch.saving import TieredRows as TieredRows
 
 CheckpointKind = Literal["full", "delta"]
 MergeKind = Literal["choice", "folded", "deleted", "broken", "wanted", "error"]
@@ -29,86 +36,6 @@ ErrorKind = Literal["user", "lost", "data_loss", "checkpoint", "silent", "damage
 
 
 # -- the assignment ----------------------------------------------------------------------------------------
-
-
-class CheckpointTimes(msgspec.Struct, frozen=True, kw_only=True):
-    """When the coordinator asks for checkpoints; see `core.cut.CutPlan`, which has the same fields."""
-
-    every_seconds: float | None = None
-    every_steps: int | None = None
-    full_every: int = 1
-    pause: bool = False
-
-
-class OwnSaving(msgspec.Struct, frozen=True, kw_only=True):
-    """How a server saves its own rows, to come back to alone: how often, and which rows first."""
-
-    every_seconds: float | None = None
-    every_steps: int | None = None
-    priority: str = "none"
-    share: float = 1.0
-    # Whose rows have priorities; all others are saved whole. Which are the largest is known when there are tables.
-    choice: Literal["named", "all", "largest"] = "named"
-    tables: tuple[str, ...] = ()  # the named
-    period: int = 2
-    seed: int = 0
-
-
-class Extra(msgspec.Struct, frozen=True, kw_only=True):
-    """What a script wants to be kept with its checkpoints, and the step of worker 0 that it is of."""
-
-    step: int
-    text: str
-
-
-class Saving(msgspec.Struct, frozen=True, kw_only=True):
-    """How checkpoints are made: for servers, the coordinator and the merger."""
-
-    url: str
-    run: str  # of this run; whoever falls back takes none of another
-    starts: int = 0  # how often it began again before this start
-    salt: str  # of this start of the run, so that cuts of another start have other names
-    made_by: str
-    encoding: str
-    bits: int
-    bytes_per_second: float | None
-    times: CheckpointTimes
-    keep_last: int
-    pinned: tuple[str, ...] = ()  # cuts that are never removed
-    dead: tuple[str, ...] = ()  # cuts that nobody stores any more, for the merger to clear away
-    merge_seconds: float  # between two looks of the merger
-    own: OwnSaving | None = None  # partial recovery
-    epochs: bool = False  # nothing is stored elsewhere: `url` is the directory of the servers' files
-    extras: tuple[Extra, ...] = ()  # so far
-
-
-class StoredCut(msgspec.Struct, frozen=True, kw_only=True):
-    """The checkpoint that a run starts from."""
-
-    url: str
-    cut: str
-    epochs: tuple[int, ...] = ()  # by server: the rows are in its files already,
-    marks: tuple[int, ...] = ()  # as they are after these pushes (steps)
-    extra: str | None = None  # of the script
-
-
-class TieredRows(msgspec.Struct, frozen=True, kw_only=True):
-    """How a server keeps its rows on disk; see the options of the same names in `TrainConfig`."""
-
-    directory: str  # of all servers
-    cache_bytes: int
-    io: str = "auto"
-    threads: int = 4
-    bytes_max: int | None = None
-    policy: str = "lru"
-
-
-class Hanging(msgspec.Struct, frozen=True, kw_only=True):
-    """For the coordinator: how long a server may be silent, and how long it is waited for if its loss would be one of
-    rows."""
-
-    silent_seconds: float
-    patience_seconds: float
 
 
 class Assignment(msgspec.Struct, frozen=True, kw_only=True):
@@ -124,6 +51,7 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     authenticate: str = "auto"  # whether frames are: see `TrainConfig`
     config: dict[str, Any] = {}  # TrainConfig.to_dict(), for workers; others pass it on to manifests
     saving: Saving | None = None
+    publications: Saving | None = None
     start: StoredCut | None = None  # None: from nothing
     tiers: TieredRows | None = None  # None: all rows are in memory
     hanging: Hanging | None = None  # None: as it is by default
@@ -164,6 +92,12 @@ class MakeCheckpoint(Command, frozen=True, kw_only=True, tag="checkpoint"):
     extra: Extra | None = None
 
 
+class MakePublication(Command, frozen=True, kw_only=True, tag="publication"):
+    """The same, for those who answer look-ups."""
+
+    still: bool = False
+
+
 class SaveEvery(Command, frozen=True, kw_only=True, tag="save every"):
     """To servers: so often from now on (partial recovery)."""
 
@@ -198,7 +132,19 @@ class Conclude(Command, frozen=True, kw_only=True, tag="conclude"):
     metrics: dict[str, float | None]
 
 
-AnyCommand = Stop | Become | Ask | PeerDied | MakeCheckpoint | SaveEvery | Evaluate | Judge | MergeTallies | Conclude
+AnyCommand = (
+    Stop
+    | Become
+    | Ask
+    | PeerDied
+    | MakeCheckpoint
+    | MakePublication
+    | SaveEvery
+    | Evaluate
+    | Judge
+    | MergeTallies
+    | Conclude
+)
 
 
 # -- reports -----------------------------------------------------------------------------------------------
@@ -450,6 +396,24 @@ class CheckpointFailed(Report, frozen=True, kw_only=True, tag="checkpoint failed
     still: bool
 
 
+class Publication(Report, frozen=True, kw_only=True, tag="publication"):
+    """As of checkpoints: one is begun, is saved (without a kind: nothing was new) or failed."""
+
+    status: Literal["begun", "saved", "failed"]
+    cut: str | None = None
+    still: bool = False
+    kind: CheckpointKind | None = None
+    count: int = 0
+    failed: int = 0
+    reason: str = ""
+    seconds: float | None = None  # from the question to its manifest
+    cut_seconds: float | None = None
+    rows: int = 0
+    bytes: int = 0
+    readers: int = 0  # replicas that told their step of late,
+    readers_step: int | None = None  # and the least of these
+
+
 class MergerNews(Report, frozen=True, kw_only=True, tag="merge"):
     """What a merger did or saw."""
 
@@ -535,6 +499,7 @@ AnyReport = (
     | CheckpointBegun
     | CheckpointSaved
     | CheckpointFailed
+    | Publication
     | MergerNews
     | Replace
     | Condemn
