@@ -39,6 +39,7 @@ from regrow.protection import (
     check_checkpoints,
     check_choice,
     check_partial,
+    check_publications,
     check_range,
     check_sabotage,
     nearest,
@@ -239,6 +240,14 @@ class TrainConfig:
     # True: training stands still while a checkpoint is stored, as it does elsewhere. To compare with.
     ckpt_pause: bool = False
 
+    # Where weights are published for those who answer look-ups (`regrow.serving`): a path or URL, not that of
+    # checkpoints. None: nowhere.
+    publish: str | None = None
+    # How often: "30s" or "500steps". Too often: it is done as often as it can be. Too rarely: look-ups get old rows.
+    publish_every: str = "30s"
+    # 8 or 4: rows are published in fewer bits, and look-ups get nearly what was trained.
+    publish_bits: int = 32
+
     # With "partial": the share of all training that may be lost, expected over the whole run (PLS). Too small: servers
     # save all the time. Too large: the model learns less than the data has.
     target_pls: float = 0.1
@@ -434,6 +443,11 @@ class TrainConfig:
         return self.saves and not self.saves_epochs
 
     @property
+    def mergers(self) -> int:
+        """How many do that: one for checkpoints, one for publications."""
+        return self.merges + (self.publish is not None)
+
+    @property
     def flush_seconds(self) -> float | None:
         """How long the rows of such a checkpoint may take to be written; None: there are none."""
         return choose_flush_seconds(self.interval) if self.saves_epochs else None
@@ -526,6 +540,7 @@ def _check_protection(config: TrainConfig) -> None:
     check_choice(config, "commit", COMMITS)
     check_store(config)
     check_checkpoints(config)
+    check_publications(config)
     check_partial(config)
     if config.code is not None:
         config.code.check(servers=config.servers, mode=config.mode)

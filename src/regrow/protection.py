@@ -10,6 +10,7 @@ import difflib
 import re
 import typing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, cast
 
 from regrow.errors import ConfigError
@@ -279,6 +280,33 @@ def check_checkpoints(config: Any) -> None:
     if config.ckpt is not None and not config.saves:
         hint = 'protect "full", "delta", "ec+delta", "partial" or "ec+partial"'
         raise ConfigError("ckpt", config.ckpt, f'protection "{config.protection}" makes no checkpoints', hint=hint)
+
+
+def check_publications(config: Any) -> None:
+    """Where weights are published is nobody else's place."""
+    if config.publish_bits not in (32, 8, 4):
+        raise ConfigError("publish_bits", config.publish_bits, "is not 32, 8 or 4")
+    interval = parse_field(config, "publish_every", parse_interval)
+    if config.publish is None:
+        for name in ("publish_every", "publish_bits"):
+            default = type(config).__dataclass_fields__[name].default
+            if getattr(config, name) != default:
+                raise ConfigError(name, getattr(config, name), "goes with publish", hint="--publish URL")
+        return
+    if not any(interval):
+        raise ConfigError("publish_every", config.publish_every, "must be above 0", hint="30s, or 500steps")
+    for name in ("ckpt", "store_dir"):
+        other = getattr(config, name)
+        if other is not None and _is_within(config.publish, other):
+            hint = "give publications a place of their own: another run's look-ups must not find checkpoints there"
+            raise ConfigError("publish", config.publish, f"is inside {name} = {other!r}, or around it", hint=hint)
+
+
+def _is_within(one: str, other: str) -> bool:
+    """Whether one of two places is in the other, or both are the same."""
+    first, second = (url.rstrip("/") if "://" in url else str(Path(url).expanduser().resolve()) for url in (one, other))
+    first, second = first.removeprefix("file://"), second.removeprefix("file://")
+    return f"{first}/".startswith(f"{second}/") or f"{second}/".startswith(f"{first}/")
 
 
 def check_partial(config: Any) -> None:

@@ -59,6 +59,12 @@ SEEDS: dict[str, tuple[str, int, int]] = {
     "durable-uncommitted": ("2pc-r2", 0, 2),
     "durable-unanswered": ("2pc", 0, 100),
 }
+SEEDS |= {
+    "clean-to-both": ("publications-sync", 1, 40),
+    "publication-forgotten": ("publications", 9, 60),
+    "counted-apart": ("publications", 0, 10),
+    "both-at-once": ("publications", 0, 10),
+}
 # What shows only when somebody hangs, hears things twice or has a wrong clock, or when records are loaded.
 PARTIAL = 16
 SEEDS |= {

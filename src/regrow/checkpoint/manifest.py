@@ -101,7 +101,8 @@ class Line(msgspec.Struct, frozen=True, kw_only=True):
 
 class Cut(msgspec.Struct, frozen=True, kw_only=True):
     """A state of training at one consistent instant. `marks` are the last pushes applied, per worker. `created` is what
-    a clock said, for people. `line` says which cut is older; cuts from before there were lines have none."""
+    a clock said, for people. `line` says which cut is older; cuts from before there were lines have none. A publication
+    has weights only, for look-ups: nobody can train on from it."""
 
     id: str
     step: int
@@ -110,6 +111,7 @@ class Cut(msgspec.Struct, frozen=True, kw_only=True):
     job: dict[str, Any]
     extra: dict[str, Any]
     line: Line | None = None
+    kind: Literal["checkpoint", "publication"] = "checkpoint"
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):

@@ -26,6 +26,7 @@ BENCHES = (
     "auth",
     "recovery",
     "checkpoint",
+    "publish",
     "balance",
     "soak",
     "cpr",

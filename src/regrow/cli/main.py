@@ -27,6 +27,7 @@ from regrow.cli.init import init
 from regrow.cli.kill import kill
 from regrow.cli.plan import plan
 from regrow.cli.run import run as run_script
+from regrow.cli.serve_rows import serve_rows
 from regrow.cli.train import name_flags, train
 from regrow.config import RENAMED
 from regrow.errors import EXIT_FAILED, EXIT_OK, EXIT_SIGNAL_BASE, EXIT_USAGE, Interrupted, RegrowError
@@ -79,7 +80,7 @@ def simulate(ctx: click.Context) -> Any:
     return sim.main(ctx.args, prog_name="regrow sim", standalone_mode=False)
 
 
-for command in (train, run_script, init, demo, kill, bench, ckpt.ckpt, ckpt.merge, plan):
+for command in (train, run_script, init, demo, kill, bench, ckpt.ckpt, ckpt.merge, plan, serve_rows):
     cli.add_command(command)
 
 

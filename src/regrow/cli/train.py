@@ -206,6 +206,16 @@ KNOBS: dict[str, tuple[Knob, ...]] = {
             help="How long a hung server is waited for if rows would be lost without it: 60s, 10m.",
         ),
     ),
+    "For those who answer look-ups": (
+        Knob(
+            name="publish",
+            metavar="URL",
+            default="nowhere",
+            help="Weights that changed go there while training goes on; `regrow serve-rows URL` answers with them.",
+        ),
+        Knob(name="publish_every", metavar="TIME|STEPS", help="How often: 30s, 5m or 500steps."),
+        Knob(name="publish_bits", type=int, help="8 or 4: fewer bits per value, approximate."),
+    ),
     "Partial recovery": (
         Knob(name="target_pls", type=float, help="The share of training that may be lost, expected over the run."),
         Knob(

@@ -19,7 +19,8 @@ from collections.abc import Sequence
 import msgspec
 
 from regrow.core.checks import NUMBER_MAX, find_view_flaw
-from regrow.core.cuts import CutNow, CutPlan, Cuts, ManifestWritten, WriteManifest
+from regrow.core.cut import PUBLICATION_TENANT, TENANT
+from regrow.core.cuts import CutNow, CutPlan, ManifestWritten, WriteManifest
 from regrow.core.effects import Condemn, Delivered, Died, Forget, Joined, Log, Lost, Notice, Refuse, Replace, Send, Tick
 from regrow.core.identity import Identity
 from regrow.core.job import JobSpec
@@ -42,6 +43,7 @@ from regrow.core.partings import UNANSWERED_SECONDS_MAX, Partings
 from regrow.core.place import Place
 from regrow.core.states import MemberState
 from regrow.core.steady import SteadyTime
+from regrow.core.turns import Turns
 from regrow.errors import Refusal
 
 Event = Joined | Delivered | Lost | Tick | Died | ManifestWritten | CutNow
@@ -78,6 +80,7 @@ class Coordinator:
         job: JobSpec | None = None,
         term: int = 0,
         cut_plan: CutPlan | None = None,
+        publication_plan: CutPlan | None = None,
         cut_salt: str = "",
         silent_seconds: float = SILENT_SECONDS,
         patience_seconds: float = PATIENCE_SECONDS,
@@ -86,9 +89,10 @@ class Coordinator:
         self.view: View | None = None
         self.lost = ""  # what cannot come back
         self.places = [Place() for _ in range(servers)]
-        self.cuts: Cuts | None = None  # if this run is checkpointed, and its job known
-        self._cut_plan = cut_plan
-        self._cut_now: CutNow | None = None  # asked for before there was a view
+        self.turns: Turns | None = None  # if cuts are made, and the job is known
+        plans = {TENANT: cut_plan, PUBLICATION_TENANT: publication_plan}
+        self._cut_plans = {tenant: plan for tenant, plan in plans.items() if plan is not None}
+        self._cut_now: dict[int, CutNow] = {}  # asked for before there was a view, by tenant
         self._cut_salt = cut_salt
         self._job = job
         self._term = term
@@ -115,25 +119,25 @@ class Coordinator:
             now = self._time.read(event.now)
             event = event if now == event.now else Tick(now=now)
         effects = self._receive(event)
-        if self._cut_plan is None or self.view is None:
+        if not self._cut_plans or self.view is None:
             return effects
-        if self.cuts is None:
+        if self.turns is None:
             job = self.view.job
-            self.cuts = Cuts(
-                self._cut_plan,
+            self.turns = Turns(
+                self._cut_plans,
                 is_sync=job.mode == "sync",
                 marks=job.marks,
                 term=self._term,
                 salt=self._cut_salt,
                 goes_back=job.protection.saves_own,
             )
-            if self._cut_now is not None:
-                self.cuts.want(self._cut_now)
+            for wanted in self._cut_now.values():
+                self.turns.want(wanted)
         whole = not self.lost and not any(place.is_down for place in self.places)
         peers = {member.id: member.identity for member in self.view.servers} if whole else None
-        effects += self.cuts.know(peers)
+        effects += self.turns.know(peers)
         if isinstance(event, Tick):
-            effects += self.cuts.tick(event.now)
+            effects += self.turns.tick(event.now)
         return effects
 
     def _receive(self, event: Event) -> list[Effect]:
@@ -151,12 +155,12 @@ class Coordinator:
             if place is not None and place.closed is None and not place.is_dead:
                 place.lose(self._now)
             return [Log(text=f"{event.peer} is gone: {event.reason}")]
-        if self.cuts is None:
-            self._cut_now = event if isinstance(event, CutNow) else None
+        if self.turns is None:
+            if isinstance(event, CutNow):
+                self._cut_now[event.tenant] = event
             return []
-        return [
-            *(self.cuts.on_manifest_written(event) if isinstance(event, ManifestWritten) else self.cuts.want(event))
-        ]
+        turns = self.turns
+        return [*(turns.on_manifest_written(event) if isinstance(event, ManifestWritten) else turns.want(event))]
 
     def _on_message(self, source: Identity, message: Message) -> list[Effect]:
         if isinstance(message, Register) and source.role == "server":
@@ -172,8 +176,8 @@ class Coordinator:
             return []  # its word comes too late
         place.hear(self._now)
         if isinstance(message, Beat):
-            if self.cuts is not None:
-                self.cuts.on_step(message.step)
+            if self.turns is not None:
+                self.turns.on_step(message.step)
             place.note_progress(message.brought, self._now)
             place.unanswered = message.unanswered
             if message.answers <= place.answered:
@@ -182,7 +186,7 @@ class Coordinator:
             return self._reconsider()
         if isinstance(message, CutMarks | CutBegun | CutSaved):
             try:
-                return self._on_cut_message(source.id, message)
+                return [] if self.turns is None else [*self.turns.on_message(source.id, message)]
             except ValueError as error:
                 return [Refuse(target=source, reason=f"{type(message).__name__}: {error}")]
         if isinstance(message, Ready):
@@ -190,16 +194,6 @@ class Coordinator:
         if isinstance(message, Recovered):
             return self._on_recovered(place, source)
         return [Refuse(target=source, reason=f"{type(message).__name__} from a {source.role}")]
-
-    def _on_cut_message(self, server: int, message: Message) -> list[Effect]:
-        if self.cuts is None:
-            return []
-        if isinstance(message, CutMarks):
-            return [*self.cuts.on_marks(server, message)]
-        if isinstance(message, CutBegun):
-            return [*self.cuts.on_begun(server, message)]
-        assert isinstance(message, CutSaved)
-        return [*self.cuts.on_saved(server, message)]
 
     def _on_joined(self, peer: Identity) -> list[Effect]:
         self._peers[peer] = None

@@ -18,9 +18,14 @@ aside is looked at with every change, not when the driver comes for more: a stor
 A store that keeps checkpoints in its own files (`Batched`) has nothing to hand over: at the instant it counts its
 *epoch* up, rows of before are on its disk after a while, and then the server says so like any other.
 
+Cuts are made for two: checkpoints, and publications, the weights for those who answer look-ups. To a server they differ
+in whose dirty bits are captured, and in who stores what was captured; who comes when is the coordinator's matter
+(`turns.py`), and there is one cut at a time, of either.
+
 What breaks without the rules:
 - If a server said so before its rows are on the disk, or let go of the older epoch before all servers have the newer, a
   crash of all would find no checkpoint that everybody has. It lets go with `CutEnd{durable}` (`commit_epoch`).
+- If the capture of one tenant made rows clean to the other, the other's next delta would lack them. Each has its bits.
 - If a server forgot that rows changed when it has stored them, a checkpoint that fails elsewhere would take them along,
   and the next delta would lack them. It forgets when it is told that the checkpoint exists (`CutEnd{durable}`).
 - If an answer about an older cut counted for the newest, parts of two instants would be mixed. Everything is numbered,
@@ -46,7 +51,10 @@ from regrow.store.interface import CapturedRows, PagedRows
 
 CUT_SECONDS_MAX = 2.0  # Asynchronous: pushes are held back for so long at most, say because a worker died.
 HOLD_SECONDS_MAX = 2 * CUT_SECONDS_MAX  # The same at a server, which may hear nothing more of it.
-TENANT = 0  # of the rows' dirty bits: the checkpointer
+# Of the rows' dirty bits: those who have cuts made. (1 is a server's own saves, `recall.SAVES_TENANT`.)
+TENANT = 0  # checkpoints
+PUBLICATION_TENANT = 2  # weights for those who answer look-ups
+TENANTS = (TENANT, PUBLICATION_TENANT)
 # Of records set aside because they changed before they were stored. Above it the cut is given up: training has the
 # memory. Too small: a storage that is a bit slow never gets a checkpoint.
 ASIDE_BYTES_MAX = 1 << 30
@@ -64,6 +72,7 @@ class Save:
 
     number: int
     piece: str
+    tenant: int = TENANT
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +80,7 @@ class Unsave:
     """Effect of a server: whatever is being stored of this cut is void."""
 
     number: int
+    tenant: int = TENANT
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,7 +114,8 @@ class CutSide:
         self._at: CutAt | None = None  # of the cut that is awaited or captured
         self._coordinator: Identity | None = None  # who wants it
         self._held_since: float | None = None
-        self._epochs = epochs
+        self._files = epochs
+        self._epochs: PagedRows | None = None  # the same, while the cut that is captured stays there
         self._flush_seconds = flush_seconds
         self._epoch = 0  # of the cut that is captured
         self._epoch_until: float | None = None  # when it is to be on disk
@@ -142,14 +153,18 @@ class CutSide:
         assert self._at is not None
         return self._holds_pushes and seq > self._at.marks[worker]
 
-    def on_ask(self, source: Identity, ask: CutAsk, applied: Applied, *, whole: bool) -> list[Send | Unsave]:
-        """Where this server is. Whatever was under way before is over: there is one cut at a time."""
+    def on_ask(
+        self, source: Identity, ask: CutAsk, applied: Applied, *, whole: bool, busy: bool = False
+    ) -> list[Send | Unsave]:
+        """Where this server is. Whatever was under way before is over: there is one cut at a time. `busy`: it has
+        something to store that goes first."""
         if ask.number <= self.number:
             return []
         void = self.give_up()
         self.number = ask.number
-        if not whole:
-            sorry = CutMarks(number=ask.number, marks=(), error="a server is still coming back")
+        if not whole or busy:
+            why = "a server stores a save of its own" if whole else "a server is still coming back"
+            sorry = CutMarks(number=ask.number, marks=(), error=why)
             return [*void, Send(target=source, message=sorry)]
         self.life.move("asked")
         marks = tuple(max(each) for each in zip(*applied, strict=True))
@@ -159,6 +174,8 @@ class CutSide:
         if at.number != self.number or self.life.state in (CutState.AWAITING, CutState.CAPTURED):
             return []
         check_marks(at.marks, len(applied[0]))
+        if at.tenant not in TENANTS:
+            raise ValueError(f"nobody has cuts made as tenant {at.tenant}")
         if not is_piece_name(at.piece):
             raise ValueError(f"{at.piece[:80]!r} is not the name of a piece")
         late = [Send(target=source, message=CutBegun(number=at.number, late=True))]
@@ -180,14 +197,16 @@ class CutSide:
         if any(tuple(marks) != at.marks for marks in applied):
             return []
         self.captures += 1
+        self._epochs = self._files if at.tenant == TENANT else None
         if self._epochs is not None:
             self._epoch, self._epoch_until, self._epoch_told = self._epochs.begin_epoch(), None, False
             self._full_since, self._is_hopeless = None, False
             self.life.move("marks reached")
             return [Send(target=target, message=CutBegun(number=at.number)), *self.check_complete()]
-        self._store.begin_capture(TENANT, at.full)
+        self._store.begin_capture(at.tenant, at.full)
         self.life.move("marks reached")
-        return [Send(target=target, message=CutBegun(number=at.number)), Save(number=at.number, piece=at.piece)]
+        save = Save(number=at.number, piece=at.piece, tenant=at.tenant)
+        return [Send(target=target, message=CutBegun(number=at.number)), save]
 
     def check_complete(self) -> list[Send]:
         """The disk has more than before: all rows of the epoch? Then the server's part is stored."""
@@ -258,4 +277,5 @@ class CutSide:
         if not captured or self._epochs is not None:  # an epoch that nobody commits is followed by the next
             return []
         self._store.end_capture(False)
-        return [Unsave(number=self.number)]
+        assert self._at is not None
+        return [Unsave(number=self.number, tenant=self._at.tenant)]

@@ -2,6 +2,7 @@
 
 An attempt goes through `states.ATTEMPT`: every server says how far it is, the marks are named, all capture, all store,
 the manifest is written. (`cut.py` has a server's part, and why it is done like that.) At most one attempt is under way.
+There is a `Cuts` for each who wants cuts, checkpoints and publications; `turns.py` says whose turn it is.
 
 The rules to keep: a checkpoint exists when its manifest does, and not before; anything that goes wrong (a death, a
 storage that fails, marks that came too late) ends the attempt, and the next one has all rows again; a wish for a cut is
@@ -15,7 +16,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from regrow.core.checks import check_marks
-from regrow.core.cut import CUT_SECONDS_MAX
+from regrow.core.cut import CUT_SECONDS_MAX, PUBLICATION_TENANT, TENANT
 from regrow.core.effects import Log, Notice, Send
 from regrow.core.identity import Identity
 from regrow.core.messages import CutAsk, CutAt, CutBegun, CutEnd, CutMarks, CutSaved
@@ -30,6 +31,10 @@ WHOLE_SECONDS = 1.0  # After a server was found to be on its way back: when to a
 # of it when the manifest is written. Too small: a full that takes long is never made. Too large: a run whose storage
 # hangs in a way that nobody noticed makes no checkpoints for so long.
 ATTEMPT_SECONDS_MAX = 43200.0
+# A publication is put off for saves that servers make by themselves; after so long they are ended for it. Too small:
+# rows that partial recovery goes back to are older. Too large: so are those that look-ups get.
+YIELD_SECONDS_MAX = 30.0
+NAMES = {TENANT: "checkpoint", PUBLICATION_TENANT: "publication"}  # of notices
 TERM = 1 << 32  # Cuts are numbered from term times this: a coordinator's successor counts above it.
 GIVEN_UP_MAX = 100  # Pieces to be removed, remembered; a storage that is gone must not make this grow.
 
@@ -44,6 +49,7 @@ class WriteManifest:
     marks: tuple[int, ...]
     chunks: tuple[str, ...]  # by server
     discard: tuple[str, ...]  # pieces that were given up, and that nobody writes to any more
+    tenant: int = TENANT
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +59,7 @@ class ManifestWritten:
     number: int
     error: str = ""
     full_wanted: bool = False
+    tenant: int = TENANT
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +68,7 @@ class CutNow:
 
     full: bool = False
     still: bool = False
+    tenant: int = TENANT
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +79,20 @@ class CutPlan:
     every_steps: int | None = None
     full_every: int = 1  # every so many cuts one stands alone; 1: all do
     pause: bool = False  # nobody trains while rows are stored: what others do, to compare with
+    # The interval is counted from the instant of a cut, not from when it is stored; what takes longer than that has as
+    # long a rest as it took.
+    from_instant: bool = False
+
+
+@dataclasses.dataclass(slots=True)
+class Numbers:
+    """Of attempts, rising."""
+
+    last: int
+
+    def take(self) -> int:
+        self.last += 1
+        return self.last
 
 
 @dataclasses.dataclass(slots=True)
@@ -114,9 +136,13 @@ class Cuts:
         salt: str,
         head: str | None = None,
         goes_back: bool = False,
+        tenant: int = TENANT,
+        numbers: Numbers | None = None,
     ) -> None:
         """`marks`: how many say where a server is. `goes_back`: the rows of a server that was replaced may be older
-        than in the last cut, or as they were made, which no delta can say: the next one stands alone."""
+        than in the last cut, or as they were made, which no delta can say: the next one stands alone. `numbers`: of
+        attempts, shared by all who make cuts of the same servers."""
+        self.tenant = tenant
         self.plan = plan
         self.head = head  # the cut that the next delta starts from,
         self.head_marks: tuple[int, ...] | None = None  # and where it was made
@@ -124,7 +150,7 @@ class Cuts:
         self.failed = 0
         self._is_sync = is_sync
         self._marks = marks
-        self._number = term * TERM
+        self._numbers = numbers or Numbers(term * TERM)
         self._salt = salt
         self._goes_back = goes_back
         self._gone_back = False  # since the last cut
@@ -135,17 +161,17 @@ class Cuts:
         self._wanted: CutNow | None = None
         self._given_up: list[str] = []
         self._quiet_until = 0.0
+        self._yields_until: float | None = None  # since it is put off for what goes first
         self._ahead = STEPS_AHEAD
         self._step = 0
         self._due_step = plan.every_steps or 0
         self._due_at: float | None = None
+        self._due_since: float | None = None  # that it was, and could begin
         self._now = 0.0
 
     def want(self, now: CutNow) -> list[Effect]:
         """Somebody asks for a cut. One that waits for a step that will not come is given up for it."""
-        void: list[Effect] = []
-        if now.still and self._attempt is not None and not self._attempt.begun:
-            void = self._abandon("", self._peers, again=True)
+        void = self.free_steps() if now.still else []
         self._wanted = now
         return void
 
@@ -162,13 +188,41 @@ class Cuts:
         self._full_wanted |= self._gone_back
         return self._abandon("a server died", before) if self._attempt is not None else []
 
-    def tick(self, now: float) -> list[Effect]:
+    @property
+    def is_underway(self) -> bool:
+        return self._attempt is not None
+
+    @property
+    def waits_since(self) -> float | None:
+        """Since when a cut is due that could be under way; None: none is."""
+        return self._due_since
+
+    @property
+    def wants_still(self) -> bool:
+        return self._wanted is not None and self._wanted.still
+
+    def give_way(self, reason: str) -> list[Effect]:
+        """Somebody else has waited too long: what is under way is given up, and comes again in its time."""
+        return self._abandon(reason, self._peers)
+
+    def free_steps(self) -> list[Effect]:
+        """Nobody trains any more: what waits for a step that will not come is given up, and is wanted again."""
+        attempt = self._attempt
+        if attempt is None or attempt.begun:
+            return []
+        return self._abandon("", self._peers, again=True)
+
+    def tick(self, now: float, *, may_begin: bool = True) -> list[Effect]:
         self._now = now
         if self._due_at is None and self.plan.every_seconds is not None:
             self._due_at = now + self.plan.every_seconds
         attempt = self._attempt
         if attempt is None:
-            return self._begin() if self._peers and now >= self._quiet_until and self._due() else []
+            if not self._peers or now < self._quiet_until or not self._due():
+                self._due_since = None
+                return []
+            self._due_since = now if self._due_since is None else self._due_since
+            return self._begin() if may_begin else []
         if now - attempt.began > ATTEMPT_SECONDS_MAX:
             return self._abandon(f"it was not stored within {ATTEMPT_SECONDS_MAX:.0f} s", self._peers)
         # A step may take its time. Pushes that are held back must not.
@@ -185,12 +239,21 @@ class Cuts:
         return self._due_at is not None and self._now >= self._due_at
 
     def _begin(self) -> list[Effect]:
-        self._number += 1
+        number, self._due_since = self._numbers.take(), None
         wanted, self._wanted = self._wanted, None
         full = self._full_wanted or self._since_full + 1 >= self.plan.full_every or (wanted is not None and wanted.full)
         still = wanted is not None and wanted.still
-        self._attempt = Attempt(number=self._number, full=full, wanted=wanted, still=still, began=self._now)
-        return [Send(target=peer, message=CutAsk(number=self._number)) for peer in self._peers.values()]
+        self._attempt = Attempt(number=number, full=full, wanted=wanted, still=still, began=self._now)
+        ask = CutAsk(number=number, yields=self._yields(still))
+        return [Send(target=peer, message=ask) for peer in self._peers.values()]
+
+    def _yields(self, still: bool) -> bool:
+        """Whether saves of single servers go first: not for ever, and not when they do not matter any more."""
+        if self.tenant == TENANT or still:
+            return False
+        if self._yields_until is None:
+            self._yields_until = self._now + YIELD_SECONDS_MAX
+        return self._now < self._yields_until
 
     def on_marks(self, server: int, message: CutMarks) -> list[Effect]:
         attempt = self._of(server, message.number)
@@ -211,8 +274,14 @@ class Cuts:
             return self._end(attempt, durable=False)  # it was made already
         attempt.source = None if attempt.full else self.head
         attempt.target = cut_id(min(attempt.at), f"{self._salt}/{attempt.number}")
+        self._yields_until = None
         at = CutAt(
-            number=attempt.number, marks=attempt.at, piece=attempt.piece, full=attempt.full, pause=self.plan.pause
+            number=attempt.number,
+            marks=attempt.at,
+            piece=attempt.piece,
+            full=attempt.full,
+            pause=self.plan.pause,
+            tenant=self.tenant,
         )
         return [Send(target=peer, message=at) for peer in self._peers.values()]
 
@@ -239,7 +308,7 @@ class Cuts:
             return []
         attempt.life.move("all have captured")
         values = {"status": "begun", "cut": attempt.target, "kind": "full" if attempt.full else "delta"}
-        return [Notice(name="checkpoint", values=values)]
+        return [Notice(name=NAMES[self.tenant], values=values)]
 
     def on_saved(self, server: int, message: CutSaved) -> list[Effect]:
         attempt = self._of(server, message.number)
@@ -260,6 +329,7 @@ class Cuts:
             marks=attempt.at,
             chunks=chunks,
             discard=tuple(self._given_up),
+            tenant=self.tenant,
         )
         self._given_up.clear()
         return [write]
@@ -277,8 +347,8 @@ class Cuts:
         self._full_wanted = written.full_wanted
         self._gone_back = False
         self._since_full = 0 if attempt.full else self._since_full + 1
-        self._plan_next()
-        return [Log(text=f"checkpoint {attempt.target}"), *self._end(attempt, durable=True)]
+        self._plan_next(attempt)
+        return [Log(text=f"{NAMES[self.tenant]} {attempt.target}"), *self._end(attempt, durable=True)]
 
     def _end(self, attempt: Attempt, *, durable: bool) -> list[Effect]:
         """Well: what was wanted is stored."""
@@ -290,11 +360,14 @@ class Cuts:
             values["cut_seconds"] = round(attempt.begun_seconds, 3)
         end = CutEnd(number=attempt.number, durable=durable)
         ends: list[Effect] = [Send(target=peer, message=end) for peer in self._peers.values()]
-        return [*ends, Notice(name="checkpoint", values=values)]
+        return [*ends, Notice(name=NAMES[self.tenant], values=values)]
 
-    def _plan_next(self) -> None:
-        if self.plan.every_seconds is not None:
-            self._due_at = self._now + self.plan.every_seconds
+    def _plan_next(self, attempt: Attempt) -> None:
+        every, took = self.plan.every_seconds, self._now - attempt.began
+        if every is not None:
+            self._due_at = self._now + every
+        if every is not None and self.plan.from_instant:
+            self._due_at = self._now + (took if took > every else every - took)
         if self.plan.every_steps is not None:
             self._due_step = (self._step // self.plan.every_steps + 1) * self.plan.every_steps
 
@@ -324,6 +397,7 @@ class Cuts:
         if again:
             return effects
         self.failed += 1
-        self._plan_next()
+        self._plan_next(attempt)
+        name = NAMES[self.tenant]
         values = {"status": "failed", "reason": reason, "failed": self.failed, "still": attempt.still}
-        return [*effects, Log(text=f"no checkpoint: {reason}"), Notice(name="checkpoint", values=values)]
+        return [*effects, Log(text=f"no {name}: {reason}"), Notice(name=name, values=values)]

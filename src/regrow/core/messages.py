@@ -517,6 +517,7 @@ class CutAsk(Message, frozen=True, kw_only=True):
     """Coordinator -> server: a cut is to be made; what have you applied? (Asynchronous: and hold pushes back.)"""
 
     number: U62
+    yields: bool = False  # not now if the server is storing a save of its own
 
 
 @message(58)
@@ -537,6 +538,7 @@ class CutAt(Message, frozen=True, kw_only=True):
     piece: Text
     full: bool
     pause: bool = False  # nothing more is applied until the cut is over (to compare with)
+    tenant: int = 0  # for whom: `cut.TENANTS`
 
 
 @message(60)

@@ -307,8 +307,9 @@ class Server:
         effects: list[Effect]
         if isinstance(message, CutAsk):
             whole = self.recovered and self.ways.serves
-            ended = self.saves.give_up() if message.number > self.cut.number else []
-            effects = [*ended, *self.cut.on_ask(source, message, applied, whole=whole)]
+            busy = message.yields and self.saves.life.state is not OwnSaveState.IDLE
+            ended = self.saves.give_up() if message.number > self.cut.number and not busy else []
+            effects = [*ended, *self.cut.on_ask(source, message, applied, whole=whole, busy=busy)]
         elif isinstance(message, CutAt):
             effects = [*self.cut.on_at(source, message, applied)]
         else:

@@ -20,8 +20,8 @@ from regrow.config import TrainConfig, read_stored
 from regrow.core.names import parse_piece_name
 from regrow.errors import CheckpointError, UserError
 from regrow.launch import tiers
-from regrow.launch.orders import CheckpointTimes, Extra, Saving, StoredCut
 from regrow.launch.partial import PartialPlan
+from regrow.launch.saving import CheckpointTimes, Extra, Saving, StoredCut
 from regrow.launch.version import version
 
 DATA_OPTIONS = ("mode", "workers", "seed", "data", "schema", "batch", "train_rows", "skew", "skip_bad_lines")
@@ -62,6 +62,9 @@ def find(config: TrainConfig) -> Start:
     if any(piece.encoding == "zstd" for piece in plan.pieces):
         load_zstd()  # servers would miss it when they have all been started
     target = plan.target
+    if target.kind == "publication":
+        hint = "it has no optimizer state; name a checkpoint, which `regrow ckpt ls` shows"
+        raise UserError(f"{target.id} is a publication, and nobody can train on from it", hint=hint)
     before = _check_fits(config, target)
     extra = target.extra.get(EXTRA)
     return Start(url=url, cut=target.id, step=target.step, protection=before.get("protection"), extra=extra)

@@ -30,10 +30,11 @@ from regrow.errors import ChildFailed, ConfigError, ConnectionLost, UserError
 from regrow.launch.backend import Ended, News, end, list_running, name_of
 from regrow.launch.connect import FORMAT, Ticket, describe_protection, write_ticket
 from regrow.launch.crew import Crew
-from regrow.launch.orders import CheckpointTimes, Saving, Stop, TieredRows
+from regrow.launch.orders import Stop
 from regrow.launch.processes import LocalProcesses
 from regrow.launch.reports import Answer, Condemn, Error, Listening, Malformed, Ready, Replace
 from regrow.launch.rundir import Logs, print_warning
+from regrow.launch.saving import CheckpointTimes, Saving, TieredRows
 from regrow.launch.supervisor import (
     Accuse,
     Appoint,

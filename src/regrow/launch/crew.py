@@ -15,7 +15,8 @@ from regrow.checkpoint.extras import Extras
 from regrow.core.identity import Identity
 from regrow.errors import RegrowError
 from regrow.launch.backend import Backend, Handle
-from regrow.launch.orders import Assignment, Become, Command, Extra, Hanging, SaveEvery, Saving, StoredCut, TieredRows
+from regrow.launch.orders import Assignment, Become, Command, SaveEvery
+from regrow.launch.saving import Extra, Hanging, Saving, StoredCut, TieredRows
 from regrow.launch.supervisor import Kill, Order, Pause, Promote, Resume, Start, Tell
 
 
@@ -33,6 +34,7 @@ class Crew:
         authenticate: str = "auto",
         config: dict[str, Any] | None = None,
         saving: Saving | None = None,
+        publications: Saving | None = None,
         start: StoredCut | None = None,
         hanging: Hanging | None = None,
         tiers: TieredRows | None = None,
@@ -46,6 +48,7 @@ class Crew:
         self._authenticate = authenticate
         self._config = config or {}
         self._saving = saving
+        self._publications = publications
         self._start = start
         self._hanging = hanging
         self._tiers = tiers
@@ -108,6 +111,7 @@ class Crew:
             authenticate=self._authenticate,
             config=self._config,
             saving=self._saving,
+            publications=self._publications,
             start=self._start,
             hanging=self._hanging,
             tiers=self._tiers,

@@ -180,6 +180,8 @@ class LiveDisplay:
         rows += [Text(news, style="yellow") for news in news_lines(status)]
         if status.checkpoints["last"] is not None:
             rows.append(Text(checkpoint_line(status), style="dim"))
+        if (published := status.publications.describe(now)) is not None:
+            rows.append(Text(published, style="dim"))
         if (lost := loss_text(status)) is not None:
             rows.append(Text(lost, style="dim"))
         rows += [Text(text, style="yellow") for text in waiting_texts(status, now)]
@@ -311,6 +313,7 @@ def news_lines(status: RunStatus) -> list[str]:
     lines += [f"damaged, and gone around: {what}" for what in status.gone_around]
     if (failed := failed_line(status)) is not None:
         lines.append(failed)
+    lines += status.publications.list_news()
     if (tiers := status.tiers) is not None and tiers["servers_full"]:
         lines.append("no space left for rows on disk: training goes on with what fits, without new checkpoints")
     return lines
@@ -392,6 +395,11 @@ def summary_text(summary: dict[str, Any], path: Path) -> str:
         rows.append(("checkpoints", f"{saved['saved']}{failed}; the last is {saved['last']['cut']}"))
     elif saved.get("failed"):
         rows.append(("checkpoints", f"none! {saved['failed']} failed: {saved['last_error']}"))
+    if (published := summary.get("publications")) and published["last"]:
+        size = f"{size_text(published['bytes'])} in all"
+        rows.append(("publications", f"{published['saved']}, {size}; the last is {published['last']['cut']}"))
+    elif published and published["failed"]:
+        rows.append(("publications", f"none! {published['failed']} failed: {published['last_error']}"))
     if summary.get("partial"):
         lost = summary["partial"]
         pls = "?" if lost["pls"] is None else f"{lost['pls']:.3g}"

@@ -21,7 +21,6 @@ from datetime import datetime
 from typing import Any
 
 from regrow.config import TrainConfig
-from regrow.core.identity import Identity
 from regrow.errors import CheckpointError, ChildFailed, DataLoss, Interrupted, NotSaved, RegrowError
 from regrow.launch import checkpoints, memory, partial
 from regrow.launch.backend import Ended, Handle, News, end, list_running
@@ -29,9 +28,10 @@ from regrow.launch.causes import KILLED, MISSES_ANOTHER, Suspect, find_cause
 from regrow.launch.crew import Crew
 from regrow.launch.display import Display, QuietDisplay
 from regrow.launch.judges import Judges
-from regrow.launch.orders import Conclude, Evaluate, Hanging, MakeCheckpoint
+from regrow.launch.orders import Command, Conclude, Evaluate, MakeCheckpoint, MakePublication
 from regrow.launch.precheck import check_start
 from regrow.launch.processes import CHILD_COMMAND, LocalProcesses
+from regrow.launch.publications import plan_publications
 from regrow.launch.replan import Replanner
 from regrow.launch.reports import (
     Answer,
@@ -49,6 +49,7 @@ from regrow.launch.reports import (
 )
 from regrow.launch.rundir import RunDir
 from regrow.launch.sabotage import Saboteur
+from regrow.launch.saving import Hanging
 from regrow.launch.signals import SignalWatch
 from regrow.launch.status import RunStatus
 from regrow.launch.summary import make_summary
@@ -85,6 +86,7 @@ METRICS_SECONDS_PROTECTED = 0.25  # a failure and its end may be less than a sec
 LOSSES = (ProcessEnded, ProcessMissed, ProcessCondemned)
 SURVIVING_PHASES = ("training", "evaluating")
 SAVE_TRIES, SAVE_SECONDS_MAX = 3, 3600.0  # of the last checkpoint
+PUBLISH_SECONDS_MAX = 600.0  # of the last publication, all tries. Too short: look-ups miss the end. Too long: a wait.
 DISPLAY_SECONDS = 0.125
 TALLIES = "tallies"  # in the run directory, while workers judge together
 
@@ -270,17 +272,27 @@ class _Run:
 
     def _try_to_save_the_end(self, deadline: float) -> bool:
         self.status.still = None
-        asked: Identity | None = None
-
-        def is_answered() -> bool:
-            """Or never will be: who was asked may have died with the question."""
-            return self.status.still is not None or self.supervisor.current("coordinator", 0) != asked
-
-        while self.status.still is None and time.monotonic() < deadline:
-            asked = self.supervisor.current("coordinator", 0)
-            self.crew.tell(asked, MakeCheckpoint(still=True))
-            self._until(is_answered, deadline=deadline)
+        self._ask_coordinator(MakeCheckpoint(still=True), lambda: self.status.still is not None, deadline)
         return self.status.still is True
+
+    def _publish_the_end(self) -> None:
+        """Look-ups shall get the trained model. Where that fails they get the one before, and the run is no worse."""
+        publications, deadline = self.status.publications, time.monotonic() + PUBLISH_SECONDS_MAX
+        for _ in range(SAVE_TRIES):
+            publications.still = None
+            self._ask_coordinator(MakePublication(still=True), lambda: publications.still is not None, deadline)
+            if publications.still:
+                return
+
+    def _ask_coordinator(self, command: Command, is_answered: Callable[[], bool], deadline: float) -> None:
+        """Who was asked may die with the question: then its successor is."""
+        while not is_answered() and time.monotonic() < deadline:
+            asked = self.supervisor.current("coordinator", 0)
+            self.crew.tell(asked, command)
+            self._until(
+                lambda asked=asked: is_answered() or self.supervisor.current("coordinator", 0) != asked,  # type: ignore[misc]
+                deadline=deadline,
+            )
 
     def _train(self, sockets: SocketDir | None) -> None:
         config, status = self.config, self.status
@@ -300,7 +312,7 @@ class _Run:
                 role="coordinator",
             )
         # The merger now, while workers import torch: training has all processors.
-        counts = {"server": config.servers, "worker": config.workers, "merger": int(config.merges)}
+        counts = {"server": config.servers, "worker": config.workers, "merger": config.mergers}
         for role, count in counts.items():
             for id in range(count):
                 self._supervise(Appoint(role=role, id=id, now=time.monotonic()))
@@ -311,6 +323,8 @@ class _Run:
         self._until(lambda: all(worker.state == "trained" for worker in status.workers))
         if config.saves:
             self._save_the_end()
+        if config.publish is not None:
+            self._publish_the_end()
         self._enter("evaluating")
         crew.tell(self.supervisor.current("worker", 0), Evaluate())
         # A worker that died meanwhile is through only when its successor is.
@@ -350,6 +364,7 @@ class _Run:
                 dead=self.status.cuts_dead,
                 partial=None if self.replanner is None else self.replanner.partial,
             ),
+            publications=plan_publications(config, run=self.run_id, starts=len(self.status.restores)),
             start=checkpoints.make_stored(start),
             tiers=plan_tiers(config),
             hanging=Hanging(silent_seconds=config.silent_limits["server"], patience_seconds=config.patience_seconds),

@@ -18,7 +18,7 @@ from typing import Any
 from regrow.config import TrainConfig
 from regrow.errors import ConfigError
 from regrow.launch import memory
-from regrow.launch.orders import OwnSaving
+from regrow.launch.saving import OwnSaving
 from regrow.planner.measured import Basis, FailTime, Measured, choose_fail_time
 from regrow.planner.overhead import Costs, interval_full
 from regrow.planner.partial import Plan, Request, decide, plan_partial

@@ -31,6 +31,8 @@ def check_start(config: TrainConfig) -> None:
         check_fit(config)
     if config.merges:  # else they stay in the files of the rows, which the store looks at
         check_storage(config)
+    if config.publish is not None and (missing := Storage.open(config.publish).find_missing()) is not None:
+        raise ConfigError("publish", config.publish, missing, hint="make it, or name another place")
     if config.device != "cpu":
         check_device(config)
 

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import msgspec
 
 from regrow.core.identity import Identity
-from regrow.launch.orders import Extra
+from regrow.launch.saving import Extra
 
 CheckpointKind = Literal["full", "delta"]
 MergeKind = Literal["choice", "folded", "deleted", "broken", "wanted", "error"]
@@ -276,6 +276,24 @@ class CheckpointFailed(Report, frozen=True, kw_only=True, tag="checkpoint failed
     still: bool
 
 
+class Publication(Report, frozen=True, kw_only=True, tag="publication"):
+    """As of checkpoints: one is begun, is saved (without a kind: nothing was new) or failed."""
+
+    status: Literal["begun", "saved", "failed"]
+    cut: str | None = None
+    still: bool = False
+    kind: CheckpointKind | None = None
+    count: int = 0
+    failed: int = 0
+    reason: str = ""
+    seconds: float | None = None  # from the question to its manifest
+    cut_seconds: float | None = None
+    rows: int = 0
+    bytes: int = 0
+    readers: int = 0  # replicas that told their step of late,
+    readers_step: int | None = None  # and the least of these
+
+
 class MergerNews(Report, frozen=True, kw_only=True, tag="merge"):
     """What a merger did or saw."""
 
@@ -362,6 +380,7 @@ AnyReport = (
     | CheckpointBegun
     | CheckpointSaved
     | CheckpointFailed
+    | Publication
     | MergerNews
     | Replace
     | Condemn

@@ -20,6 +20,7 @@ import numpy as np
 from regrow.config import TrainConfig
 from regrow.launch.failures import Failures, Standstill, round_known
 from regrow.launch.losses import Losses
+from regrow.launch.publications import PublicationStatus
 from regrow.launch.reports import (
     CheckpointBegun,
     CheckpointFailed,
@@ -35,6 +36,7 @@ from regrow.launch.reports import (
     OwnSaved,
     Planned,
     Progress,
+    Publication,
     Ready,
     Recovered,
     Recovery,
@@ -48,6 +50,7 @@ from regrow.launch.reports import (
 from regrow.launch.role_status import ServerStatus, WorkerStatus
 from regrow.launch.tier_counts import Tiers, sum_tiers
 from regrow.metrics import ScoreHistogram
+from regrow.units import parse_interval
 
 AUC_WINDOW_SAMPLES = 200_000  # shorter: noise (see test_rows); longer: the start of training drags it down
 AUC_WINDOW_REPORTS_MAX = 1024
@@ -76,6 +79,7 @@ class RunStatus:
         self.moved_at = started_at  # when anything at all was last done
         self.failures = Failures()
         self.checkpoints: dict[str, Any] = {"saved": 0, "failed": 0, "last": None, "last_error": None}
+        self.publications = PublicationStatus(every_seconds=parse_interval(config.publish_every)[0])
         self.merges = dict.fromkeys(("folded", "deleted", "broken", "wanted", "error"), 0)
         self.saving: tuple[str, float] | None = None  # the checkpoint being stored, and since when
         self.cuts_dead: list[str] = []  # being stored when all processes began again: nobody stores them any more
@@ -110,6 +114,8 @@ class RunStatus:
             self._receive_worker(self.workers[id], report, now)
         elif isinstance(report, CheckpointBegun | CheckpointSaved | CheckpointFailed):
             self._receive_checkpoint(report, now)
+        elif isinstance(report, Publication):
+            self.publications.receive(report, now)
         elif isinstance(report, Waiting):
             self.waiting[report.server] = (report.reason, now + report.seconds)
         elif isinstance(report, Waited):
@@ -475,6 +481,7 @@ class RunStatus:
             "redo_bytes_peak": max(worker.redo_bytes_peak for worker in self.workers),
             "failures": [failure.to_dict() for failure in self.failures.all],
             "checkpoints": self.checkpoints,
+            "publications": self.publications.to_dict() if self.config.publish is not None else None,
             "merges": self.merges,
             "restores": self.restores,
             "damage_gone_around": self.gone_around,

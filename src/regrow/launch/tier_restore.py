@@ -19,7 +19,7 @@ from regrow.checkpoint.staging import Stager
 from regrow.checkpoint.storage import Storage
 from regrow.core.names import piece_name
 from regrow.errors import CheckpointError, UserError
-from regrow.launch.orders import TieredRows
+from regrow.launch.saving import TieredRows
 from regrow.launch.tiers import StoreLock, find_epochs
 from regrow.runtime.checkpoint import chunk_of, shard_of
 from regrow.runtime.tiers import open_tiered

@@ -28,7 +28,7 @@ from regrow.core.job import OptimizerSpec
 from regrow.core.layout import Layout
 from regrow.data.catalog import table_rows
 from regrow.errors import CheckpointError, ConfigError, UserError
-from regrow.launch.orders import TieredRows
+from regrow.launch.saving import TieredRows
 from regrow.units import MIB, size_text
 
 FORMAT = 1

@@ -22,6 +22,7 @@ from regrow.config import TrainConfig
 from regrow.core.job import JobSpec, Mode
 from regrow.errors import RegrowError, UserError
 from regrow.launch import orders, reports
+from regrow.launch.saving import Extra
 from regrow.metrics import Metric
 from regrow.nn import seat
 from regrow.nn.coded import Wish
@@ -106,7 +107,7 @@ class RunSeat:
 
     def save(self, step: int, extra: str | None) -> None:
         if self.worker == 0:
-            kept = None if extra is None else orders.Extra(step=step, text=extra)
+            kept = None if extra is None else Extra(step=step, text=extra)
             self._parent.report(reports.SaveNow(extra=kept))
 
     def note_waiting(self, step: int) -> None:

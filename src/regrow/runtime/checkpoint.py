@@ -61,13 +61,13 @@ def shard_of(job: JobSpec, server: int) -> str:
     return shard_name(server, job.servers, (job.rings, [(table.k, table.r) for table in job.tables]))
 
 
-def chunk_of(job: JobSpec, captured: list[TableRows]) -> Chunk:
+def chunk_of(job: JobSpec, captured: list[TableRows], *, weights_only: bool = False) -> Chunk:
     """Captured rows by the names of tables and states."""
     chunk: Chunk = {}
     for table, ids, (weight, *states) in captured:
         spec = job.tables[table]
-        names = [name for name, _ in spec.optimizer.state_parts(spec.dim)]
-        chunk[spec.name] = Rows(ids, weight, dict(zip(names, states, strict=True)))
+        names = [] if weights_only else [name for name, _ in spec.optimizer.state_parts(spec.dim)]
+        chunk[spec.name] = Rows(ids, weight, dict(zip(names, states, strict=not weights_only)))
     return chunk
 
 
@@ -91,7 +91,9 @@ class CaptureSaver:
         encoding: str = "raw",
         bits: int = 32,
         bytes_per_second: float | None = None,
+        weights_only: bool = False,
     ) -> None:
+        """`weights_only`: without the optimizer's state."""
         self.pause_seconds_max = 0.0  # the longest that the loop was kept from its work
         self.work_seconds_max = 0.0  # the same, of the processor: without what others were given meanwhile
         self._url = url
@@ -99,6 +101,7 @@ class CaptureSaver:
         self._encoding: Any = encoding
         self._bits: Any = bits
         self._bytes_per_second = bytes_per_second
+        self._weights_only = weights_only
         self._stager: Stager | None = None
         self._ready_bytes = 0  # of memory that was made ready for chunks
         self._number = 0
@@ -183,7 +186,7 @@ class CaptureSaver:
                 captured = await self._take_chunk(number, store)
                 if captured is None:
                     break
-                chunk = chunk_of(job, captured)
+                chunk = chunk_of(job, captured, weights_only=self._weights_only)
                 chunk = {name: rows for name, rows in chunk.items() if tables is None or name in tables}
                 del captured
                 if chunk and look_at is not None:

@@ -40,7 +40,8 @@ from regrow.core.serving import Store
 from regrow.core.session import Event
 from regrow.core.wayback import FetchSaved, FindSaves, Load
 from regrow.errors import ConnectionLost, ProtocolError, RegrowError
-from regrow.launch import orders, reports
+from regrow.launch import reports
+from regrow.launch.saving import OwnSaving
 from regrow.protection import ErasureCode, Partial
 from regrow.runtime import inprocess_saves
 from regrow.runtime.client import ANOTHER_JOB_HINT, Client
@@ -68,7 +69,7 @@ class InProcessCluster:
         *,
         servers: int,
         build_store: Callable[[JobSpec, int, bool], Store] = MemoryStore,
-        saving: orders.OwnSaving | None = None,
+        saving: OwnSaving | None = None,
         protection: ErasureCode | Partial | None = None,
     ) -> None:
         if protection is not None:

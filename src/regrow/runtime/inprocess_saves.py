@@ -17,7 +17,7 @@ from regrow.core.own_saves import OwnSaved, SaveOwn, SavePlan
 from regrow.core.recall import SAVES_TENANT
 from regrow.core.recall_events import SavedRowsLoaded, SavesFound, SavesLoaded
 from regrow.core.wayback import FindSaves
-from regrow.launch.orders import OwnSaving
+from regrow.launch.saving import OwnSaving
 from regrow.protection import Partial
 from regrow.runtime.priorities import choose_tables
 from regrow.store.interface import CapturedRows, Float32Array, Store

@@ -14,8 +14,9 @@ from pathlib import Path
 from regrow.checkpoint.merger import Event, watch
 from regrow.checkpoint.retention import Rules
 from regrow.checkpoint.storage import Storage
-from regrow.launch.orders import Stop
+from regrow.launch.orders import Assignment, Stop
 from regrow.launch.reports import Listening, MergerNews
+from regrow.launch.saving import Saving
 from regrow.runtime.parent import Parent
 
 log = logging.getLogger("regrow.merger")
@@ -31,13 +32,18 @@ def yield_to_training() -> None:
         Path("/proc/self/autogroup").write_text(str(NICENESS))
 
 
+def find_saving(assignment: Assignment) -> Saving:
+    """What this one merges: the first checkpoints, if these are pieces, and the next publications."""
+    merged = [saving for saving in (assignment.saving, assignment.publications) if saving and not saving.epochs]
+    return merged[assignment.identity.id]
+
+
 def run(parent: Parent) -> None:
     """Merges until told to stop."""
     yield_to_training()
     stop = threading.Event()
     parent.on_command(lambda command: stop.set() if isinstance(command, Stop) else None)
-    saving = parent.assignment.saving
-    assert saving is not None
+    saving = find_saving(parent.assignment)
 
     def tell(event: Event) -> None:
         log.info("%s: %s", event.kind, event.text)
@@ -49,6 +55,10 @@ def run(parent: Parent) -> None:
         interval_seconds=saving.merge_seconds,
         on_event=tell,
         stop=stop,
-        rules=Rules(keep_last=saving.keep_last, pinned=frozenset(saving.pinned)),
+        rules=Rules(
+            keep_last=saving.keep_last,
+            keep_full_every_seconds=saving.keep_full_every_seconds,
+            pinned=frozenset(saving.pinned),
+        ),
         dead=frozenset(saving.dead),
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from regrow.core.job import JobSpec
-from regrow.launch.orders import OwnSaving
+from regrow.launch.saving import OwnSaving
 
 LARGEST_SHARE = 0.99  # of all rows, in the tables that count as the largest
 

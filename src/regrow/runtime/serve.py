@@ -17,8 +17,9 @@ from regrow import _kernels
 from regrow.checkpoint.epochs import EpochWriter
 from regrow.checkpoint.extras import Extras
 from regrow.checkpoint.manifests import ManifestWriter
+from regrow.checkpoint.publications import PublicationWriter
 from regrow.core.coordinator import PATIENCE_SECONDS, SILENT_SECONDS, Coordinator
-from regrow.core.cut import Save, Unsave
+from regrow.core.cut import PUBLICATION_TENANT, TENANT, Save, Unsave
 from regrow.core.cuts import CutNow, CutPlan, WriteManifest
 from regrow.core.door import ServerDoor
 from regrow.core.effects import (
@@ -48,6 +49,7 @@ from regrow.core.server import Server
 from regrow.core.wayback import FetchSaved, FindSaves, Load
 from regrow.errors import CheckpointError, ConnectionLost, Refusal, RegrowError, UserError
 from regrow.launch import orders, reports
+from regrow.launch.saving import OwnSaving, Saving, TieredRows
 from regrow.runtime.checkpoint import Loader, Saver
 from regrow.runtime.client import new_event_loop
 from regrow.runtime.hosts import resolve_listen
@@ -77,16 +79,17 @@ class Node:
         self.identity = assignment.identity
         self.section_bytes_max = assignment.frame_bytes_max
         self.machine: ServerDoor | Coordinator
-        self.saver: Saver | None = None
+        self.savers: dict[int, Saver] = {}  # by tenant
         self.own_saver: OwnSaver | None = None  # partial recovery
         self.own_loader: OwnLoader | None = None
         self.manifests: ManifestWriter | EpochWriter | None = None
+        self.publications: PublicationWriter | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._marked_at = 0.0  # since when pushes are held back for a cut
         self._hold_seconds_max = 0.0
         self._disk_waits = DiskWaits()
         self._save_began, self._rows_left = 0.0, 0
-        saving, start = assignment.saving, assignment.start
+        saving, start, publications = assignment.saving, assignment.start, assignment.publications
         if self.identity.role == "server":
             self.machine = ServerDoor(
                 identity=self.identity,
@@ -98,14 +101,9 @@ class Node:
                 marks=start.marks if start is not None and start.epochs else None,
             )
             if saving is not None and not saving.epochs:
-                self.saver = Saver(
-                    url=saving.url,
-                    server=self.identity.id,
-                    tell=self._receive,
-                    encoding=saving.encoding,
-                    bits=saving.bits,
-                    bytes_per_second=saving.bytes_per_second,
-                )
+                self.savers[TENANT] = self._make_saver(saving)
+            if publications is not None:
+                self.savers[PUBLICATION_TENANT] = self._make_saver(publications, weights_only=True)
             if saving is not None and saving.own is not None:
                 self.own_saver = OwnSaver(
                     url=saving.url,
@@ -127,26 +125,40 @@ class Node:
                 silent_seconds=SILENT_SECONDS if hanging is None else hanging.silent_seconds,
                 patience_seconds=PATIENCE_SECONDS if hanging is None else hanging.patience_seconds,
                 term=self.identity.incarnation,
-                cut_plan=None if saving is None else CutPlan(**msgspec.structs.asdict(saving.times)),
-                cut_salt="" if saving is None else saving.salt,
+                cut_plan=make_cut_plan(saving),
+                publication_plan=make_cut_plan(publications),
+                cut_salt="".join(each.salt for each in (saving, publications) if each is not None),
             )
             if saving is not None:
                 self.manifests = make_manifests(saving, assignment.config)
+            if publications is not None:
+                self.publications = make_publications(publications, assignment.config)
         self._stopped: asyncio.Future[None] | None = None
+
+    def _make_saver(self, saving: Saving, *, weights_only: bool = False) -> Saver:
+        return Saver(
+            url=saving.url,
+            server=self.identity.id,
+            tell=self._receive,
+            encoding=saving.encoding,
+            bits=saving.bits,
+            bytes_per_second=saving.bytes_per_second,
+            weights_only=weights_only,
+        )
 
     def _build_store(self, job: JobSpec, server: int, recovering: bool) -> Store:
         tiers = self.parent.assignment.tiers
         store: Store = MemoryStore(job, server, recovering) if tiers is None else self._open_tiered(job, server, tiers)
-        if self.saver is not None:
-            store.add_tenant()
+        tenants = [*self.savers, *([] if self.own_saver is None else [SAVES_TENANT])]
+        for tenant in range(max(tenants, default=-1) + 1):  # a number that nobody has costs a bit a row
+            assert store.add_tenant() == tenant
         saving = self.parent.assignment.saving
         if self.own_saver is not None and saving is not None and saving.own is not None:
             own = saving.own
-            assert store.add_tenant() == SAVES_TENANT
             store.set_priority(SAVES_TENANT, own.priority, choose_tables(job, own), own.share, own.seed, own.period)
         return store
 
-    def _open_tiered(self, job: JobSpec, server: int, tiers: orders.TieredRows) -> Store:
+    def _open_tiered(self, job: JobSpec, server: int, tiers: TieredRows) -> Store:
         """Rows on disk: what the disk has done wakes the loop."""
         start = self.parent.assignment.start
         epochs = () if start is None else start.epochs
@@ -191,7 +203,7 @@ class Node:
             for task in tasks:
                 task.cancel()
             self._report()
-            for saver in (self.saver, self.own_saver):
+            for saver in (*self.savers.values(), self.own_saver):
                 if saver is not None:
                     with contextlib.suppress(TimeoutError):  # a storage that hangs must not keep anybody
                         await asyncio.wait_for(asyncio.to_thread(saver.close), CLOSE_SECONDS)
@@ -234,18 +246,18 @@ class Node:
                 report = report_of(effect)
                 if isinstance(report, reports.CheckpointSaved) and report.kind is None and self.manifests is not None:
                     self._run_task(self._write_extra(report))
+                elif isinstance(report, reports.Publication) and report.status == "saved" and report.kind is not None:
+                    self._run_task(self._report_publication(report))
                 else:
                     self.parent.report(report)
             case Save():
                 server = self._server()
-                assert self.saver is not None
                 if server.view.job.mode == "async":  # else nobody waited
                     held = time.perf_counter() - self._marked_at
                     self._hold_seconds_max = max(held, self._hold_seconds_max)
-                self.saver.begin(effect, server.view.job, server.store)
-            case Unsave(number=number):
-                assert self.saver is not None
-                self.saver.give_up(number)
+                self.savers[effect.tenant].begin(effect, server.view.job, server.store)
+            case Unsave(number=number, tenant=tenant):
+                self.savers[tenant].give_up(number)
             case WriteManifest():
                 self._run_task(self._write_manifest(effect))
             case Load():
@@ -269,10 +281,11 @@ class Node:
 
     async def _write_manifest(self, cut: WriteManifest) -> None:
         assert isinstance(self.machine, Coordinator) and self.machine.view is not None
-        assert self.manifests is not None
-        self._receive(await asyncio.to_thread(self.manifests.write, self.machine.view.job, cut))
+        writer = self.manifests if cut.tenant == TENANT else self.publications
+        assert writer is not None
+        self._receive(await asyncio.to_thread(writer.write, self.machine.view.job, cut))
         if cut.discard:
-            await asyncio.to_thread(self.manifests.discard, cut.discard)
+            await asyncio.to_thread(writer.discard, cut.discard)
 
     async def _write_extra(self, report: reports.CheckpointSaved) -> None:
         """Before it is said that nothing is new: a script may want something to be kept with what is there."""
@@ -282,6 +295,12 @@ class Node:
         except CheckpointError as error:
             log.warning("what the script wants to be kept is not: %s", error.message)
         self.parent.report(report)
+
+    async def _report_publication(self, report: reports.Publication) -> None:
+        """With what the manifest says of it, and who reads."""
+        assert self.publications is not None
+        known = await asyncio.to_thread(self.publications.describe_last)
+        self.parent.report(msgspec.structs.replace(report, **known))
 
     def _server(self) -> Server:
         """What is behind the door, of a server with a view."""
@@ -414,6 +433,8 @@ class Node:
                 if extra is not None and self.manifests is not None:
                     self.manifests.extras.keep(extra.step, extra.text)
                 self._receive(CutNow(full=full, still=still))
+            case orders.MakePublication(still=still) if isinstance(self.machine, Coordinator):
+                self._receive(CutNow(still=still, tenant=PUBLICATION_TENANT))
             case orders.SaveEvery(seconds=seconds) if isinstance(self.machine, ServerDoor):
                 self._receive(SavePlan(every_seconds=seconds))
             case orders.PeerDied(peer=peer) if isinstance(self.machine, Coordinator):
@@ -468,9 +489,9 @@ class Node:
         return report
 
     def _saving_counters(self) -> dict[str, Any]:
-        if self.saver is None:
+        savers = [saver for saver in (*self.savers.values(), self.own_saver) if saver is not None]
+        if not savers:
             return {}
-        savers = [saver for saver in (self.saver, self.own_saver) if saver is not None]
         return {
             "capture_seconds_max": round(max(saver.pause_seconds_max for saver in savers), 5),
             "capture_work_seconds_max": round(max(saver.work_seconds_max for saver in savers), 5),
@@ -492,7 +513,7 @@ REPORTS: dict[tuple[str, str | None], type[reports.Report]] = {
 }
 
 
-def make_manifests(saving: orders.Saving, config: dict[str, Any]) -> ManifestWriter | EpochWriter:
+def make_manifests(saving: Saving, config: dict[str, Any]) -> ManifestWriter | EpochWriter:
     """Who writes the manifests of this run."""
     common: dict[str, Any] = {name: getattr(saving, name) for name in ("url", "run", "starts", "made_by")}
     common |= {"extra": {"config": config}, "extras": Extras([(extra.step, extra.text) for extra in saving.extras])}
@@ -501,13 +522,25 @@ def make_manifests(saving: orders.Saving, config: dict[str, Any]) -> ManifestWri
     return ManifestWriter(encoding=saving.encoding, bits=saving.bits, **common)
 
 
-def make_save_plan(own: orders.OwnSaving | None) -> SavePlan | None:
+def make_publications(saving: Saving, config: dict[str, Any]) -> PublicationWriter:
+    """Who writes the manifests of publications."""
+    names = ("url", "run", "starts", "made_by", "encoding", "bits")
+    return PublicationWriter(extra={"config": config}, **{name: getattr(saving, name) for name in names})
+
+
+def make_cut_plan(saving: Saving | None) -> CutPlan | None:
+    return None if saving is None else CutPlan(**msgspec.structs.asdict(saving.times))
+
+
+def make_save_plan(own: OwnSaving | None) -> SavePlan | None:
     return None if own is None else SavePlan(every_seconds=own.every_seconds, every_steps=own.every_steps)
 
 
 def report_of(notice: Notice) -> reports.Report:
     """The same as a report. A name that is not known here is a mistake in this program."""
     values = dict(notice.values)
+    if notice.name == "publication":
+        return reports.Publication(**values)
     kind = REPORTS.get((notice.name, values.pop("status", None)))
     assert kind is not None, f"a notice that a node does not know: {notice!r}"
     return kind(**values)

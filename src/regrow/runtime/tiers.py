@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from regrow.core.job import JobSpec
 from regrow.core.paging import Paging
-from regrow.launch.orders import TieredRows
+from regrow.launch.saving import TieredRows
 
 if TYPE_CHECKING:
     from regrow.store.tiered import TieredStore

@@ -84,6 +84,8 @@ UNSHRUNK = {
     "reload.FILL_ROWS": "rows at a time of a loop that fills in all of them; nothing happens in between",
     "checks.NUMBER_MAX": "what a number on the wire may be, not a bound",
     "cuts.ATTEMPT_SECONDS_MAX": "a limit of time that no world waits for; unit tests reach it",
+    "cuts.YIELD_SECONDS_MAX": "a limit of time that no world waits for; unit tests reach it",
+    "turns.WAIT_SECONDS_MAX": "a limit of time that no world waits for; unit tests reach it",
     "own_saves.CHOOSE_ROWS": "always small in the simulator (machines.make_server)",
     "own_saves.SAVE_SECONDS_MAX": "a limit of time that no world waits for; unit tests reach it",
     "cut.FULL_SECONDS_MAX": "the disks of the simulator are never full; unit tests reach it",
@@ -143,8 +145,9 @@ def probe(probes: Probes, node: Node, event: Any, effects: list[Any]) -> None:
             _probe_server(probes, node.server, event, effects)
     elif node.identity.role == "worker":
         _probe_session(probes, node.machine, effects)
-    elif node.machine.cuts is not None:
-        _probe_cuts(probes, node.machine.cuts)
+    elif node.machine.turns is not None:
+        for maker in node.machine.turns.makers.values():
+            _probe_cuts(probes, maker)
 
 
 def _probe_server(probes: Probes, server: Any, event: Any, effects: list[Any]) -> None:

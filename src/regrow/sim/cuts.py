@@ -7,6 +7,9 @@ dict of rows. I11, checked when a piece is written:
     what was captured is what the rows were at that instant, read independently
     the state restored from the piece and those it starts from is that of the reference after exactly these pushes
 
+The same holds for publications, which another tenant has made of the same rows, at times of its own: their pieces are
+beside those of checkpoints, and neither starts from one of the other.
+
 The rule to keep: a piece may exist although nobody was told so (the coordinator died, the answer was lost), and must be
 right all the same.
 """
@@ -19,8 +22,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from regrow.core.cut import EpochPart, Save, Saved
-from regrow.core.cuts import CutNow, ManifestWritten, WriteManifest
+from regrow.core.cut import PUBLICATION_TENANT, TENANT, EpochPart, Save, Saved
+from regrow.core.cuts import NAMES, CutNow, CutPlan, ManifestWritten, WriteManifest
 from regrow.core.effects import Notice
 from regrow.core.identity import Identity
 from regrow.core.names import piece_name
@@ -74,17 +77,26 @@ class Storage:
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.pieces: dict[str, Piece] = {}  # by target
+        self.pieces: dict[str, Piece] = {}  # of checkpoints, by target
+        self.publications: dict[str, Piece] = {}
         self.discarded: set[str] = set()  # names of pieces that were given up; membership only
-        self.written_calm = 0  # since nothing fails any more
+        self.written_calm = dict.fromkeys(NAMES, 0)  # since nothing fails any more
         self._snapshots: dict[str, Snapshot] = {}
         self._parts: dict[str, Rows] = {}
         self._saving: dict[Identity, int] = {}  # the cut that each server is storing
         self._fails_after: dict[Identity, int] = {}  # bites until a server's storage fails
-        self._failed = False  # a cut was given up since the last one that was written
-        self._full_wanted = False
-        self._asked: Identity | None = None  # the coordinator that was asked for a cut of the end
-        self._ended = False  # and made it
+        self._failed = dict.fromkeys(NAMES, False)  # a cut was given up since the last one that was written
+        self._full_wanted = dict.fromkeys(NAMES, False)
+        self._asked: dict[int, Identity] = {}  # the coordinator that was asked for a cut of the end
+        self._ended = dict.fromkeys(NAMES, False)  # and made it
+
+    def _find_pieces(self, tenant: int) -> dict[str, Piece]:
+        return self.pieces if tenant == TENANT else self.publications
+
+    def _find_plans(self) -> dict[int, CutPlan]:
+        """Who has cuts made."""
+        cuts = self.world.cuts
+        return {TENANT: cuts.plan} | ({} if cuts.publications is None else {PUBLICATION_TENANT: cuts.publications})
 
     # --- A server ---
 
@@ -115,8 +127,9 @@ class Storage:
         name = self._name(node.identity, save.number)
         self._saving[node.identity] = save.number
         self._parts[name] = {}
-        if not self._snapshots[name].full and self._failed:
-            self.world.probes.hit("delta after a failed cut")
+        if not self._snapshots[name].full and self._failed[save.tenant]:
+            probe = "delta after a failed cut" if save.tenant == TENANT else "delta after a failed publication"
+            self.world.probes.hit(probe)
         self._fails_after.pop(node.identity, None)
         if not self.world.calm and self.world.choices.flag(self.world.cuts.error_rate):
             self._fails_after[node.identity] = self.world.choices.pick(4)
@@ -170,7 +183,7 @@ class Storage:
         rate = 0.0 if world.calm else world.cuts.error_rate
         error = bool(rate) and world.choices.flag(rate)
         exists = not error or world.choices.flag(0.5)
-        if world.scenario.profile.batch:
+        if world.scenario.profile.batch and write.tenant == TENANT:
             write, epochs = self._name_epochs(write)
         else:
             epochs = None
@@ -186,9 +199,10 @@ class Storage:
         def tell() -> None:
             if not node.alive:
                 return
-            self._full_wanted |= full_wanted
+            self._full_wanted[write.tenant] |= full_wanted
             text = "the storage does not answer" if error else ""
-            world.driver.hand(node, ManifestWritten(number=write.number, error=text, full_wanted=full_wanted))
+            written = ManifestWritten(number=write.number, error=text, full_wanted=full_wanted, tenant=write.tenant)
+            world.driver.hand(node, written)
 
         world.later(put, of=node)
 
@@ -205,7 +219,8 @@ class Storage:
         if piece_name(write.source, write.target) in self.discarded:
             raise Violation("I11", f"{write.target} was given up, and is published all the same")
         self.discarded.update(write.discard)
-        if exist := [name for name in write.discard if name.partition(".")[0] in self.pieces]:
+        pieces = self._find_pieces(write.tenant)
+        if exist := [name for name in write.discard if name.partition(".")[0] in self.pieces | self.publications]:
             raise Violation("I11", f"{write.target} discards {exist}, which exist")
         snapshots = [self._snapshots[name] for name in write.chunks]
         if [snapshot.server for snapshot in snapshots] != list(range(world.job.servers)):
@@ -215,26 +230,29 @@ class Storage:
                 raise Violation("I11", f"{write.target} is at {write.marks}, but {name} at {snapshot.marks}")
         state: Rows = {}
         if write.source is not None:
-            if write.source not in self.pieces:
+            if write.source not in pieces:
                 raise Violation("I11", f"{write.target} starts from {write.source}, which does not exist")
-            state = dict(self.pieces[write.source].state)
+            state = dict(pieces[write.source].state)
         rows: Rows = {}
         for name in write.chunks:
             rows |= self._parts[name]
         state |= rows
         self._check_state(write, state, snapshots)
-        self.pieces[write.target] = Piece(write.target, write.source, write.marks, rows, state, epochs)
+        pieces[write.target] = Piece(write.target, write.source, write.marks, rows, state, epochs)
         self._count(write)
 
     def _count(self, write: WriteManifest) -> None:
         world = self.world
-        world.probes.hit("full cut" if write.source is None else "delta cut")
-        if write.source is None and self._full_wanted:
+        if write.tenant == TENANT:
+            world.probes.hit("full cut" if write.source is None else "delta cut")
+        else:
+            world.probes.hit("full publication" if write.source is None else "delta publication")
+        if write.source is None and self._full_wanted[write.tenant]:
             world.probes.hit("full because it was wanted")
-            self._full_wanted = False
-        self._failed = False
+            self._full_wanted[write.tenant] = False
+        self._failed[write.tenant] = False
         if world.calm:
-            self.written_calm += 1
+            self.written_calm[write.tenant] += 1
         world.log(f"{write.target} from {write.source} is written, marks {write.marks}")
 
     def _check_state(self, write: WriteManifest, state: Rows, snapshots: list[Snapshot]) -> None:
@@ -269,37 +287,41 @@ class Storage:
 
     def notice(self, node: Node, notice: Notice) -> None:
         """The coordinator says how a cut ended."""
-        if notice.name != "checkpoint" or notice.values["status"] == "begun":
+        tenant = next((tenant for tenant, name in NAMES.items() if name == notice.name), None)
+        if tenant is None or notice.values["status"] == "begun":
             return
         saved = notice.values["status"] == "saved"
         if saved:
             self.world.probes.hit("cut published")
         else:
-            self._failed = True
+            self._failed[tenant] = True
             if notice.values["reason"] == "a server died":
                 self.world.probes.hit("cut given up: a server died")
             if notice.values["reason"] == "a worker was not heard of":
                 self.world.probes.hit("bound: cut under way")
             self.world.log(f"no cut: {notice.values['reason']}")
-        if notice.values["still"] and self._asked == node.identity:
-            self._ended = saved
-            self._asked = None
+        if notice.values["still"] and self._asked.get(tenant) == node.identity:
+            self._ended[tenant] = saved
+            del self._asked[tenant]
 
     # --- The end of a run ---
 
     def supervise(self) -> None:
         """The launcher asks for a last cut when the workers are done, and again when that has failed."""
         cuts = self.world.scenario.cuts
-        if cuts is None or not cuts.still or self._ended or not self.world.workers_done():
+        if cuts is None or not cuts.still or not self.world.workers_done():
             return
         coordinator = self.world.node(COORDINATOR)
-        if coordinator is None or self._asked == coordinator.identity:
-            return
-        self._asked = coordinator.identity
+        for tenant in self._find_plans() if coordinator is not None else ():
+            if not self._ended[tenant] and self._asked.get(tenant) != coordinator.identity:
+                self._ask(coordinator, tenant)
+
+    def _ask(self, coordinator: Node, tenant: int) -> None:
+        self._asked[tenant] = coordinator.identity
 
         def ask() -> None:
             if coordinator.alive:
-                self.world.driver.hand(coordinator, CutNow(still=True))
+                self.world.driver.hand(coordinator, CutNow(still=True, tenant=tenant))
 
         self.world.later(ask, of=coordinator)
 
@@ -308,15 +330,20 @@ class Storage:
         cuts = self.world.scenario.cuts
         if cuts is None:
             return ""
-        if cuts.still:
-            return "" if self._ended else "no checkpoint of the end"
-        by_time = self.world.job.mode == "async" and cuts.plan.every_seconds is not None
-        return "no checkpoint while all is well" if by_time and not self.written_calm and self.world.calm else ""
+        for tenant, plan in self._find_plans().items():
+            if cuts.still and not self._ended[tenant]:
+                return f"no {NAMES[tenant]} of the end"
+            by_time = not cuts.still and self.world.job.mode == "async" and plan.every_seconds is not None
+            if by_time and not self.written_calm[tenant] and self.world.calm:
+                return f"no {NAMES[tenant]} while all is well"
+        return ""
 
     def check_end(self) -> None:
-        """The last checkpoint is one of the end."""
-        if self._ended and not any(p.marks == self.world.reference.marks_final for p in self.pieces.values()):
-            raise Violation("I11", f"a checkpoint of the end was promised, there are {list(self.pieces)}")
+        """The last checkpoint is one of the end, and so is the last publication."""
+        for tenant, name in NAMES.items():
+            pieces, final = self._find_pieces(tenant), self.world.reference.marks_final
+            if self._ended[tenant] and not any(piece.marks == final for piece in pieces.values()):
+                raise Violation("I11", f"a {name} of the end was promised, there are {list(pieces)}")
 
     # --- Starting from a checkpoint ---
 

@@ -397,8 +397,8 @@ def describe_state(machine: Any) -> str:
     if isinstance(machine, Coordinator):
         if machine.view is None:
             return "coordinator without a view"
-        cuts = machine.cuts
-        attempt = cuts._attempt if cuts is not None else None
+        maker = machine.turns.underway if machine.turns is not None else None
+        attempt = maker._attempt if maker is not None else None
         return f"coordinator {'lost' if machine.lost else 'with a view'}, {attempt.life.state if attempt else 'no cut'}"
     if machine.server is None:
         return "server without a view"

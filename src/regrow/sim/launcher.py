@@ -71,6 +71,7 @@ class Launcher:
                 identity,
                 self.world.job,
                 plan,
+                publication_plan=cuts.publications if cuts is not None else None,
                 patience_seconds=PARTED_PATIENCE_SECONDS if parts else self.patience_seconds,
                 unanswered_seconds=PARTED_SECONDS if parts else UNANSWERED_SECONDS_MAX,
             )

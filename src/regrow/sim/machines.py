@@ -10,14 +10,17 @@ import numpy as np
 
 from regrow.core import cuts, decode, flusher
 from regrow.core.coordinator import PATIENCE_SECONDS, Coordinator
+from regrow.core.cut import TENANTS
 from regrow.core.cuts import CutPlan
 from regrow.core.door import ServerDoor
 from regrow.core.effects import Send
 from regrow.core.identity import Identity
 from regrow.core.job import JobSpec
 from regrow.core.messages import (
+    CutAsk,
     CutAt,
     CutBegun,
+    CutMarks,
     Expect,
     Fault,
     FlushCommit,
@@ -52,7 +55,7 @@ PROBED: dict[type[Any], str] = {
     ReadRecords: "records read",
     WriteRecords: "records written",
 }
-PROBED_CLOSER = frozenset({View, CutAt, Push, Pull, ReadRecords, WriteRecords})
+PROBED_CLOSER = frozenset({View, CutAsk, CutAt, Push, Pull, ReadRecords, WriteRecords})
 TICKETS_MAX = 16  # of a server: the pulls, the first push and what is expected, of three workers at most
 SERVER_QUEUES = ("_early", "_ahead")
 SERVING_QUEUES = ("_queued", "_pushes", "_parked", "_held", "_staged", "_step_pulls", "_unprepared", "_writes")
@@ -74,8 +77,8 @@ def make_server(
     def build_store(job: JobSpec, server: int, recovering: bool) -> Any:
         store: Any = MemoryStore(job, server, recovering) if disks is None else disks.build(job, identity)
         if on_capture is not None:
-            for _ in range(1 if saves is None else 2):
-                store.add_tenant()
+            while store.add_tenant() < max(TENANTS):
+                pass
             if saves is not None:
                 mine = [index for index, table in enumerate(job.tables) if job.protection.recalls(table)]
                 store.set_priority(SAVES_TENANT, saves.priority, mine, saves.share, job.seed, saves.period)
@@ -106,6 +109,7 @@ def make_coordinator(
     job: JobSpec,
     plan: CutPlan | None = None,
     *,
+    publication_plan: CutPlan | None = None,
     patience_seconds: float = PATIENCE_SECONDS,
     unanswered_seconds: float = UNANSWERED_SECONDS_MAX,
 ) -> Coordinator:
@@ -115,6 +119,7 @@ def make_coordinator(
         servers=job.servers,
         term=identity.incarnation,
         cut_plan=plan,
+        publication_plan=publication_plan,
         cut_salt=salt,
         patience_seconds=patience_seconds,
         unanswered_seconds=unanswered_seconds,
@@ -327,6 +332,8 @@ def _probe_closer(probes: Probes, door: Any, event: Any, effects: list[Any]) -> 
         probes.hit("begun again")
     if isinstance(message, CutAt) and any(_is_late(effect) for effect in effects):
         probes.hit("cut late")
+    if isinstance(message, CutAsk) and any(_is_busy(effect) for effect in effects):
+        probes.hit("publication waits for a save")
     if isinstance(message, WriteRecords) and door.identity.incarnation:
         probes.hit("records written again")
     if not isinstance(message, Push | Pull | ReadRecords | WriteRecords) or server is None:
@@ -342,6 +349,10 @@ def _probe_closer(probes: Probes, door: Any, event: Any, effects: list[Any]) -> 
 
 def _asks_for_rows(effect: Any) -> bool:
     return isinstance(effect, FetchSaved) or (isinstance(effect, Send) and isinstance(effect.message, Fault))
+
+
+def _is_busy(effect: Any) -> bool:
+    return isinstance(effect, Send) and isinstance(effect.message, CutMarks) and "save" in effect.message.error
 
 
 def _is_late(effect: Any) -> bool:
@@ -379,7 +390,7 @@ def unsettled_view_reason(coordinator: Any) -> str:
 
 def is_cutting(coordinator: Any) -> bool:
     """Whether a cut is under way."""
-    return coordinator.cuts is not None and coordinator.cuts._attempt is not None
+    return coordinator.turns is not None and coordinator.turns.underway is not None
 
 
 def minds_silence(coordinator: Any, peer: Identity) -> bool:
@@ -390,8 +401,8 @@ def minds_silence(coordinator: Any, peer: Identity) -> bool:
 
 def awaits_captures(coordinator: Any) -> bool:
     """Whether servers were told where to cut, and not all are there yet (asynchronously)."""
-    cuts = coordinator.cuts
-    attempt = cuts._attempt if cuts is not None and not cuts._is_sync else None
+    maker = coordinator.turns.underway if coordinator.turns is not None else None
+    attempt = maker._attempt if maker is not None and not maker._is_sync else None
     return attempt is not None and attempt.life.state is AttemptState.CUTTING
 
 

@@ -257,7 +257,7 @@ def one_epoch(original: Any) -> Any:
 # --- Checkpoints ---
 
 
-def _drain(store: Any) -> None:
+def drain(store: Any) -> None:
     """Takes what is captured, and calls it stored."""
     while store.capture_left():
         store.capture_chunk(1 << 20)
@@ -268,7 +268,7 @@ def dirty_lost(original: Any) -> Any:
     def give_up(self: Any) -> Any:
         if self.life.state is not CutState.CAPTURED:
             return original(self)
-        _drain(self._store)
+        drain(self._store)
         self.life.move("over")
         return [*original(self), Unsave(number=self.number)]
 
@@ -336,7 +336,7 @@ def replacement_clean(original: Any) -> Any:
         effects = original(self)
         if effects:
             self.store._shard.begin_capture(0, True)
-            _drain(self.store)
+            drain(self.store)
         return effects
 
     return check_recovered

@@ -1,4 +1,4 @@
-"""Planted bugs of partial recovery, behind parities and without, and of rows on disk: see planted.py."""
+"""Planted bugs of partial recovery, behind parities and without, of rows on disk and of publications: see planted.py."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from regrow.core.recall import Recall
 from regrow.core.server import Server
 from regrow.core.serving import Serving
 from regrow.core.serving_async import AsyncServing
-from regrow.sim import patches_partial, patches_tiered
+from regrow.core.turns import Turns
+from regrow.sim import patches_partial, patches_publications, patches_tiered
 from regrow.sim.bug import Bug
 
 MOVES = ("moves",)
@@ -211,5 +212,41 @@ BUGS |= {
         patches_tiered.commits_alone,
         BATCH,
         ("I11",),
+    ),
+}
+
+PUBLISHING = ("publications", "publications-sync")
+BUGS |= {
+    "clean-to-both": Bug(
+        "what one tenant has stored counts as stored by the other too",
+        CutSide,
+        "on_end",
+        patches_publications.clean_to_both,
+        PUBLISHING,
+        ("I11",),
+    ),
+    "publication-forgotten": Bug(
+        "rows of a publication that failed do not count as changed any more",
+        CutSide,
+        "give_up",
+        patches_publications.publication_forgotten,
+        ("publications",),
+        ("I11",),
+    ),
+    "counted-apart": Bug(
+        "checkpoints and publications are numbered apart",
+        Turns,
+        "__init__",
+        patches_publications.counted_apart,
+        PUBLISHING,
+        ("I8", "I11", "core", "moves"),
+    ),
+    "both-at-once": Bug(
+        "a publication begins while a checkpoint is under way",
+        Turns,
+        "tick",
+        patches_publications.both_at_once,
+        PUBLISHING,
+        ("I8",),
     ),
 }

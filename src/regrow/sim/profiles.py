@@ -39,6 +39,7 @@ class Profile:
     partial: bool = False  # the first table has none, and its rows come back from saves
     parities: bool = False  # ... it has r, the second r + 1, and they come back from saves where more than r are lost
     cuts: bool = False  # checkpoints are made
+    publications: bool = False  # and, for another tenant, publications; or these alone
     bounds: bool = False  # the bounds of the core are drawn too, small enough to be met (bounds.py)
     optimizers: tuple[OptimizerKind, ...] = ()  # () is plain sums in asynchronous worlds, else the usual four
     rates: bool = False  # learning rates change from push to push
@@ -104,6 +105,8 @@ PROFILES = {
         Profile(name="cuts", r=(1, 1, 2, 0), weights=CUTTING, cuts=True),
         Profile(name="cuts-sync", mode="sync", r=(1, 1, 2), weights=CUTTING, cuts=True),
         Profile(name="cuts-2pc", commit="2pc", weights=CUTTING, cuts=True),
+        Profile(name="publications", r=(1, 1, 2, 0), weights=CUTTING, cuts=True, publications=True),
+        Profile(name="publications-sync", mode="sync", r=(1, 1, 2), weights=CUTTING, cuts=True, publications=True),
         Profile(name="bare", bare=True, beyond=True, weights=WORKING),
         Profile(name="bare-sync", mode="sync", bare=True, beyond=True, weights=WORKING),
         Profile(name="beyond", r=(1, 1, 2), beyond=True, weights=(("server", 4), ("replacement", 1), ("worker", 1))),
@@ -173,6 +176,16 @@ PROFILES |= {
         Profile(name="partial", r=(1, 1, 2), ks=COPIES, partial=True, weights=LOSING, faults=10),
         Profile(name="partial-sync", mode="sync", r=(1, 1, 2), ks=COPIES, partial=True, weights=LOSING, faults=10),
         Profile(name="partial-cuts", r=(1, 1, 2), ks=COPIES, partial=True, weights=LOSING, faults=10, cuts=True),
+        Profile(
+            name="publications-partial",
+            r=(1, 1, 2),
+            ks=COPIES,
+            partial=True,
+            weights=LOSING,
+            faults=10,
+            cuts=True,
+            publications=True,
+        ),
     )
 }
 
@@ -255,6 +268,16 @@ PROFILES |= {
         Profile(name="tiered-sync", mode="sync", r=(0,), ks=BARE, weights=FALLING_SYNC, cuts=True, paged=True),
         Profile(name="tiered-batch", r=(0,), ks=BARE, weights=FALLING, cuts=True, paged=True, batch=True),
         Profile(
+            name="publications-batch",
+            r=(0,),
+            ks=BARE,
+            weights=FALLING,
+            cuts=True,
+            paged=True,
+            batch=True,
+            publications=True,
+        ),
+        Profile(
             name="tiered-batch-sync",
             mode="sync",
             r=(0,),
@@ -277,6 +300,7 @@ class CutScenario:
     bite_bytes: int  # of captured rows that are taken at once
     steps_ahead: int  # sync: how far ahead the first cut is named
     error_rate: float  # of the storage
+    publications: CutPlan | None = None  # of the second tenant
     resumes: bool  # then a second run begins with one of them, on other servers
 
 
@@ -384,7 +408,7 @@ def make_scenario(profile: Profile, choices: Choices) -> Scenario:
         fault_rate=(0.004, 0.015, 0.04)[choices.pick(3)],
         eager=(0.9, 0.6, 0.3, 0.0)[choices.pick(4)],
         lanes=lanes,
-        cuts=_make_cuts(choices) if profile.cuts else None,
+        cuts=_make_cuts(choices, publications=profile.publications) if profile.cuts else None,
         saves=_make_saves(choices) if profile.partial else None,
         frames_spare=choices.pick(4) if profile.paged else 0,
     )
@@ -425,7 +449,7 @@ def _make_bare(profile: Profile) -> Protection:
     return Batched() if profile.batch else Unprotected()
 
 
-def _make_cuts(choices: Choices) -> CutScenario:
+def _make_cuts(choices: Choices, *, publications: bool = False) -> CutScenario:
     seconds, steps = ((0.1, None), (0.3, None), (None, 1), (None, 2), (None, 3), (None, None))[choices.pick(6)]
     plan = CutPlan(
         every_seconds=seconds,
@@ -440,7 +464,14 @@ def _make_cuts(choices: Choices) -> CutScenario:
         steps_ahead=(1, 2, 4)[choices.pick(3)],
         error_rate=(0.0, 0.05, 0.3)[choices.pick(3)],
         resumes=choices.flag(0.3),
+        publications=_make_publications(choices) if publications else None,
     )
+
+
+def _make_publications(choices: Choices) -> CutPlan:
+    seconds, steps = ((0.1, None), (0.3, None), (0.05, None), (None, 1), (None, 2), (None, None))[choices.pick(6)]
+    full_every = (1 << 20, 1 << 20, 3, 1)[choices.pick(4)]
+    return CutPlan(every_seconds=seconds, every_steps=steps, full_every=full_every, from_instant=choices.flag(0.7))
 
 
 def _make_saves(choices: Choices) -> SaveScenario:

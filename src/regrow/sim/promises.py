@@ -131,7 +131,7 @@ def _find_server_waits(world: World, server: Any) -> str:
 
 def _find_unmade_cut(world: World, node: Node) -> str:
     """A synchronous cut may wait for a step that nobody makes any more; it holds nobody up."""
-    if node.machine.cuts is None or world.job.mode == "sync":
+    if node.machine.turns is None or world.job.mode == "sync":
         return ""
     return "has not made a cut that it began" if machines.is_cutting(node.machine) else ""
 

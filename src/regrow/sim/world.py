@@ -12,7 +12,7 @@ from array import array
 from collections.abc import Callable
 from typing import Any
 
-from regrow.core.cut import TENANT
+from regrow.core.cut import TENANTS
 from regrow.core.effects import (
     Delivered,
     Joined,
@@ -357,7 +357,7 @@ class World:
 
     def note_capture(self, identity: Identity, tenant: int, full: bool) -> None:
         """A server is about to capture its rows, for a cut or a save of its own."""
-        if tenant == TENANT:
+        if tenant in TENANTS:
             self.storage.note_capture(identity, full)
         else:
             self.own_storage.note_capture(identity)

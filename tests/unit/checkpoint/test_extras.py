@@ -18,7 +18,8 @@ from regrow.core.identity import Identity
 from regrow.core.job import JobSpec, OptimizerSpec, TableSpec
 from regrow.core.names import cut_id
 from regrow.launch import checkpoints
-from regrow.launch.orders import Assignment, Extra
+from regrow.launch.orders import Assignment
+from regrow.launch.saving import Extra
 from regrow.nn.script import find_extra
 
 SGD = OptimizerSpec(kind="sgd", learning_rate=0.1)

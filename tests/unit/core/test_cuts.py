@@ -43,7 +43,7 @@ class Chief:
 
     def begin(self, now: float = 0.0) -> None:
         self.number += 1
-        assert self.tick(now) == [("CutAsk", {"number": self.number})]
+        assert self.tick(now) == [("CutAsk", {"number": self.number, "yields": False})]
 
     def marks(self, *values: tuple[int, ...]) -> list[Any]:
         """What the servers have applied; what follows from the last of them."""
@@ -125,7 +125,7 @@ def test_a_cut_from_the_first_word_to_the_last() -> None:
     assert chief.tick(2.0) == [], "it is under way"
     at = chief.at((6,), (7,))
     target = cut_id(10, f"salt/{chief.number}")
-    assert at == {"number": 1, "marks": (10,), "piece": f"{target}.full", "full": True, "pause": False}
+    assert at == {"number": 1, "marks": (10,), "piece": f"{target}.full", "full": True, "pause": False, "tenant": 0}
     chief.tick(2.5)
     assert chief.begun(1) == []
     assert chief.begun(0) == [has_begun(at)]

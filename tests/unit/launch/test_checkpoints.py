@@ -22,7 +22,7 @@ from regrow.config import TrainConfig
 from regrow.core.names import piece_name
 from regrow.errors import CheckpointError, StorageError, UserError
 from regrow.launch import checkpoints
-from regrow.launch.orders import CheckpointTimes, Saving
+from regrow.launch.saving import CheckpointTimes, Saving
 from regrow.launch.version import version
 
 TABLE = TableInfo(name="t", rows=10, dim=2, states=(), init_bound=0.0, index=0)

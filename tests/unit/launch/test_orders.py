@@ -20,6 +20,7 @@ from regrow.core.identity import Identity
 from regrow.launch import lines, orders, reports
 from regrow.launch.lines import encode, parse_assignment, parse_command, parse_report
 from regrow.launch.reports import Malformed
+from regrow.launch.saving import CheckpointTimes
 
 S2 = Identity(role="server", id=2, incarnation=1)
 VALUES: dict[Any, Any] = {int: 7, float: 2.5, bool: True, str: "a word", list[int]: [1, 2, 3], Identity: S2}
@@ -129,7 +130,7 @@ def test_what_is_no_command_is_refused(line: bytes) -> None:
 
 
 def test_times_of_checkpoints_are_those_of_the_coordinator() -> None:
-    times = orders.CheckpointTimes(every_steps=5, full_every=3, pause=True)
+    times = CheckpointTimes(every_steps=5, full_every=3, pause=True)
     assert CutPlan(**msgspec.structs.asdict(times)) == CutPlan(every_steps=5, full_every=3, pause=True)
 
 

@@ -15,7 +15,7 @@ from helpers import job, plan_of, table
 
 from regrow.core.job import JobSpec
 from regrow.core.protection import FlushSpec, Partial
-from regrow.launch.orders import OwnSaving
+from regrow.launch.saving import OwnSaving
 from regrow.runtime.client import Client
 from regrow.runtime.inprocess import InProcessCluster
 from regrow.runtime.inprocess_saves import KeptRows
