@@ -55,6 +55,14 @@ void parity_read(const Shard& shard, int64_t q, const Input& counts, const Input
   shard.parity_read(q, counts_span, blocks_span, out_span);
 }
 
+void parity_add(const Shard& shard, int64_t q, const Input& counts, const Input& blocks, const Output& records) {
+  const auto counts_span = read<int32_t>(counts, "counts");
+  const auto blocks_span = read<uint32_t>(blocks, "blocks");
+  const auto records_span = write<float>(records, "records");
+  nb::gil_scoped_release release;
+  shard.parity_add(q, counts_span, blocks_span, records_span);
+}
+
 void know_touched(Shard& shard, size_t group, size_t table, const Input& words) {
   const auto words_span = read<uint64_t>(words, "words");
   nb::gil_scoped_release release;
@@ -91,6 +99,7 @@ void bind_redundancy(nb::class_<Shard>& shard) {
       .def("published", &published, "counts"_a, "slots"_a, "out"_a)
       .def("next_touched", &next_touched, "table"_a, "group"_a, "block_first"_a, "rows_max"_a)
       .def("parity_apply", &parity_apply, "source"_a, "counts"_a, "slots"_a, "deltas"_a)
+      .def("parity_add", &parity_add, "q"_a, "counts"_a, "blocks"_a, "records"_a)
       .def("parity_read", &parity_read, "q"_a, "counts"_a, "blocks"_a, "out"_a)
       .def(
           "parity_members",

@@ -7,6 +7,7 @@
 #include "regrow/dispatch.hpp"
 #include "regrow/shard.hpp"
 #include "shard_runs.hpp"
+#include "table_rules.hpp"
 
 namespace regrow {
 namespace {
@@ -85,9 +86,7 @@ Flush Shard::take_flush(size_t group, bool keep) {
 
 void Shard::write_relative(const Table& table, uint32_t slot, const float* record, float* out) const {
   const size_t dim = table.records.dim;
-  write_initial(table, slot, out);
-  kernels().xor_bytes(reinterpret_cast<uint8_t*>(out), reinterpret_cast<const uint8_t*>(out),
-                      reinterpret_cast<const uint8_t*>(record), dim * sizeof(float));
+  xor_initial_weights(table.layout, table.settings, settings_.server, slot, table.initial_key, record, out);
   std::memcpy(out + dim, record + dim, (table.records.stride - dim) * sizeof(float));
 }
 

@@ -56,19 +56,34 @@ uint32_t max_u32(const uint32_t* values, size_t count) {
 
 // ---- initial values
 
+REGROW_INLINE float initial_weight(uint32_t low, uint32_t high, size_t column, float bound) {
+  uint32_t x = low + static_cast<uint32_t>(column) * 0x9e3779b9u;
+  x ^= x >> 16;
+  x *= 0x7feb352du;
+  x ^= high;
+  x ^= x >> 15;
+  x *= 0x846ca68bu;
+  x ^= x >> 16;
+  const float unit = static_cast<float>(static_cast<int32_t>(x >> 8)) * 0x1p-23f - 1.0f;  // exact
+  return unit * bound;
+}
+
 void fill_initial(float* weights, size_t dim, uint64_t row_key, float bound) {
   const uint32_t low = static_cast<uint32_t>(row_key);
   const uint32_t high = static_cast<uint32_t>(row_key >> 32);
+  for (size_t column = 0; column < dim; ++column) weights[column] = initial_weight(low, high, column, bound);
+}
+
+void xor_initial(float* __restrict out, const float* __restrict weights, size_t dim, uint64_t row_key, float bound) {
+  const uint32_t low = static_cast<uint32_t>(row_key);
+  const uint32_t high = static_cast<uint32_t>(row_key >> 32);
   for (size_t column = 0; column < dim; ++column) {
-    uint32_t x = low + static_cast<uint32_t>(column) * 0x9e3779b9u;
-    x ^= x >> 16;
-    x *= 0x7feb352du;
-    x ^= high;
-    x ^= x >> 15;
-    x *= 0x846ca68bu;
-    x ^= x >> 16;
-    const float unit = static_cast<float>(static_cast<int32_t>(x >> 8)) * 0x1p-23f - 1.0f;  // exact
-    weights[column] = unit * bound;
+    const float initial = initial_weight(low, high, column, bound);
+    uint32_t bits, weight;
+    memcpy(&bits, &initial, sizeof bits);
+    memcpy(&weight, weights + column, sizeof weight);
+    bits ^= weight;
+    memcpy(out + column, &bits, sizeof bits);
   }
 }
 
@@ -526,6 +541,7 @@ extern const Kernels kernels = {
     REGROW_ISA_NAME,
     max_u32,
     fill_initial,
+    xor_initial,
     gather,
     {update<Optimizer::sgd>, update<Optimizer::momentum>, update<Optimizer::adagrad>,
      update<Optimizer::rowwise_adagrad>, update<Optimizer::adam>, update<Optimizer::partial_rowwise_adam>},

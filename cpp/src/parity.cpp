@@ -122,8 +122,8 @@ void Shard::apply_part(const Table& table, std::span<const int32_t> parities, st
   }
 }
 
-void Shard::parity_read(int64_t q, std::span<const int32_t> counts, std::span<const uint32_t> blocks,
-                        std::span<float> out) const {
+void Shard::check_parities(int64_t q, std::span<const int32_t> counts, std::span<const uint32_t> blocks,
+                           size_t floats_given) const {
   check_counts(counts, blocks);
   size_t begin = 0;
   size_t floats = 0;
@@ -134,15 +134,36 @@ void Shard::parity_read(int64_t q, std::span<const int32_t> counts, std::span<co
     begin += count;
     floats += count * tables_[t].records.stride;
   }
-  if (out.size() != floats)
+  if (floats_given != floats)
     throw std::invalid_argument("these records have " + std::to_string(floats) + " floats; the array has " +
-                                std::to_string(out.size()));
+                                std::to_string(floats_given));
+}
+
+void Shard::parity_read(int64_t q, std::span<const int32_t> counts, std::span<const uint32_t> blocks,
+                        std::span<float> out) const {
+  check_parities(q, counts, blocks, out.size());
   for_runs(counts, blocks, Width::record, [&](const Run& run) {
     const size_t stride = run.table.records.stride;
     const size_t r = run.table.r();
     const float* base = run.table.parity->base + static_cast<size_t>(q) * stride;
     for (size_t i = 0; i < run.count; ++i)
       std::memcpy(out.data() + run.float_begin + i * stride, base + run.slots[i] * r * stride, stride * sizeof(float));
+  });
+}
+
+void Shard::parity_add(int64_t q, std::span<const int32_t> counts, std::span<const uint32_t> blocks,
+                       std::span<float> records) const {
+  check_parities(q, counts, blocks, records.size());
+  const Kernels& kernel = kernels();
+  for_runs(counts, blocks, Width::record, [&](const Run& run) {
+    const size_t stride = run.table.records.stride;
+    const size_t r = run.table.r();
+    const float* base = run.table.parity->base + static_cast<size_t>(q) * stride;
+    for (size_t i = 0; i < run.count; ++i) {
+      auto* record = reinterpret_cast<uint8_t*>(records.data() + run.float_begin + i * stride);
+      const auto* parity = reinterpret_cast<const uint8_t*>(base + run.slots[i] * r * stride);
+      kernel.xor_bytes(record, record, parity, stride * sizeof(float));
+    }
   });
 }
 

@@ -19,11 +19,18 @@ bool bit_at(const uint64_t* words, uint64_t index) {
   return __atomic_load_n(words + index / 64, __ATOMIC_RELAXED) >> (index % 64) & 1;
 }
 
-// Returns whether the bit was set before.
-bool set_bit(uint64_t* words, uint64_t index) {
+// Returns whether the bit was set before. `alone`: no other thread is at work on these words.
+bool set_bit(uint64_t* words, uint64_t index, bool alone = false) {
   const uint64_t bit = uint64_t{1} << (index % 64);
-  return __atomic_fetch_or(words + index / 64, bit, __ATOMIC_RELAXED) & bit;
+  uint64_t* word = words + index / 64;
+  if (!alone) return __atomic_fetch_or(word, bit, __ATOMIC_RELAXED) & bit;
+  const uint64_t before = *word;
+  __atomic_store_n(word, before | bit, __ATOMIC_RELAXED);  // whoever looks meanwhile sees the one or the other
+  return before & bit;
 }
+
+constexpr size_t put_rows_ahead = 4;
+constexpr size_t line_bytes = 64;
 
 }  // namespace
 
@@ -92,6 +99,7 @@ size_t Shard::put(std::span<const int32_t> counts, std::span<const uint32_t> slo
   std::vector<size_t> first{0};  // where the members of each table are counted
   for (const Table& table : tables_) first.push_back(first.back() + table.members());
   std::vector<std::atomic<size_t>> rows(first.back());
+  const bool alone = ThreadPool::shared().size() == 1;
   for_runs(counts, slots, Width::record, [&](const Run& run) {
     const Table& table = run.table;
     if (!table.recovery) return;
@@ -99,10 +107,14 @@ size_t Shard::put(std::span<const int32_t> counts, std::span<const uint32_t> slo
     std::vector<size_t> written(table.members(), 0);
     for (size_t i = 0; i < run.count; ++i) {
       const uint32_t slot = run.slots[i];
+      if (i + put_rows_ahead < run.count) {
+        const auto* bytes = reinterpret_cast<const char*>(table.records.base + run.slots[i + put_rows_ahead] * stride);
+        for (size_t at = 0; at < stride * sizeof(float); at += line_bytes) __builtin_prefetch(bytes + at, 1, 3);
+      }
       if (!bit_at(table.recovery->known, slot) || !table.touched(slot)) continue;
-      if (bit_at(table.recovery->present, slot) || set_bit(table.recovery->present, slot)) continue;
+      if (bit_at(table.recovery->present, slot) || set_bit(table.recovery->present, slot, alone)) continue;
       write_relative(table, slot, relatives.data() + run.float_begin + i * stride, table.records.base + slot * stride);
-      set_bit(table.records.changed, slot);  // it was absent, so it is in no capture
+      set_bit(table.records.changed, slot, alone);  // it was absent, so it is in no capture
       ++written[table.member_of(slot)];
     }
     std::atomic<size_t>* counter = rows.data() + first[static_cast<size_t>(&table - tables_.data())];

@@ -83,6 +83,18 @@ inline void write_initial_weights(const Layout& layout, const TableSettings& set
   kernels().fill_initial(weights, dim, row_key(initial_key, row), static_cast<float>(settings.init_bound));
 }
 
+// out = weights ^ the initial weights of their row, which of a hole are zero.
+inline void xor_initial_weights(const Layout& layout, const TableSettings& settings, int64_t server, uint32_t slot,
+                                uint64_t initial_key, const float* weights, float* out) {
+  const uint64_t row = layout.row_of(static_cast<uint32_t>(server), slot);
+  const auto dim = static_cast<size_t>(settings.dim);
+  if (row >= static_cast<uint64_t>(settings.rows)) {
+    std::memcpy(out, weights, dim * sizeof(float));
+    return;
+  }
+  kernels().xor_initial(out, weights, dim, row_key(initial_key, row), static_cast<float>(settings.init_bound));
+}
+
 struct RecordPart {  // floats that follow each other
   size_t first;
   size_t width;

@@ -77,6 +77,23 @@ def gather_rows(lists: Sequence[_U32 | _F32], places: _U64, out: _U32 | _F32) ->
 def gf_xor(target: _F32, source: _F32, coefficient: int) -> None:
     """target ^= coefficient * source, in GF(2^8) on raw bytes."""
 
+def take_places(
+    todo: _U8, first: _I64, floats: _I64, place: int, bytes_max: int
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.uint32], int]:
+    """(counts, blocks, next place): the next blocks whose byte is set, until their records are `bytes_max` or more.
+
+    Their bytes are cleared. Blocks of table t have the places first[t] to first[t + 1].
+    """
+
+def mark_places(flags: _U8, first: _I64, counts: _I32, blocks: _U32) -> None:
+    """Sets the bytes of these blocks."""
+
+def has_any_bit(words: _U64, bits: _U32) -> bool:
+    """Whether any of these bits is set."""
+
+def find_nonzero(records: _F32, floats: int) -> npt.NDArray[np.uint8]:
+    """For each record: 1 if any of its bits is set."""
+
 def xor_matching(slots_sorted: _U32, records: _F32, floats: int, slots: _U32, deltas: _F32, coefficient: int) -> int:
     """records[i] ^= coefficient * deltas[j] wherever slots_sorted[i] == slots[j]; returns how many j matched.
 
@@ -260,6 +277,9 @@ class Shard:
 
         This server must hold a parity of every one of them.
         """
+
+    def parity_add(self, q: int, counts: _I32, blocks: _U32, records: _F32) -> None:
+        """records ^= raw parities."""
 
     def parity_read(self, q: int, counts: _I32, blocks: _U32, out: _F32) -> None:
         """Copies raw parities."""

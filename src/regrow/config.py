@@ -305,6 +305,8 @@ class TrainConfig:
     digest: bool = True
     # Every worker writes digests of each step to steps/ of the run directory. Costs a few passes over what a step uses.
     step_digests: bool = False
+    # Servers measure what bringing rows back costs them, part by part: figures of `per_server` in the summary.
+    recovery_profile: bool = False
     # Compare every parity with the rows it protects at the end; one that is wrong fails the run. Reads everything once.
     check_parity: bool = False
 

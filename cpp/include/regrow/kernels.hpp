@@ -51,6 +51,8 @@ struct Kernels {
   const char* name;
   uint32_t (*max_u32)(const uint32_t* values, size_t count);
   void (*fill_initial)(float* weights, size_t dim, uint64_t row_key, float bound);
+  // out = weights ^ initial weights, bit by bit.
+  void (*xor_initial)(float* out, const float* weights, size_t dim, uint64_t row_key, float bound);
   // past_caches: the output is too large to be still in a cache when it is read.
   void (*gather)(const Records& records, const uint32_t* slots, size_t count, float* out, bool past_caches);
   void (*update[optimizer_count])(const Records& records, const uint32_t* slots, size_t count, const float* grads,

@@ -129,6 +129,9 @@ class Shard {
 
   void parity_apply(int64_t source, std::span<const int32_t> counts, std::span<const uint32_t> slots,
                     std::span<const float> deltas);
+  // records ^= parities: what is left when the other members' parts are in `records`.
+  void parity_add(int64_t q, std::span<const int32_t> counts, std::span<const uint32_t> blocks,
+                  std::span<float> records) const;
   void parity_read(int64_t q, std::span<const int32_t> counts, std::span<const uint32_t> blocks,
                    std::span<float> out) const;
   // One bit per block: whether data member `member` of the block, whose parity q is here, was ever touched.
@@ -327,6 +330,8 @@ class Shard {
   void write_relative(const Table& table, uint32_t slot, const float* record, float* out) const;
   void check_source(int64_t source) const;
   std::vector<int32_t> parities_of(int64_t source, const Table& table) const;
+  void check_parities(int64_t q, std::span<const int32_t> counts, std::span<const uint32_t> blocks,
+                      size_t floats_given) const;
   void check_held(int64_t source, size_t table, std::span<const int32_t> parities,
                   std::span<const uint32_t> slots) const;
   void apply_part(const Table& table, std::span<const int32_t> parities, std::span<const uint32_t> slots,

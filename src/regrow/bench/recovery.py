@@ -26,27 +26,21 @@ nothing else going on. Memory and socket bandwidth are measured in the same run.
 from __future__ import annotations
 
 import dataclasses
-import itertools
-import socket
-import subprocess
-import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from regrow.bench import common, plots, train
+from regrow.bench import common, plots, recovery_costs, train
+from regrow.bench.bandwidth import copy_bandwidth, page_seconds, socket_bandwidth
+from regrow.bench.trace import Trace
 from regrow.config import TrainConfig
 from regrow.core.twins import record_floats
 from regrow.data.synthetic import CARDINALITIES
 from regrow.errors import RegrowError
 from regrow.launch import local
 from regrow.launch.failures import DURING_SECONDS_MIN, Failure
-from regrow.launch.status import RunStatus
 from regrow.nn.presets import MODELS
 
 SUMMARY = "A server with a gigabyte of rows is killed: time without protection, training lost, stall."
@@ -107,7 +101,7 @@ QUICK = Size(
 )
 
 
-def run(*, quick: bool, json_path: str | None, docs: str | None = None) -> int:
+def run(*, quick: bool, json_path: str | None, docs: str | None = None, profile: bool = False) -> int:
     size = QUICK if quick else FULL
     report = common.Report.start("recovery")
     if not hasattr(TrainConfig, "prefill"):
@@ -117,15 +111,16 @@ def run(*, quick: bool, json_path: str | None, docs: str | None = None) -> int:
     report.rows.append({"kind": "socket", "bytes_per_second": round(links)})
     common.console.print(f"memory is copied at {copy / 1e9:.1f} GB/s, a Unix socket carries {links / 1e9:.1f} GB/s")
     with tempfile.TemporaryDirectory(prefix="regrow-bench-") as directory:
-        measure_all(report, Path(directory), size=size)
+        measure_all(report, Path(directory), size=size, profile=profile)
     compare(report)
     print_rows(report)
+    recovery_costs.print_tables(report, links=links, copy=copy)
     code = report.finish(json_path)
     plots.save(report.to_dict(), json_path=json_path, docs=docs)
     return code
 
 
-def measure_all(report: common.Report, directory: Path, *, size: Size) -> None:
+def measure_all(report: common.Report, directory: Path, *, size: Size, profile: bool = False) -> None:
     """One undisturbed run to compare with, then the codes in turns, without a limit and with it."""
     config = make_config(directory, size)
     small = config.replace(model=SHAPE, rows_max=100_000, **knobs(prefill=False))
@@ -134,7 +129,7 @@ def measure_all(report: common.Report, directory: Path, *, size: Size) -> None:
     after_seconds = {limit: size.of(limit).after_seconds for limit in LIMITS}
     for turn in range(size.rounds):
         for limit in LIMITS:
-            config = make_config(directory, size.of(limit)).replace(sweep_bytes_per_s=limit)
+            config = make_config(directory, size.of(limit)).replace(sweep_bytes_per_s=limit, recovery_profile=profile)
             for k in CODES if turn % 2 == 0 else CODES[::-1]:
                 row, trace, after_seconds[limit] = train_struck(
                     config, k=k, size=size.of(limit), rate=rate, after_seconds=after_seconds[limit]
@@ -240,6 +235,10 @@ def train_struck(
             continue
         if failure.recovered_at is not None and trace.end - failure.recovered_at >= TAIL_SECONDS / 2:
             row = figures(trace, failure, summary["failures"][0], server=summary["per_server"][VICTIM])
+            if config.recovery_profile:
+                costs = [server["costs"] for server in summary["per_server"]]
+                gigabytes = row["bytes"] / 1e9
+                row |= recovery_costs.make_table(costs, gigabytes=gigabytes, page_seconds=page_seconds())
             zero = trace.to_row(f"k{k}", zero_at=failure.at, marks=marks(failure))
             return row, zero, PATIENCE * (failure.recovered_at - failure.at) + 1.5 * TAIL_SECONDS
         after_seconds *= 2
@@ -249,126 +248,7 @@ def train_struck(
     )
 
 
-# -- throughput ----------------------------------------------------------------------------------------------
-
-
-class Trace(train.Recorder):
-    """A display that shows nothing and keeps every report of every worker, on the launcher's clock.
-
-    Samples count when their step ends. So a stall shows as a step that took long: a low place, not a hole.
-    """
-
-    def __init__(self, *, warmup_seconds: float = 0.0) -> None:
-        super().__init__(warmup_seconds=warmup_seconds)
-        self.status: RunStatus | None = None
-        # (when, processor time of all workers): the same work per sample, whatever happens to servers. So it tells how
-        # fast the processors were just then.
-        self.work: list[tuple[float, float]] = []
-
-    def update(self, status: RunStatus, now: float) -> None:
-        self.status = status
-        # Before the base class, which looks at the last report only.
-        for index, worker in enumerate(status.workers):
-            seen = self.reports.setdefault(index, [])
-            last = seen[-1][0] if seen else -1.0
-            seen += [report for report in worker.reports if report[0] > last]
-        super().update(status, now)
-        if status.phase == "training" and (cpu := train.children_cpu_seconds("rg worker")) is not None:
-            self.work.append((now, cpu))
-
-    def work_per_sample(self, begin: float, end: float) -> float | None:
-        """Processor seconds of the workers for each sample between two times."""
-        looks = [look for look in self.work if begin <= look[0] <= end]
-        if len(looks) < 2:
-            return None
-        (first_at, first), (last_at, last) = looks[0], looks[-1]
-        return (last - first) / (last_at - first_at) / self.rate(first_at, last_at)
-
-    def speed_spread(self, seconds: float) -> float | None:
-        """Most / least work per sample in spans of this length: how even the machine itself is."""
-        starts = np.arange(self.begin, self.end - seconds, seconds)
-        found = [work for at in starts if (work := self.work_per_sample(at, at + seconds)) is not None]
-        return round(max(found) / min(found), 3) if found else None
-
-    def longest_silence(self, begin: float, end: float) -> float:
-        """The longest time between two reports of a worker, of those that began before `end`; what lies before `begin`
-        is not counted."""
-        gaps = [pair for seen in self._points() for pair in itertools.pairwise(at for at, _ in seen)]
-        return max((after - max(at, begin) for at, after in gaps if after > begin and at < end), default=0.0)
-
-    @property
-    def begin(self) -> float:
-        """From here on every worker is known to train."""
-        return max(self._points(), key=lambda seen: seen[0][0])[0][0]
-
-    @property
-    def end(self) -> float:
-        return min(self._points(), key=lambda seen: seen[-1][0])[-1][0]
-
-    def _points(self) -> list[list[tuple[float, int]]]:
-        """The reports of each worker but for its last: that one waited for pushes to be durable, not for training."""
-        if not self.reports or any(len(seen) < 3 for seen in self.reports.values()):
-            raise RegrowError("the run was too short to have a throughput: workers need time for reports")
-        return [seen[:-1] for seen in self.reports.values()]
-
-    def rate(self, begin: float, end: float) -> float:
-        """Samples per second of all workers between two times, as far as training was under way then."""
-        begin, end = max(begin, self.begin), min(end, self.end)
-        if end <= begin:
-            raise RegrowError(f"no training between {begin:.2f} and {end:.2f}")
-        return float(sum(samples_between(seen, begin, end) for seen in self._points())) / (end - begin)
-
-    def rate_whole(self) -> float:
-        return self.rate(self.begin, self.end)
-
-    def steady(self) -> dict[str, Any]:
-        """Samples per second and processor time from the end of the warm-up until the first worker is through."""
-        begin, end = self.begin + self.warmup_seconds, self.end
-        if end - begin < self.warmup_seconds / 2:
-            begin = (self.begin + end) / 2  # faster than thought: better half of it than nothing
-        total = self.rate(begin, end)
-        found: dict[str, Any] = {"samples_per_second": total, "seconds": end - begin}
-        work = self.work_per_sample(begin, end)
-        if work is not None:
-            found["worker_seconds_per_sample"] = work
-        looks = [look for at, look in self.usage if begin <= at <= end]
-        if len(looks) > 1:
-            before, after = looks[0], looks[-1]
-            cores = (after.own_seconds - before.own_seconds) / (after.at - before.at)
-            found["cpu_seconds_per_1000_samples"] = cores * 1000 / total
-            found["others_cores"] = common.round_known(before.others_cores(after), 2)
-        return found
-
-    def failure(self) -> Failure:
-        if self.status is None or not self.status.failures.all:
-            raise RegrowError(f"server {VICTIM} should have been killed and was not: the run was too short")
-        return self.status.failures.all[0]
-
-    def others(self) -> dict[str, Any]:
-        """Who else used the machine meanwhile."""
-        looks = [look for _, look in self.usage]
-        return {"others_cores": common.round_known(looks[0].others_cores(looks[-1]), 2)} if len(looks) > 1 else {}
-
-    def to_row(
-        self, name: str, *, zero_at: float, marks: dict[str, float], bin_seconds: float = 0.25
-    ) -> dict[str, Any]:
-        """For plots: samples per second in bins, with time counted from `zero_at`."""
-        edges = np.arange(self.begin, self.end, bin_seconds)
-        rates = [self.rate(at, at + bin_seconds) for at in edges[:-1]]
-        return {
-            "kind": "trace",
-            "name": name,
-            "t": [round(float(at) + bin_seconds / 2 - zero_at, 3) for at in edges[:-1]],
-            "samples_per_second": [round(rate, 1) for rate in rates],
-            "marks": marks,
-        }
-
-
-def samples_between(seen: Sequence[tuple[float, int]], begin: float, end: float) -> float:
-    """Samples of one worker between two times, evenly spread between its reports."""
-    times, samples = zip(*seen, strict=True)
-    at_begin, at_end = np.interp([begin, end], times, samples)
-    return float(at_end - at_begin)
+# -- what a failure cost -----------------------------------------------------------------------------------
 
 
 def marks(failure: Failure) -> dict[str, float]:
@@ -437,56 +317,6 @@ def figures(trace: Trace, failure: Failure, summary: dict[str, Any], *, server: 
         "bytes_per_second": round(summary["bytes"] / seconds, 1),
         **trace.others(),
     }
-
-
-# -- what the machine can do ---------------------------------------------------------------------------------
-
-RECEIVER = """
-import socket, sys
-with socket.socket(fileno=int(sys.argv[1])) as link:
-    buffer = bytearray(1 << 20)
-    left = int(sys.argv[2])
-    while left > 0:
-        count = link.recv_into(buffer)
-        if not count:
-            sys.exit(1)
-        left -= count
-    link.sendall(b"x")
-"""
-
-
-def copy_bandwidth(size_bytes: int, *, repetitions: int = 5) -> float:
-    """Bytes per second copied from one place in memory to another, by one thread at its best."""
-    source = np.ones(size_bytes, np.uint8)
-    target = np.zeros_like(source)
-    return size_bytes / min(common.seconds_of(lambda: np.copyto(target, source)) for _ in range(repetitions))
-
-
-def socket_bandwidth(size_bytes: int) -> float:
-    """Bytes per second from one process to another through a Unix socket."""
-    near, far = socket.socketpair()
-    chunk = bytes(1 << 20)
-    chunks = max(1, size_bytes // len(chunk))
-    with near, far:
-        receiver = subprocess.Popen(
-            [sys.executable, "-I", "-c", RECEIVER, str(far.fileno()), str(chunks * len(chunk))],
-            pass_fds=[far.fileno()],
-        )
-        try:
-            far.close()
-            near.sendall(chunk)  # once it takes this it runs: starting it is not measured
-            started = time.perf_counter()
-            for _ in range(chunks - 1):
-                near.sendall(chunk)
-            if near.recv(1) != b"x":
-                raise RegrowError("the socket could not be measured: its other end failed")
-            seconds = time.perf_counter() - started
-        except OSError as error:
-            raise RegrowError(f"the socket could not be measured: {error}") from None
-        finally:
-            receiver.kill()
-            receiver.wait()
-    return max(1, chunks - 1) * len(chunk) / seconds
 
 
 # -- what follows from it ------------------------------------------------------------------------------------

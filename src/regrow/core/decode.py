@@ -58,7 +58,6 @@ from regrow.store.interface import HeldParities
 
 SWEEP_BYTES = 1 << 20  # decoded at a time in the background; too large: whoever faults waits behind it
 SWEEPS_UNDERWAY_MAX = 2
-PLACES_AHEAD = 1 << 16  # looked through at a time for the next rows
 
 
 class Decoder:
@@ -85,6 +84,7 @@ class Decoder:
         self._faults: list[tuple[tuple[int, int, int], Places]] = []  # of sweeps that cannot begin yet
         tables = range(len(groups.job.tables))
         self._first = np.concatenate([[0], np.cumsum([store.blocks(table) for table in tables])]).astype(np.int64)
+        self._end = int(self._first[-1])  # of all places
         self._floats = np.array([store.record_floats(table) for table in tables], np.int64)
         self._ks = np.array([table.k for table in groups.job.tables], np.int64)
         self._rs = np.array([table.r for table in groups.job.tables], np.int64)
@@ -126,7 +126,7 @@ class Decoder:
             floats = self._floats.tolist()
             changes = by_table((flush.counts, flush.slots, flush.deltas), floats)
             stripes = batch.stripes
-            parts = by_table((stripes.counts, stripes.blocks, batch.parity_without), floats)
+            parts = by_table((stripes.counts, stripes.blocks, _sum_of(batch)), floats)
             for table in parts.keys() & changes.keys():
                 (mine_blocks, accumulator), (changed, deltas) = parts[table], changes[table]
                 blocks = (changed // np.uint32(sweep.k)).astype(np.uint32)
@@ -162,8 +162,8 @@ class Decoder:
         all others, as soon as they can be."""
         batch = self._batches.pop(request)
         if batch.asked_by is None:
-            self.places_begun_again += batch.stripes.places.size
-            self._faults.append((batch.sweep.key, batch.stripes.places))
+            self.places_begun_again += batch.stripes.blocks.size
+            self._faults.append((batch.sweep.key, self._places(batch.stripes)))
 
     def _plan_sweep(self, k: int, r: int, q: int, tables: tuple[int, ...]) -> Sweep | None:
         sweep = Sweep(k=k, r=r, q=q, tables=tables, unknown=(), partners=())
@@ -184,7 +184,7 @@ class Decoder:
 
     def _todo(self, sweep: Sweep) -> Bools:
         if sweep.todo is None:
-            sweep.todo = np.zeros(int(self._first[-1]), bool)
+            sweep.todo = np.zeros(self._end, bool)
             for j in sweep.unknown:
                 touched = np.zeros_like(sweep.todo)
                 for table in sweep.tables:
@@ -198,16 +198,16 @@ class Decoder:
         """Decodes the next rows in the background, as far as the budget goes."""
         sends: list[Send] = []
         for sweep in self._sweeps.values():
-            if sweep.cursor == self._first[-1] or not self._have_agreed(sweep):
+            if sweep.cursor == self._end or not self._have_agreed(sweep):
                 continue
             while self._underway() < SWEEPS_UNDERWAY_MAX:
                 if not budget.has_some():
                     return sends
-                places = self._next_places(sweep)
-                if not places.size:
+                stripes = self._take_next(sweep)
+                if not stripes.blocks.size:
                     break
-                budget.take(self._bytes(places))
-                sends += self._begin(sweep, places, background=True)
+                budget.take(4 * self._count_floats(stripes))
+                sends += self._begin(sweep, stripes, background=True)
         return sends
 
     def _underway(self) -> int:
@@ -227,29 +227,18 @@ class Decoder:
     def on_restored_ack(self, source: Identity, request: int) -> None:
         self._unacked.pop((source, request), None)
 
-    def _next_places(self, sweep: Sweep) -> Places:
+    def _take_next(self, sweep: Sweep) -> Stripes:
         """The next stripes in order, about SWEEP_BYTES of them; none are left when there are none."""
-        todo = self._todo(sweep)
-        rows_max = max(1, SWEEP_BYTES // (4 * int(self._floats[list(sweep.tables)].min())))
-        found: list[Any] = []
-        left = SWEEP_BYTES
-        while sweep.cursor < todo.size and left > 0:
-            ahead = np.flatnonzero(todo[sweep.cursor : sweep.cursor + PLACES_AHEAD])[:rows_max] + sweep.cursor
-            rows = int(np.searchsorted(np.cumsum(4 * self._floats[self._tables(ahead)]), left)) + 1
-            places = ahead[:rows]
-            todo[places] = False
-            found.append(places)
-            left -= self._bytes(places)
-            window_done = places.size == ahead.size < rows_max
-            sweep.cursor = min(sweep.cursor + PLACES_AHEAD, todo.size) if window_done else int(places[-1]) + 1
-        return np.concatenate([np.zeros(0, np.int64), *found])
+        todo = self._todo(sweep).view(np.uint8)
+        counts, blocks, sweep.cursor = _kernels.take_places(todo, self._first, self._floats, sweep.cursor, SWEEP_BYTES)
+        return Stripes(counts=counts, blocks=blocks)
 
     @property
     def sweeping(self) -> bool:
         """Something is being decoded, or is left to be."""
         if self._batches:
             return True
-        return bool(self._sweeps) and any(sweep.cursor < self._first[-1] for sweep in self._sweeps.values())
+        return bool(self._sweeps) and any(sweep.cursor < self._end for sweep in self._sweeps.values())
 
     # --- What somebody waits for ---
 
@@ -286,7 +275,7 @@ class Decoder:
         batch_of = np.cumsum(4 * self._floats[self._tables(places)]) // SWEEP_BYTES
         sends: list[Send] = []
         for piece in np.split(places, np.flatnonzero(np.diff(batch_of)) + 1):
-            sends += self._begin(sweep, piece, background=False)
+            sends += self._begin(sweep, self._stripes(piece), background=False)
         return sends
 
     def release_faults(self) -> list[Send]:
@@ -302,7 +291,7 @@ class Decoder:
     def _begin(
         self,
         sweep: Sweep,
-        places: Places,
+        stripes: Stripes,
         *,
         background: bool,
         asked_by: Identity | None = None,
@@ -310,11 +299,11 @@ class Decoder:
     ) -> list[Send]:
         """Asks the living members, and other holders where several members are lost."""
         self._request += 1
-        stripes = self._stripes(places)
         batch = Batch(
             sweep=sweep,
             stripes=stripes,
-            parity_without=np.zeros(self._bytes(places) // 4, np.float32),
+            floats=self._count_floats(stripes),
+            parity_without=None,
             waiting=set(),
             syndromes={},
             background=background,
@@ -328,7 +317,7 @@ class Decoder:
         for j in range(sweep.k):
             # In the background it pays to look: a member of which no row was ever touched has answered, nothing is in
             # the parity of it. For a few rows of many tables, asking is cheaper than looking.
-            if j in sweep.unknown or (background and not self._find_touched(sweep, j, stripes).any()):
+            if j in sweep.unknown or (background and not self._has_touched(sweep, j, stripes)):
                 continue
             batch.waiting.add(j)
             slots = stripes.blocks * np.uint32(sweep.k) + np.uint32(j)
@@ -360,15 +349,30 @@ class Decoder:
             start = end
         return found
 
+    def _has_touched(self, sweep: Sweep, member: int, stripes: Stripes) -> bool:
+        """Whether this member was ever touched in any of these stripes."""
+        start = 0
+        for table in np.flatnonzero(stripes.counts).tolist():
+            end = start + int(stripes.counts[table])
+            words = self._store.parity_members(table, sweep.q, member)
+            if _kernels.has_any_bit(words, stripes.blocks[start:end]):
+                return True
+            start = end
+        return False
+
     def on_snap(self, source: Identity, snap: Snap) -> list[Send]:
         batch = self._batches.get(snap.request)
         if batch is None:
             return []  # of a recovery that has started anew
         sweep = batch.sweep
         members = [j for j in batch.waiting if j < sweep.k and self._member_server(sweep, j) == source.id]
-        if len(members) != 1 or snap.relatives.size != batch.parity_without.size:
+        if len(members) != 1 or snap.relatives.size != batch.floats:
             raise ValueError(f"an answer of {snap.relatives.size} values nobody asked for")
-        _kernels.gf_xor(batch.parity_without, snap.relatives, coefficient(sweep.q, members[0], sweep.r))
+        factor = coefficient(sweep.q, members[0], sweep.r)
+        if batch.parity_without is None and factor == 1 and snap.relatives.flags.writeable:
+            batch.parity_without = snap.relatives  # nobody else has it: it becomes the sum
+        else:
+            _kernels.gf_xor(_sum_of(batch), snap.relatives, factor)
         batch.waiting.discard(members[0])
         return self._finish(snap.request)
 
@@ -379,7 +383,7 @@ class Decoder:
         sweep = batch.sweep
         waiting = [q for q in sweep.partners if sweep.k + q in batch.waiting]
         partners = [q for q in waiting if self._parity_server(sweep, q) == source.id]
-        if len(partners) != 1 or syndrome.relatives.size != batch.parity_without.size:
+        if len(partners) != 1 or syndrome.relatives.size != batch.floats:
             raise ValueError(f"a syndrome of {syndrome.relatives.size} values nobody asked for")
         check_marks(syndrome.numbers, len(sweep.unknown))
         batch.syndromes[partners[0]] = (syndrome.numbers, syndrome.relatives)
@@ -393,16 +397,15 @@ class Decoder:
             return []
         del self._batches[request]
         sweep = batch.sweep
-        own = np.empty_like(batch.parity_without)
-        self._store.parity_read(sweep.q, batch.stripes.counts, batch.stripes.blocks, own)
-        _kernels.gf_xor(own, batch.parity_without, 1)
+        own = _sum_of(batch)
+        self._store.parity_add(sweep.q, batch.stripes.counts, batch.stripes.blocks, own)
         numbers = self._numbers(sweep)
         if batch.asked_by is not None:
             answer = Syndrome(request=batch.asked_request, numbers=numbers, relatives=own)
             return [Send(target=batch.asked_by, message=answer)]
         equations = {sweep.q: own} | {q: values for q, (_, values) in batch.syndromes.items()}
         again = self._changed_between(batch)
-        sends = self._begin(sweep, again, background=batch.background) if again.size else []
+        sends = self._begin(sweep, self._stripes(again), background=batch.background) if again.size else []
         return sends + self._restore(batch, equations, request, without=again)
 
     def _is_behind(self, batch: Batch) -> bool:
@@ -420,9 +423,9 @@ class Decoder:
             return changed[0]
         for numbers, _ in batch.syndromes.values():
             if any(theirs < begun for theirs, begun in zip(numbers, batch.numbers, strict=True)):
-                return batch.stripes.places  # what it lacks was not noted here
+                return self._places(batch.stripes)  # what it lacks was not noted here
             changed += [places for index, number, places in batch.changes if number > numbers[index]]
-        return np.intersect1d(batch.stripes.places, np.concatenate(changed))
+        return np.intersect1d(self._places(batch.stripes), np.concatenate(changed))
 
     def resume(self) -> list[Send]:
         """A flush has arrived: batches that waited for it go on."""
@@ -444,7 +447,7 @@ class Decoder:
             if factors == (1,):
                 relatives = equations[rows[0]]
             else:
-                relatives = np.zeros_like(batch.parity_without)
+                relatives = np.zeros(batch.floats, np.float32)
                 for factor, q in zip(factors, rows, strict=True):
                     if factor:
                         _kernels.gf_xor(relatives, equations[q], factor)
@@ -458,18 +461,22 @@ class Decoder:
         target = self._peers[self._member_server(sweep, member)]
         sent = self._sent.get((target, sweep.key))
         if sent is None:
-            sent = self._sent[target, sweep.key] = np.zeros(int(self._first[-1]), bool)
-        # Not those that were begun again: their batch may be dropped with the next view, and then only this says that
-        # they are still to be sent.
-        again = np.isin(stripes.places, without)
-        sent[stripes.places[~again]] = True
-        if len(sweep.unknown) > 1:  # a stripe may be decoded for the sake of another member
+            sent = self._sent[target, sweep.key] = np.zeros(self._end, bool)
+        if len(sweep.unknown) == 1:
+            assert not without.size  # there is one equation, and it fits itself
+            _kernels.mark_places(sent.view(np.uint8), self._first, stripes.counts, stripes.blocks)
+        else:  # a stripe may be decoded for the sake of another member
+            places = self._places(stripes)
+            # Not those that were begun again: their batch may be dropped with the next view, and then only this says
+            # that they are still to be sent.
+            again = np.isin(places, without)
+            sent[places[~again]] = True
             wanted = self._find_touched(sweep, member, stripes) & ~again
-            relatives = relatives[np.repeat(wanted, self._floats[self._tables(stripes.places)])]
-            stripes = self._stripes(stripes.places[wanted])
-        if not stripes.places.size:
+            relatives = relatives[np.repeat(wanted, self._floats[self._tables(places)])]
+            stripes = self._stripes(places[wanted])
+        if not stripes.blocks.size:
             return []
-        self.rows_decoded += stripes.places.size
+        self.rows_decoded += stripes.blocks.size
         if request:
             self._unacked[target, request] = None
         slots = stripes.blocks * np.uint32(sweep.k) + np.uint32(member)
@@ -480,7 +487,7 @@ class Decoder:
 
     def on_syndrome_ask(self, peer: Identity, ask: SyndromeAsk) -> list[Send] | None:
         """What remains of this parity without the living members; None: ask again when more is known here."""
-        places = self._asked_places(ask)
+        self._check_asked(ask)
         tables = tuple(np.flatnonzero(ask.counts).tolist())
         r = self._groups.job.tables[tables[0]].r
         sweep = Sweep(k=ask.k, r=r, q=ask.q, tables=tables, unknown=ask.unknown, partners=())
@@ -493,10 +500,11 @@ class Decoder:
             return []  # somebody has recovered meanwhile, and whoever asked will know
         if newer or not self._can_answer(sweep):
             return None
-        return self._begin(sweep, places, background=False, asked_by=peer, asked_request=ask.request)
+        stripes = Stripes(counts=ask.counts, blocks=ask.blocks)
+        return self._begin(sweep, stripes, background=False, asked_by=peer, asked_request=ask.request)
 
-    def _asked_places(self, ask: SyndromeAsk) -> Places:
-        """The places asked for; ValueError unless all of it makes sense."""
+    def _check_asked(self, ask: SyndromeAsk) -> None:
+        """ValueError unless all of it makes sense."""
         tables = self._groups.job.tables
         if ask.counts.size != len(tables) or (ask.counts < 0).any() or int(ask.counts.sum()) != ask.blocks.size:
             raise ValueError(f"counts do not describe {ask.blocks.size} blocks in {len(tables)} tables")
@@ -512,7 +520,6 @@ class Decoder:
         places = self._first[table_of] + ask.blocks
         if (places >= self._first[table_of + 1]).any() or (np.diff(places) <= 0).any():
             raise ValueError("blocks of a syndrome must exist, and ascend")
-        return places
 
     # --- Small things ---
 
@@ -547,10 +554,20 @@ class Decoder:
         """The table of each place."""
         return np.searchsorted(self._first, places, side="right") - 1
 
-    def _bytes(self, places: Places) -> int:
-        return 4 * int(self._floats[self._tables(places)].sum())
+    def _count_floats(self, stripes: Stripes) -> int:
+        return int(stripes.counts @ self._floats)
+
+    def _places(self, stripes: Stripes) -> Places:
+        return np.repeat(self._first[:-1], stripes.counts) + stripes.blocks
 
     def _stripes(self, places: Places) -> Stripes:
         tables = self._tables(places)
         counts = np.bincount(tables, minlength=self._floats.size).astype(np.int32)
-        return Stripes(places=places, counts=counts, blocks=(places - self._first[tables]).astype(np.uint32))
+        return Stripes(counts=counts, blocks=(places - self._first[tables]).astype(np.uint32))
+
+
+def _sum_of(batch: Batch) -> Float32Array:
+    """What is taken out of the parity. It takes memory when there is something."""
+    if batch.parity_without is None:
+        batch.parity_without = np.zeros(batch.floats, np.float32)
+    return batch.parity_without

@@ -50,9 +50,8 @@ class Sweep:
 class Stripes:
     """Some blocks of several tables. A place is the number of a block, counted through all tables of the job."""
 
-    places: Places  # ascending
     counts: Int32Array  # by table
-    blocks: UInt32Array
+    blocks: UInt32Array  # ascending within a table
 
 
 @dataclasses.dataclass(slots=True)
@@ -61,7 +60,8 @@ class Batch:
 
     sweep: Sweep
     stripes: Stripes
-    parity_without: Float32Array  # the accumulator: answers, and later flushes of those who have answered
+    floats: int  # of all its records
+    parity_without: Float32Array | None  # the sum: answers, and later flushes of those who have answered; None: zeros
     waiting: set[int]  # those who have not answered: members, and k + q for other parities
     syndromes: dict[int, tuple[tuple[int, ...], Float32Array]]
     background: bool

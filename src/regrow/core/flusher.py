@@ -71,7 +71,7 @@ from regrow.core.messages import (
 from regrow.core.protection import FlushSpec
 from regrow.store.interface import FlushedRows
 
-STREAM_BYTES = 512 << 10  # Too small: messages cost more than rows. Too large: pulls wait behind one.
+STREAM_BYTES = 1 << 20  # Too small: messages cost more than rows. Too large: pulls wait behind one.
 # A flush leaves when no push has come for so long. Too short: slow pushes are flushed one by one. Too long: whoever
 # waits for the last push to be durable waits that long.
 IDLE_SECONDS = 0.3
@@ -498,7 +498,7 @@ class Flusher:
             counts[table] = slots.size
             relatives = np.empty(slots.size * floats, np.float32)
             self._store.published(counts, slots, relatives)
-            told = self._find_told(g, table, slots, relatives.view(np.uint32).reshape(slots.size, floats))
+            told = self._find_told(g, table, slots, relatives)
             if not told.all():
                 slots, relatives = slots[told], relatives.reshape(told.size, floats)[told].reshape(-1)
                 counts[table] = slots.size
@@ -511,11 +511,11 @@ class Flusher:
         stream.ending = True
         return []
 
-    def _find_told(self, g: int, table: int, slots: UInt32Array, relatives: UInt32Array) -> npt.NDArray[np.bool_]:
+    def _find_told(self, g: int, table: int, slots: UInt32Array, relatives: Float32Array) -> npt.NDArray[np.bool_]:
         """Which of these touched rows were touched by anything that was ever flushed. One that was assigned its first
         weights and not flushed since is published as untouched: its holder must not know better, or a replacement would
         take it for a row that was touched, and keep its initial value when it is assigned again."""
-        told: npt.NDArray[np.bool_] = (relatives != 0).any(axis=1)
+        told = _kernels.find_nonzero(relatives, self.floats[table]).view(np.bool_)
         if not told.all():
             counts, pending, _ = self._store.take_flush(g, keep=True)
             first = int(counts[:table].sum())

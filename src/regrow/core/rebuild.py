@@ -8,6 +8,7 @@ rows never run ahead of their marks, so a row counts only after its group is act
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Iterator
 from typing import Any
 
@@ -25,6 +26,7 @@ from regrow.core.wayback import Brought, Effect
 from regrow.store.interface import ReturningRows
 
 EARLY_MAX = 1 << 16  # Messages with rows that come before all holders have told; decoders send few ahead.
+EARLY_PER_TICK = 4  # of them that are put when nothing else comes; too many: whoever pulls waits behind them
 FILL_ROWS = 16384  # blank rows filled in per tick; too many: whoever pulls waits behind them
 
 
@@ -54,7 +56,7 @@ class Rebuild:
         self._checks = RowChecks(groups.job, store)
         self._flusher = flusher
         self._undo: dict[int, Part] = {}
-        self._early: list[Restored] = []  # rows of a holder that was ready before all others
+        self._early: deque[Restored] = deque()  # rows of holders that were ready before all others
         self._haves: dict[int, dict[int, Have]] = {g: {} for g in mine}
         self._living = {g: [h for h in groups.holders(server, g) if h not in recovering] for g in mine}
         sizes = [store.slots(table) for table in range(len(groups.job.tables))]
@@ -103,9 +105,6 @@ class Rebuild:
             return []
         self.life.move("holders have told")
         self.rows_total = self._count_missing()
-        early, self._early = self._early, []
-        for restored in early:
-            self._on_restored(restored)
         self._check_back()
         return [Log(text=f"active: {self.rows_total} rows are to come back")]
 
@@ -142,6 +141,9 @@ class Rebuild:
                 yield from (holder for holder in living if holder not in self._haves[g])
 
     def check(self) -> list[Effect]:
+        """Puts one of the messages that came early, with each that comes: all at once would hold everybody up."""
+        if self._early and self.life.state is not WayState.LEARNING:
+            self._put(self._early.popleft())
         return []
 
     def find_missing(self, counts: Int32Array, slots: UInt32Array, peers: dict[int, Identity]) -> list[Send] | None:
@@ -181,6 +183,9 @@ class Rebuild:
                 raise ValueError("too many rows before it is known where they stand")
             self._early.append(restored)
             return
+        self._put(restored)
+
+    def _put(self, restored: Restored) -> None:
         self.rows_back += self._store.put(restored.counts, restored.slots, restored.relatives)
         self.bytes_back += restored.relatives.nbytes
         self._check_back()
@@ -196,9 +201,13 @@ class Rebuild:
         return []
 
     def tick(self) -> bool:
-        """Computes some rows that nobody ever touched."""
+        """Puts rows that came early, then computes some rows that nobody ever touched."""
         if self.life.state in (WayState.LEARNING, WayState.WHOLE):
             return False
+        if self._early:
+            for _ in range(min(EARLY_PER_TICK, len(self._early))):
+                self._put(self._early.popleft())
+            return True
         filled = self._store.fill(FILL_ROWS)
         if self.life.state is WayState.FILLING and not filled:
             self.life.move("all filled")

@@ -377,7 +377,7 @@ class Server:
         return effects
 
     def _on_snap_ask(self, source: Identity, ask: SnapAsk) -> list[Effect]:
-        self.serving.requests.check_slots(ask.counts, ask.slots)
+        self.serving.requests.count_floats(ask.counts, ask.slots)  # the store checks that the rows exist
         if not self.recovered:
             raise ValueError("a recovering server has no published rows to give")
         relatives = self.flusher.snapshot(source.id, ask.counts, ask.slots)
@@ -533,6 +533,9 @@ class Server:
         has_retried = self._retry_due
         effects = self._retry() if has_retried else []
         is_filling = self.ways.tick()
+        if not self.recovered and is_filling:
+            self._retry_due = True  # somebody may have waited for one of these rows
+            effects += self._check_recovered()
         if not self.recovered and now >= self._notice_at:
             self._notice_at = now + NOTICE_SECONDS
             effects.append(self._notice("recovery"))

@@ -78,6 +78,7 @@ class ServerCounters(Report, frozen=True, kw_only=True, tag="server"):
     priority_bytes: int | None = None
     count_bytes: int | None = None
     tiers: dict[str, float] | None = None  # of rows on disk
+    costs: dict[str, list[float]] | None = None  # of a recovery, by part
 
 
 class Recovery(Report, frozen=True, kw_only=True, tag="recovery"):

@@ -52,6 +52,7 @@ from regrow.launch import orders, reports
 from regrow.launch.saving import OwnSaving, Saving, TieredRows
 from regrow.runtime.checkpoint import Loader, Saver
 from regrow.runtime.client import new_event_loop
+from regrow.runtime.costs import Costs
 from regrow.runtime.hosts import resolve_listen
 from regrow.runtime.parent import Parent
 from regrow.runtime.priorities import choose_tables
@@ -88,6 +89,7 @@ class Node:
         self._marked_at = 0.0  # since when pushes are held back for a cut
         self._hold_seconds_max = 0.0
         self._disk_waits = DiskWaits()
+        self.costs = Costs() if assignment.config.get("recovery_profile") else None
         self._save_began, self._rows_left = 0.0, 0
         saving, start, publications = assignment.saving, assignment.start, assignment.publications
         if self.identity.role == "server":
@@ -213,13 +215,29 @@ class Node:
         if self._stopped is None or self._stopped.done():
             return
         try:
-            for effect in self.machine.receive(event):
-                self._run_effect(effect)
+            if self.costs is not None:
+                self._receive_measured(event, self.costs)
+            else:
+                for effect in self.machine.receive(event):
+                    self._run_effect(effect)
             if isinstance(self.machine, ServerDoor) and (server := self.machine.server) is not None and server.paging:
                 self._disk_waits.look(server.paging)
         except Exception as error:
             # A state machine that raised is in no state to go on: stop the process, and say so.
             self._stop(error)
+
+    def _receive_measured(self, event: Any, costs: Costs) -> None:
+        costs.enter_event(event)
+        effects = self.machine.receive(event)
+        costs.leave()
+        for effect in effects:
+            if isinstance(effect, Send):
+                costs.enter_send(effect.message)
+                self._run_effect(effect)
+                costs.leave()
+            else:
+                self._run_effect(effect)
+        costs.watch(self.machine.server if isinstance(self.machine, ServerDoor) else None)
 
     def _run_effect(self, effect: Any) -> None:
         match effect:
@@ -478,6 +496,7 @@ class Node:
                 bytes_in=self.endpoint.bytes_in,
                 bytes_out=self.endpoint.bytes_out,
                 kept_bytes=self.endpoint.kept_bytes,
+                costs=None if self.costs is None else self.costs.to_dict(),
                 **self._saving_counters(),
                 **self._add_waits(self.machine.report()),
             )

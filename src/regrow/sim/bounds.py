@@ -53,7 +53,6 @@ BOUNDS = (
     Bound(flusher, "FLUSHES_UNACKED_MAX", (1, 2, 3), "bound: flushes unanswered"),
     Bound(flusher, "STREAMS_UNDERWAY_MAX", (1,), "bound: streams under way"),
     Bound(decode, "SWEEPS_UNDERWAY_MAX", (1,), "bound: sweeps under way"),
-    Bound(decode, "PLACES_AHEAD", (1, 2, 5), "bound: places ahead"),
     Bound(rebuild, "FILL_ROWS", (1, 3), "bound: rows filled"),
     Bound(session, "EXPECTED_ROWS_MAX", (1, 2), "bound: rows expected"),
     Bound(session, "CLOCKS_KEPT_MAX", (1, 2), "bound: clocks kept"),
@@ -163,8 +162,6 @@ def _probe_server(probes: Probes, server: Any, event: Any, effects: list[Any]) -
     last = decoder._first[-1]
     if decoder._underway() >= decode.SWEEPS_UNDERWAY_MAX and any(s.cursor < last for s in decoder._sweeps.values()):
         probes.hit("bound: sweeps under way")
-    if last > decode.PLACES_AHEAD and any(0 < s.cursor < last for s in decoder._sweeps.values()):
-        probes.hit("bound: places ahead")
     if isinstance(event, Tick) and any(way.life.state is WayState.FILLING for way in server.ways.all):
         probes.hit("bound: rows filled")
     if server.view.job.mode == "async" and any(_says(effect, CutBegun) and effect.message.late for effect in effects):

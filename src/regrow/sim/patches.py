@@ -134,7 +134,7 @@ def late_faults(original: Any) -> Any:
             blocks = np.unique(slots[slots % spec.k == member] // spec.k).astype(np.int64)
             if blocks.size:
                 sweep = Sweep(k=spec.k, r=spec.r, q=0, tables=(table,), unknown=(member,), partners=())
-                sends += self._begin(sweep, self._first[table] + blocks, background=False)
+                sends += self._begin(sweep, self._stripes(self._first[table] + blocks), background=False)
         return sends
 
     return on_fault

@@ -70,7 +70,6 @@ PROBES = {
     "bound: flushes unanswered": "a flush waits because a holder has not answered those before it",
     "bound: streams under way": "the next rows of a stream wait until those before are in place",
     "bound: sweeps under way": "the next batch of a sweep waits until those before are in place",
-    "bound: places ahead": "the next rows of a sweep are not among those looked at first",
     "bound: rows filled": "blank rows are left for the next tick",
     "bound: rows expected": "a worker expects more rows than it says",
     "bound: clocks kept": "a worker forgets the clock of a pull whose push is still to come",

@@ -238,6 +238,12 @@ class HeldParities(Sizes, Protocol):
         ValueError if one of the tables named has no parities, IndexError if it has no parity q or no such block.
         """
 
+    def parity_add(self, q: int, counts: Int32Array, blocks: UInt32Array, records: Float32Array) -> None:
+        """Adds parities q of blocks to `records`, which is XOR: what is left of them without what is in it.
+
+        Named and refused as in `parity_read`.
+        """
+
     def parity_members(self, table: int, q: int, member: int) -> UInt64Array:
         """Shows for each block whose parity q is here whether this data member was ever touched: a bit per block.
 

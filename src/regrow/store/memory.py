@@ -52,6 +52,7 @@ class MemoryStore:
         # HeldParities
         self.parity_apply = self._shard.parity_apply
         self.parity_read = self._shard.parity_read
+        self.parity_add = self._shard.parity_add
         self.parity_members = self._shard.parity_members
         self.parity_touched = self._shard.parity_touched
         self.parity_void = self._shard.parity_void

@@ -259,6 +259,10 @@ class TieredStore:
         """See `HeldParities.parity_read`."""
         raise ValueError("rows on disk have no parities")
 
+    def parity_add(self, q: int, counts: Int32Array, blocks: UInt32Array, records: Float32Array) -> None:
+        """See `HeldParities.parity_add`."""
+        raise ValueError("rows on disk have no parities")
+
     def parity_members(self, table: int, q: int, member: int) -> UInt64Array:
         """See `HeldParities.parity_members`."""
         raise ValueError("rows on disk have no parities")

@@ -36,6 +36,7 @@ from regrow.bench import (
     train,
     worker,
 )
+from regrow.bench.trace import samples_between
 from regrow.errors import RegrowError, UserError
 from regrow.launch.failures import Failure
 from regrow.nn.check import check_parity
@@ -389,9 +390,9 @@ def test_overhead_is_compared_round_by_round(capsys: pytest.CaptureFixture[str])
 
 def test_samples_come_evenly_between_reports() -> None:
     seen = [(0.0, 0), (1.0, 100), (2.0, 100), (4.0, 300)]
-    assert recovery.samples_between(seen, 0.5, 1.0) == pytest.approx(50.0)
-    assert recovery.samples_between(seen, 1.0, 2.0) == 0.0
-    assert recovery.samples_between(seen, 0.5, 3.0) == pytest.approx(150.0)
+    assert samples_between(seen, 0.5, 1.0) == pytest.approx(50.0)
+    assert samples_between(seen, 1.0, 2.0) == 0.0
+    assert samples_between(seen, 0.5, 3.0) == pytest.approx(150.0)
 
 
 def test_trace_keeps_every_report_and_measures_where_all_workers_train() -> None:

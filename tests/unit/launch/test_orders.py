@@ -38,6 +38,8 @@ def value_of(type: Any) -> Any:
         return (value_of(typing.get_args(type)[0]),)
     if type in (dict[str, float], dict[str, float | None]):
         return {"name": 2.5}
+    if type == dict[str, list[float]]:
+        return {"name": [2.5, 7.0]}
     if typing.get_origin(type) is dict:
         return {"name": [1, None, "x"]}
     if isinstance(type, msgspec._core.StructMeta):

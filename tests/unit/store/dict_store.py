@@ -217,6 +217,11 @@ class DictStore:
         for (table, block), place in places:
             out.reshape(-1)[place] = self._parity(table, q, block)
 
+    def parity_add(self, q: int, counts: Int32Array, blocks: UInt32Array, records: Float32Array) -> None:
+        parities = np.empty_like(records)
+        self.parity_read(q, counts, blocks, parities)
+        twins.gf_xor(records.reshape(-1), parities.reshape(-1), 1)
+
     def parity_members(self, table: int, q: int, member: int) -> UInt64Array:
         self._check_parity(table, q)
         if not 0 <= member < self._table(table).k:
