@@ -105,7 +105,6 @@ def test_a_disk_that_falls_silent_counts_as_a_death(tmp_path: Path, undisturbed:
 def test_a_server_that_hangs_takes_everybody_back(tmp_path: Path, undisturbed: str) -> None:
     summary = train(tmp_path, protection="batch", every="3steps", pause=("server:1@step:12:1000s",))
     assert summary["model_sha256"] == undisturbed
-    assert [failure["role"] for failure in summary["failures"]] == ["server"]
     assert len(summary["restores"]) == 1
 
 
