@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import silent_child
 
 from regrow.checkpoint.epochs import find_newest_epochs
 from regrow.config import TrainConfig
@@ -78,6 +79,33 @@ def test_rows_on_disk_are_the_same_rows(tmp_path: Path, undisturbed: str) -> Non
     lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
     assert any(json.loads(line).get("tiers") for line in lines)
     assert [path.name for path in (tmp_path / "rows").iterdir()] == ["lock"], "files of no use to anybody are deleted"
+
+
+def test_rows_that_are_read_ahead_are_the_same_rows(tmp_path: Path, undisturbed: str) -> None:
+    """A cache of the least size has no room for batches to come; this one has."""
+    least = make_config(tmp_path).cache_bytes
+    summary = train(tmp_path, cache_bytes=6 * least, store_io="direct")
+    assert summary["model_sha256"] == undisturbed
+    tiers = summary["tiers"]
+    assert tiers["rows_named"] > 0 and tiers["misses"] > 0
+    assert tiers["frames_pinned"] == 0
+
+
+def test_a_disk_that_falls_silent_counts_as_a_death(tmp_path: Path, undisturbed: str) -> None:
+    command = (sys.executable, "-P", silent_child.__file__, str(tmp_path), "40")
+    config = make_config(tmp_path, protection="batch", every="3steps")
+    summary = local.train(config, command=command)
+    assert summary["model_sha256"] == undisturbed
+    assert (tmp_path / "silent").exists()
+    assert len(summary["restores"]) == 1
+    assert "the disk has not answered for" in json.dumps([summary["restores"], summary["failures"]])
+
+
+@pytest.mark.slow
+def test_a_server_that_hangs_takes_everybody_back(tmp_path: Path, undisturbed: str) -> None:
+    summary = train(tmp_path, protection="batch", every="3steps", pause=("server:1@step:12:1000s",))
+    assert summary["model_sha256"] == undisturbed
+    assert len(summary["restores"]) == 1
 
 
 def test_asynchronously_with_workers_that_pull_ahead(tmp_path: Path) -> None:

@@ -233,7 +233,10 @@ def find_files_bound(config: TrainConfig) -> int:
 def judge_growth(report: common.Report, mode: str, watch: Watch) -> dict[str, tuple[float, float]]:
     """Value and bound of everything that must not grow."""
     found: dict[str, tuple[float, float]] = {}
-    for kind, unit, all_samples in (("memory", "bytes", watch.resident), ("files", "count", watch.files)):
+    resident = {**watch.resident}
+    if (since := watch.logs_full_at) is not None and "server" in resident:
+        resident["server"] = [each for each in resident["server"] if each[0] >= since] or resident["server"]
+    for kind, unit, all_samples in (("memory", "bytes", resident), ("files", "count", watch.files)):
         for role, samples in sorted(all_samples.items()):
             growth = None
             if (thirds := compare_thirds(samples)) is not None:

@@ -51,6 +51,9 @@ class Watch(recovery.Trace):
         self.kept_bytes_max = 0
         self.rows: Path | None = None  # where servers keep rows in files
         self.rows_bytes_max = 0
+        # Since when servers with rows on disk have all the memory beside their caches that they will ever take: a map
+        # of the rows in the log, and room to clean it, which is taken when the log is full for the first time.
+        self.logs_full_at: float | None = None
         self.still_seconds_longest = 0.0
         self._still_seconds_max = still_seconds_max
         self._sockets = sockets
@@ -64,6 +67,8 @@ class Watch(recovery.Trace):
             self._moved_at = now
             return
         self._look_for_standstill(status, now)
+        if self.logs_full_at is None and all(each.tiers.get("home_rows_written") for each in status.servers):
+            self.logs_full_at = now
         if now - self._sampled_at >= SAMPLE_SECONDS:
             self._sampled_at = now
             self._sample(now)

@@ -212,7 +212,9 @@ def describe_tiers(trace: Trace, summary: dict[str, Any], begin: float, end: flo
     return {
         **course.between(begin, end),
         "miss_rates_by_time": [[round(at, 1), round(rate, 4)] for at, rate in course.by_time(bins=8)],
+        "waits": summary["tiers"]["waits"],
         "wait_seconds": summary["tiers"]["wait_seconds"],
+        "rows_named": summary["tiers"]["rows_named"],
         "frames": summary["tiers"]["frames"],
         "file_bytes": summary["tiers"]["file_bytes"],
         "io": summary["per_server"][0]["io"],

@@ -89,6 +89,7 @@ UNSHRUNK = {
     "own_saves.SAVE_SECONDS_MAX": "a limit of time that no world waits for; unit tests reach it",
     "cut.FULL_SECONDS_MAX": "the disks of the simulator are never full; unit tests reach it",
     "paging.DISK_SECONDS_MAX": "a limit of time that no world waits for; unit tests reach it",
+    "paging.WISHES_MAX": "small as it is; unit tests reach it",
     "coordinator.ASKED_SECONDS_MAX": "a limit of time that no world waits for; unit tests reach it",
     "answers.LOOK_SECONDS_MAX": "what a look may count at most, not a bound",
     "partings.UNANSWERED_SECONDS_MAX": "the worlds that meet it (parted) have their own",

@@ -18,6 +18,18 @@ from regrow.launch.status import RunStatus
 from regrow.launch.tiers import FRAME_BYTES_BESIDE, Needs
 
 
+def test_memory_of_servers_is_judged_from_when_their_logs_are_full() -> None:
+    """What a log takes while it fills is bounded; what grows behind that is not."""
+    watch = soak_watch.Watch()
+    watch.resident = {"server": [(float(at), 100 + min(at, 40)) for at in range(160)]}
+    report = common.Report.start("soak")
+    assert soak.judge_growth(report, "async", watch)["memory_growth_server"][0] > soak.GROWTH_TARGET
+    watch.logs_full_at = 40.0
+    assert soak.judge_growth(report, "async", watch)["memory_growth_server"] == (1.0, soak.GROWTH_TARGET)
+    watch.resident = {"server": [(float(at), 100 + at) for at in range(160)]}
+    assert soak.judge_growth(report, "async", watch)["memory_growth_server"][0] > soak.GROWTH_TARGET
+
+
 def test_growth_compares_the_last_third_with_the_first() -> None:
     assert soak_watch.compare_thirds([(float(at), 100) for at in range(90)]) == (100, 100)
     assert soak_watch.compare_thirds([(float(at), 100 + at) for at in range(91)]) == (115, 175)

@@ -396,6 +396,50 @@ def test_how_files_are_read_is_said(tmp_path: Path) -> None:
     assert re.match(r"direct \((io_uring|threads).*blocks of|threads: .*no O_DIRECT|mmap: .*in memory", described)
 
 
+def test_checkpoints_that_were_begun_in_vain_do_not_fill_the_log_for_ever(tmp_path: Path) -> None:
+    """One after the other, none of them completed in time, and all rows change in between: an epoch that might not be
+    completed any more is not written, and the one that was begun last before it can be."""
+    store, everything = build(tmp_path, frames=2 * ROWS), rows(*range(ROWS))
+    change(store, np.arange(ROWS))
+    first = make_checkpoint(store)
+    for _ in range(200):
+        store.begin_epoch()
+        assert store.fetch(*everything) == 0
+        store.update(*everything, np.ones(16 * ROWS, np.float32), 1)
+    assert store.tier_report()["epoch_spoiled"] > first, "the log had room for all of them"
+    do_upkeep(store, lambda: store.poll_complete() > first)
+    store.commit_epoch(store.poll_complete())
+    report = store.tier_report
+    do_upkeep(store, lambda: report()["log_bytes_used"] < 0.9 * report()["log_bytes_max"])
+    change(store, np.arange(ROWS))
+    assert make_checkpoint(store) > first
+    store.close()
+
+
+@pytest.mark.parametrize("io", ["auto", "direct"])
+def test_without_o_direct_files_are_read_through_the_page_cache(tmp_path: Path, io: str) -> None:
+    """Where a file cannot be opened past the page cache: here, because a directory has its name."""
+    (tmp_path / "server-0" / "probe").mkdir(parents=True)
+    store, twin = build(tmp_path, io=io), MemoryStore(JOB, 0)
+    assert store.io_description == "threads: the file system has no O_DIRECT"
+    for first in (0, 300, 600, 0):  # more than the cache has room for: they leave, and come back
+        change(store, np.arange(first, first + 150), 1.0, twin)
+    epoch = make_checkpoint(store)
+    assert records_of(store, 0).tobytes() == records_of(twin, 0).tobytes()
+    store.close()
+    again = build(tmp_path, io=io, at_epoch=epoch)
+    assert records_of(again, 0).tobytes() == records_of(twin, 0).tobytes()
+    again.close()
+
+
+def test_rows_are_read_ahead_where_that_is_of_use(tmp_path: Path) -> None:
+    store = build(tmp_path / "a", frames=300)
+    assert store.rows_ahead_max == store.tier_report()["frames"] // 3
+    assert build(tmp_path / "b", io="mmap").rows_ahead_max == 0, "reads take no time"
+    assert build(tmp_path / "c", frames=2 * ROWS).rows_ahead_max == 0, "everything fits"
+    assert build(tmp_path / "d", policy="none").rows_ahead_max == 0, "rows leave at once"
+
+
 @pytest.mark.skipif(not IN_MEMORY.is_dir(), reason="there is no directory in memory")
 def test_files_in_memory_are_mapped() -> None:
     with tempfile.TemporaryDirectory(dir=IN_MEMORY) as folder:

@@ -39,10 +39,8 @@ def test_a_planted_bug_is_found(bug: str) -> None:
     assert failure != ""
 
 
-@pytest.mark.parametrize("seed", [4981, 1000848])
-def test_checkpoints_that_were_given_up_do_not_fill_the_log_for_ever(seed: int) -> None:
-    """Here one after the other was begun before the one before was complete, until nothing could be written."""
-    counts, failure = _kernels.run_tier_model(seed, 50)
+def test_the_seed_that_filled_its_log_for_ever() -> None:
+    counts, failure = _kernels.run_tier_model(1000848, 50)
     assert (failure, counts["crashes"]) == ("", 50)
 
 
