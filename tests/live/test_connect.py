@@ -86,7 +86,7 @@ def spoil(path: Path, how: str) -> None:
     ("how", "reason"),
     [
         ("missing", "No such file or directory"),
-        ("directory", "is not a file"),
+        ("directory", "is a directory"),
         ("mode", "has mode 0640: others can read or change it"),
         ("text", "is not a token file"),
         ("format", "is of format 9, this version reads 1"),

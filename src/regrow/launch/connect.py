@@ -138,8 +138,11 @@ def _read_ticket(path: Path) -> Ticket:
         raise UserError(
             f"token file {path}: {error.strerror}", hint="`cluster.token_file` of the process that made the cluster"
         ) from None
+    found = os.fstat(file)
+    if stat.S_ISDIR(found.st_mode):
+        os.close(file)
+        raise UserError(f"token file {path} is a directory")
     with os.fdopen(file, "rb") as source:
-        found = os.fstat(file)
         if not stat.S_ISREG(found.st_mode):
             raise UserError(f"token file {path} is not a file")
         if found.st_uid != os.getuid():
