@@ -65,7 +65,7 @@ def test_protection_is_that_of_the_cluster(
 def test_tables_that_are_protected_otherwise_are_refused() -> None:
     table = TableSpec(name="t", rows=9, dim=1, init_bound=0.0, optimizer=OptimizerSpec(kind="sgd", learning_rate=1.0))
     job = JobSpec(tables=(table,), servers=3, workers=1)
-    with pytest.raises(UserError, match="the cluster protects its tables, these are not"):
+    with pytest.raises(UserError, match="the tables would be protected by Unprotected"):
         ConnectedCluster("unix:nowhere", make_ticket(CODE)).client(job)
 
 
@@ -86,7 +86,7 @@ def spoil(path: Path, how: str) -> None:
     ("how", "reason"),
     [
         ("missing", "No such file or directory"),
-        ("directory", "is not a file"),
+        ("directory", "is a directory"),
         ("mode", "has mode 0640: others can read or change it"),
         ("text", "is not a token file"),
         ("format", "is of format 9, this version reads 1"),

@@ -92,10 +92,10 @@ class ConnectedCluster:
 
     def client(self, job: JobSpec, *, worker: int = 0, redo_bytes_max: int = 64 * MIB) -> Client:
         """Connects a worker; a later client of the same worker takes its place, in whatever process."""
-        is_protected = self.protection is not None
-        if job.protection.replaces_servers != is_protected:
+        mine, theirs = ((getattr(each, "k", None), getattr(each, "r", 0)) for each in (self.protection, job.protection))
+        if mine != theirs or job.protection.replaces_servers != (self.protection is not None):
             raise UserError(
-                "the cluster protects its tables, these are not" if is_protected else "the cluster protects no tables",
+                f"the tables would be protected by {job.protection}, the cluster is by {self.protection}",
                 hint="leave protection out: it is given where the cluster is made",
             )
         if self._process != os.getpid():  # forked: the threads of these are not here, and their links not ours
@@ -138,8 +138,11 @@ def _read_ticket(path: Path) -> Ticket:
         raise UserError(
             f"token file {path}: {error.strerror}", hint="`cluster.token_file` of the process that made the cluster"
         ) from None
+    found = os.fstat(file)
+    if stat.S_ISDIR(found.st_mode):
+        os.close(file)
+        raise UserError(f"token file {path} is a directory")
     with os.fdopen(file, "rb") as source:
-        found = os.fstat(file)
         if not stat.S_ISREG(found.st_mode):
             raise UserError(f"token file {path} is not a file")
         if found.st_uid != os.getuid():

@@ -25,7 +25,7 @@ from regrow.errors import RegrowError, UserError
 from regrow.nn import refusals
 from regrow.nn.coded import make_marks_table, make_protection, protect
 from regrow.nn.jagged import pool_weighted
-from regrow.nn.optimizer import OptimizerSpec as NamedOptimizer
+from regrow.nn.optimizer import Optimizers, choose_optimizers
 from regrow.nn.rates import check_rate
 from regrow.nn.routing import make_router
 from regrow.nn.weights import give_weights, make_first
@@ -194,7 +194,7 @@ class EmbeddingBagCollection(nn.Module):
         *,
         tables: Sequence[EmbeddingBagConfig],
         cluster: Cluster,
-        optimizer: OptimizerSpec | None = None,
+        optimizer: Optimizers | None = None,
         protection: ErasureCode | Partial | None = None,
         seed: int = 0,
         mode: Mode = "async",
@@ -210,11 +210,11 @@ class EmbeddingBagCollection(nn.Module):
             refusals.check_sums(self._configs)
         self._is_weighted = is_weighted
         optimizer = optimizer or OptimizerSpec(kind="rowwise_adagrad", learning_rate=0.01)
-        optimizer = optimizer.plain if isinstance(optimizer, NamedOptimizer) else optimizer
+        rules = choose_optimizers(optimizer, [config.name for config in self._configs])
         code = protection or getattr(cluster, "protection", None)
         if code is not None:
             code.check(servers=cluster.server_count, mode=mode)
-        coded = tuple(protect(make_table_spec(config, optimizer), code) for config in self._configs)
+        coded = tuple(protect(spec, code) for spec in map(make_table_spec, self._configs, rules))
         if isinstance(code, Partial):
             coded += (protect(make_marks_table(cluster.server_count), code, dense=True),)
         self.job = JobSpec(

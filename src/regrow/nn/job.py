@@ -58,6 +58,7 @@ from regrow.nn.feed import Dealing, Feed
 from regrow.nn.job_embedding import JobCollection, JobEmbeddingBagCollection, JobEmbeddingCollection
 from regrow.nn.judging import adapt, predict_by_shape
 from regrow.nn.lookup import Lookup, Part, find_features, join_ids, read_ids
+from regrow.nn.optimizer import Optimizers
 from regrow.nn.progress import Progress
 from regrow.nn.rates import WithRates
 from regrow.nn.routes import Chosen, Routes
@@ -128,13 +129,13 @@ class Job(WithRates):
     # --- What is trained ---
 
     def embedding_bag_collection(
-        self, tables: Sequence[EmbeddingBagConfig], *, optimizer: OptimizerSpec | None = None, is_weighted: bool = False
+        self, tables: Sequence[EmbeddingBagConfig], *, optimizer: Optimizers | None = None, is_weighted: bool = False
     ) -> JobEmbeddingBagCollection:
         """Tables on the servers, behind the interface of TorchRec's EmbeddingBagCollection. A job may have several."""
         return self._add(JobEmbeddingBagCollection(self, tables, optimizer or ROWS_OPTIMIZER, is_weighted=is_weighted))
 
     def embedding_collection(
-        self, tables: Sequence[EmbeddingConfig], *, optimizer: OptimizerSpec | None = None
+        self, tables: Sequence[EmbeddingConfig], *, optimizer: Optimizers | None = None
     ) -> JobEmbeddingCollection:
         """As TorchRec's EmbeddingCollection: the row of every id, for sequences; nothing is pooled."""
         return self._add(JobEmbeddingCollection(self, tables, optimizer or ROWS_OPTIMIZER))

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from regrow.core.job import OptimizerSpec, TableSpec
+from regrow.core.job import TableSpec
 from regrow.errors import UserError
 from regrow.nn import refusals
 from regrow.nn.embedding import EmbeddingBagConfig, EmbeddingConfig, Features, KeyedTensor, load_tables, make_table_spec
 from regrow.nn.jagged import JaggedTensor, pool_weighted, split_features
-from regrow.nn.optimizer import OptimizerSpec as NamedOptimizer
+from regrow.nn.optimizer import Optimizers, choose_optimizers
 
 if TYPE_CHECKING:
     from regrow.nn.job import Job
@@ -31,9 +31,7 @@ class JobCollection(nn.Module):
     is_expanded = False  # whether rows are wanted one by one
     _kind = ""  # what TorchRec calls its tables in a state_dict
 
-    def __init__(
-        self, job: Job, tables: Sequence[EmbeddingBagConfig | EmbeddingConfig], optimizer: OptimizerSpec
-    ) -> None:
+    def __init__(self, job: Job, tables: Sequence[EmbeddingBagConfig | EmbeddingConfig], optimizer: Optimizers) -> None:
         super().__init__()
         if not tables:
             raise ValueError("a collection needs at least one table")
@@ -41,8 +39,8 @@ class JobCollection(nn.Module):
         self.configs = list(tables)
         for config in self.configs:
             refusals.check_table(config)
-        optimizer = optimizer.plain if isinstance(optimizer, NamedOptimizer) else optimizer
-        self.specs: list[TableSpec] = [make_table_spec(config, optimizer) for config in self.configs]
+        rules = choose_optimizers(optimizer, [config.name for config in self.configs])
+        self.specs: list[TableSpec] = list(map(make_table_spec, self.configs, rules))
         # (table within this collection, feature), in the order of the output.
         self.lookups = [(t, name) for t, config in enumerate(self.configs) for name in config.feature_names]
         used = [name for _, name in self.lookups]
@@ -92,7 +90,7 @@ class JobEmbeddingBagCollection(JobCollection):
         self,
         job: Job,
         tables: Sequence[EmbeddingBagConfig],
-        optimizer: OptimizerSpec,
+        optimizer: Optimizers,
         *,
         is_weighted: bool = False,
     ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import get_args
 
 import msgspec
@@ -36,3 +37,21 @@ def _find_reason(optimizer: job.OptimizerSpec) -> str | None:
     table = job.TableSpec(name="t", rows=1, dim=1, init_bound=0.0, optimizer=optimizer)
     reason = job.JobSpec(tables=(table,), servers=1, workers=1).invalid_reason()
     return None if reason is None else reason.removeprefix("table 't': ")
+
+
+Optimizers = job.OptimizerSpec | Mapping[str, job.OptimizerSpec]
+
+
+def choose_optimizers(given: Optimizers, tables: Sequence[str]) -> list[job.OptimizerSpec]:
+    """The update rule of each table, as jobs have it: one for all, or by the names of tables."""
+    if isinstance(given, Mapping):
+        for name in tables:
+            if name not in given:
+                raise UserError(
+                    f"optimizer: there is none for table {name!r}", hint="one for every table, or one for all"
+                )
+        for name in given:
+            if name not in tables:
+                raise UserError(f"optimizer: there is no table {name!r}", hint=f"there is {', '.join(tables)}")
+    chosen = [given[name] if isinstance(given, Mapping) else given for name in tables]
+    return [each.plain if isinstance(each, OptimizerSpec) else each for each in chosen]

@@ -378,7 +378,7 @@ def test_a_step_has_one_learning_rate() -> None:
     machine = sync_server(2)
     tell(machine, W0, with_rates(push(1, [0], [1, 1]), 0.5))
     assert tell(machine, W1, push(1, [0], [2, 2])) == refused(
-        W1, "Push: step 1 has learning rate 1 for table 't', and 0.5 in worker 0"
+        W1, "Push: step 1 has learning rate 1 for table 't0', and 0.5 in worker 0"
     )
     assert tell(machine, W1, with_rates(push(1, [0], [2, 2]), 0.5)) == [sent(W1, pushed(1, durable=0, clock=0))]
     for who in (W0, W1):

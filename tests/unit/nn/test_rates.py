@@ -201,6 +201,47 @@ def test_a_collection_of_its_own_has_rates_too() -> None:
         rows.set_learning_rate(0.1, "t_item")
 
 
+def test_tables_may_have_optimizers_of_their_own() -> None:
+    job = Job(AloneSeat(seed=3))
+    tables = (make_table("t_user", "user"), make_table("t_item", "item"))
+    adagrad = regrow.OptimizerSpec(kind="adagrad", learning_rate=0.1)
+    with pytest.raises(UserError, match="there is none for table 't_item'"):
+        job.embedding_bag_collection(tables, optimizer={"t_user": SGD})
+    with pytest.raises(UserError, match="there is no table 't_none'"):
+        job.embedding_bag_collection(tables, optimizer={"t_user": SGD, "t_item": SGD, "t_none": SGD})
+    rows = job.embedding_bag_collection(tables, optimizer={"t_user": SGD, "t_item": adagrad})
+    model = job.dense(Model(rows), SGD)
+    plain, _ = make_plain(job, model, FEATURES)
+    named = dict(plain.named_parameters())
+    item = named.pop("collections.0.tables.t_item")
+    both = [torch.optim.SGD(named.values(), lr=0.5), torch.optim.Adagrad([item], lr=0.1, eps=1e-8)]
+    for batch in make_batches(6):
+        plain.zero_grad()
+        loss_of(plain, batch).backward()
+        for each in both:
+            each.step()
+    train(job, model, make_batches(6))
+    check_like(job, model, plain)
+
+
+def test_what_cannot_be_given_to_the_servers() -> None:
+    job = Job(AloneSeat())
+    with pytest.raises(UserError, match=r'sync="ddp"\) is not there'):
+        job.dense(nn.Linear(2, 1), sync="ddp")
+    with pytest.raises(UserError, match="sync = 'often'"):
+        job.dense(nn.Linear(2, 1), sync="often")
+    with pytest.raises(UserError, match="'weight' has no shape yet"):
+        job.dense(nn.LazyLinear(1))
+
+
+def test_a_parameter_that_comes_later() -> None:
+    job, model = make_job()
+    with pytest.raises(UserError, match=r"'late.weight' came after job.dense"):
+        for batch in job.loop(make_batches(3)):
+            model.late = nn.Linear(2, 1)
+            job.step(loss_of(model, batch))
+
+
 @pytest.mark.parametrize("kind", ["sgd", "momentum", "adagrad", "adam"])
 def test_weight_decay_is_that_of_torch(kind: Any) -> None:
     """Dense parameters: added to the gradient, but decoupled for Adam, as AdamW has it."""
