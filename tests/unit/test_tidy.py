@@ -66,6 +66,7 @@ UNITS = {
     "regrow.data.own": "described",
     "regrow.store.interface": "interface",
     "regrow.launch.orders": "orders",
+    "regrow.launch.saving": "orders",
     "regrow.launch.supervisor": "supervision",
     "regrow.launch.watch": "supervision",
     "regrow.launch.backend": "supervision",
@@ -88,6 +89,7 @@ MAY_IMPORT = {
     "defaults": {"protection"},
     "hanging": {"units"},
     "waits": set(),
+    "paces": set(),
     "fields": set(),
     "described": {"fields", "protection"},
     "inputs": {"presets", "protection", "described"},
@@ -97,6 +99,7 @@ MAY_IMPORT = {
     "core": set(),
     "store": {"core"},
     "checkpoint": {"core", "store", "units"},
+    "serving": {"checkpoint", "units"},
     "supervision": {"core", "orders", "hanging"},
     "sim": {"core", "store", "supervision", "orders", "checkpoint"},
     "data": {"config", "presets", "inputs", "described"},
@@ -122,9 +125,9 @@ MAY_IMPORT = {
         "units",
     },
     "bench": {"supervision", "core", "orders", "runtime", "store", "checkpoint", "data", "nn", "launch"}
-    | {"config", "metrics", "planner", "presets", "protection", "described"},
+    | {"config", "metrics", "planner", "presets", "protection", "described", "serving"},
     "cli": {"launch", "bench", "sim", "checkpoint", "core", "config", "planner", "presets", "data", "units"}
-    | {"protection", "tiers"},
+    | {"protection", "tiers", "serving"},
     "regrow": {"core", "runtime", "nn", "launch", "config", "protection"},
 }
 
@@ -306,6 +309,9 @@ USED_ELSEWHERE = {
     "resume_writing": "asyncio calls it",
     "eof_received": "asyncio calls it",
     "connection_lost": "asyncio calls it",
+    "do_GET": "http.server calls it",
+    "do_POST": "http.server calls it",
+    "log_message": "http.server calls it",
     "format_options": "click calls it",
     "extra_repr": "torch calls it",
     "format_epilog": "click calls it",
