@@ -271,6 +271,17 @@ BAD_OPTIONS: list[tuple[dict[str, Any], str, str | None]] = [
     ),
     ({"silent_seconds": "soon"}, "silent_seconds = 'soon': is not a time, such as 90s, 5m, 12h or 7d", None),
     ({"patience": "ages"}, "patience = 'ages': is not a time, such as 90s, 5m, 12h or 7d", None),
+    ({"publish_bits": 16, "publish": "p"}, "publish_bits = 16: is not 32, 8 or 4", None),
+    ({"publish_bits": 8}, "publish_bits = 8: goes with publish", "--publish URL"),
+    ({"publish_every": "60s"}, "publish_every = '60s': goes with publish", "--publish URL"),
+    *(
+        (
+            {"publish": place, "protection": "delta", "ckpt": "s3://b/run"},
+            f"publish = {place!r}: is inside ckpt = 's3://b/run', or around it",
+            "give publications a place of their own: another run's look-ups must not find checkpoints there",
+        )
+        for place in ("s3://b/run", "s3://b/run/live/", "s3://b")
+    ),
     ({"steps": 5, "epochs": 2}, "epochs = 2: steps = 5 is given too", "give only one of the two"),
     (
         {"epochs": 2},
@@ -337,7 +348,7 @@ def test_no_field_is_left_open() -> None:
     """What is None afterwards means something: no limit, or the other one of steps and epochs."""
     none = {name for name, value in TrainConfig().to_dict().items() if value is None}
     limits = {"rows_max", "train_rows", "test_rows", "ckpt_bytes_per_s", "store_bytes_max"}
-    assert none == limits | {"epochs", "out", "mtbf", "ckpt", "resume", "expect_mtbf", "store_dir", "schema"}
+    assert none == limits | {"epochs", "out", "mtbf", "ckpt", "resume", "expect_mtbf", "store_dir", "schema", "publish"}
 
 
 @pytest.mark.parametrize(

@@ -2,13 +2,14 @@
 
 Training with deltas and publications against training with deltas alone, in processes of their own, in pairs whose
 order rotates. To see anything at all within minutes, both are made three times as often as one would (every 20 s and
-every 10 s); what a publication every 30 s costs is a third of what is measured. Then a run with a replica beside it: the
-time from a cut, when all servers have captured it, to the first answer of that cut. Bytes are those of the pieces of that
-run, a delta against its full. Look-ups are of random rows of the largest table, a replica against a plain tensor.
+every 10 s); what a publication every 30 s costs is a third of what is measured. Then a run with a replica beside it:
+the time from a cut, when all servers have captured it, to the first answer of that cut. Bytes are those of the pieces
+of that run, a delta against a full of all rows touched by then. Look-ups are of random rows of the largest table, a
+replica against a plain tensor.
 
-The sketch: a push costs nothing more, as a changed row sets the one bit that it sets for checkpoints. A publication holds
-pushes back for one exchange of messages (milliseconds), settles the bits (a word for 64 rows), and copies changed rows
-once: 4 * dim bytes each, at some GB/s, and to storage.
+The sketch: a push costs nothing more, as a changed row sets the one bit that it sets for checkpoints. A publication
+holds pushes back for one exchange of messages (milliseconds), settles the bits (a word for 64 rows), and copies changed
+rows once: 4 * dim bytes each, at some GB/s, and to storage.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from regrow.checkpoint.manifest import Cut
 from regrow.checkpoint.storage import Storage
 from regrow.config import TrainConfig, read_stored
 from regrow.core.names import parse_piece_name
-from regrow.errors import CheckpointError, UserError
+from regrow.errors import CheckpointError, NotSaved, UserError
 from regrow.launch import tiers
 from regrow.launch.partial import PartialPlan
 from regrow.launch.saving import CheckpointTimes, Extra, Saving, StoredCut
@@ -183,6 +183,16 @@ def plan_saving(
             full_every=1 if config.protection in ("full", "batch") else config.full_every,
             pause=config.ckpt_pause,
         ),
+    )
+
+
+def explain_unsaved(told: dict[str, Any], *, tries: int, seconds: float) -> NotSaved:
+    """The model is trained, and its last checkpoint is not there: why, and what is."""
+    reason, last = told["last_error"] or f"it was not stored within {seconds:.0f} s", told["last"]
+    have = "no checkpoint of this run is stored" if last is None else f"the newest that is stored is {last['cut']}"
+    return NotSaved(
+        f"the model is trained, but its checkpoint failed {tries} times: {reason}",
+        hint=f"{have}; when storage is well again, --resume goes on from it",
     )
 
 

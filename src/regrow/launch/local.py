@@ -260,15 +260,9 @@ class _Run:
         """The last checkpoint, of the trained model. Where it fails, the model is judged all the same."""
         self.not_saved = None
         deadline = time.monotonic() + SAVE_SECONDS_MAX  # for all tries together
-        if any(self._try_to_save_the_end(deadline) for _ in range(SAVE_TRIES)):
-            return
-        reason = self.status.checkpoints["last_error"] or f"it was not stored within {SAVE_SECONDS_MAX:.0f} s"
-        last = self.status.checkpoints["last"]
-        have = "no checkpoint of this run is stored" if last is None else f"the newest that is stored is {last['cut']}"
-        self.not_saved = NotSaved(
-            f"the model is trained, but its checkpoint failed {SAVE_TRIES} times: {reason}",
-            hint=f"{have}; when storage is well again, --resume goes on from it",
-        )
+        if not any(self._try_to_save_the_end(deadline) for _ in range(SAVE_TRIES)):
+            told = self.status.checkpoints
+            self.not_saved = checkpoints.explain_unsaved(told, tries=SAVE_TRIES, seconds=SAVE_SECONDS_MAX)
 
     def _try_to_save_the_end(self, deadline: float) -> bool:
         self.status.still = None
@@ -279,20 +273,18 @@ class _Run:
         """Look-ups shall get the trained model. Where that fails they get the one before, and the run is no worse."""
         publications, deadline = self.status.publications, time.monotonic() + PUBLISH_SECONDS_MAX
         for _ in range(SAVE_TRIES):
-            publications.still = None
-            self._ask_coordinator(MakePublication(still=True), lambda: publications.still is not None, deadline)
-            if publications.still:
-                return
+            publications.await_end()
+            self._ask_coordinator(MakePublication(still=True), publications.is_end_told, deadline)
+            if publications.has_end:
+                break
 
     def _ask_coordinator(self, command: Command, is_answered: Callable[[], bool], deadline: float) -> None:
         """Who was asked may die with the question: then its successor is."""
+        current = self.supervisor.current
         while not is_answered() and time.monotonic() < deadline:
-            asked = self.supervisor.current("coordinator", 0)
+            asked = current("coordinator", 0)
             self.crew.tell(asked, command)
-            self._until(
-                lambda asked=asked: is_answered() or self.supervisor.current("coordinator", 0) != asked,  # type: ignore[misc]
-                deadline=deadline,
-            )
+            self._until(lambda who=asked: is_answered() or current("coordinator", 0) != who, deadline=deadline)  # type: ignore[misc]
 
     def _train(self, sockets: SocketDir | None) -> None:
         config, status = self.config, self.status

@@ -50,7 +50,7 @@ class PublicationStatus:
     slow_seconds: float | None = None  # a publication took so long, which is longer than the interval
     rows: int = 0  # of all
     bytes: int = 0
-    still: bool | None = None  # how the one at the end of training went
+    _end: bool | None = None  # how the one at the end of training went
     _instant_at: float | None = None
 
     def receive(self, report: Publication, now: float) -> None:
@@ -62,7 +62,7 @@ class PublicationStatus:
         elif report.kind is not None:
             self._note_saved(report, now)
         if report.still:
-            self.still = report.status == "saved"
+            self._end = report.status == "saved"
 
     def _note_saved(self, report: Publication, now: float) -> None:
         self.saved += 1
@@ -74,6 +74,17 @@ class PublicationStatus:
         self.last = {name: getattr(report, name) for name in names} | {"lag_seconds": lag}
         if self.every_seconds is not None and (report.seconds or 0.0) > self.every_seconds:
             self.slow_seconds = report.seconds
+
+    def await_end(self) -> None:
+        """The publication of the trained model is asked for."""
+        self._end = None
+
+    def is_end_told(self) -> bool:
+        return self._end is not None
+
+    @property
+    def has_end(self) -> bool:
+        return self._end is True
 
     def describe(self, now: float) -> str | None:
         """One line, once there is one."""

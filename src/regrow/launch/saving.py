@@ -1,4 +1,4 @@
-"""What a process is told of checkpoints, rows on disk and silence: parts of its assignment (`orders.py`). Values only."""
+"""What a process is told of checkpoints, rows on disk and silence: values, parts of an assignment (`orders.py`)."""
 
 from __future__ import annotations
 

@@ -4,7 +4,8 @@ A *side* is all tables of one version. Its files have no name any more when they
 leaves nothing behind, and its successor can find nothing that is half written. Pages that nobody looks up need no
 memory: they are on the disk.
 
-The rule to keep: nobody writes to a side that may be read, but where rows are exchanged one by one (`consistent=False`).
+The rule to keep: nobody writes to a side that may be read, but where rows are exchanged one by one
+(`consistent=False`).
 """
 
 from __future__ import annotations

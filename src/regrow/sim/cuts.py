@@ -312,7 +312,9 @@ class Storage:
         if cuts is None or not cuts.still or not self.world.workers_done():
             return
         coordinator = self.world.node(COORDINATOR)
-        for tenant in self._find_plans() if coordinator is not None else ():
+        if coordinator is None:
+            return
+        for tenant in self._find_plans():
             if not self._ended[tenant] and self._asked.get(tenant) != coordinator.identity:
                 self._ask(coordinator, tenant)
 

@@ -1,4 +1,4 @@
-"""Planted bugs of partial recovery, behind parities and without, of rows on disk and of publications: see planted.py."""
+"""Planted bugs of partial recovery, with and without parities, of rows on disk and of publications: see planted.py."""
 
 from __future__ import annotations
 

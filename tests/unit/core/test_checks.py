@@ -178,7 +178,8 @@ def test_a_coordinator_believes_marks_and_chunks_that_can_be() -> None:
         check_refused(machine, server(0), CutMarks(number=number, marks=marks), f"CutMarks: {reason}")
     for index in range(3):
         machine.receive(Delivered(source=server(index), message=CutMarks(number=number, marks=(5,))))
-    assert machine.turns is not None and (maker := machine.turns.underway) is not None
+    maker = machine.turns.underway if machine.turns is not None else None
+    assert maker is not None
     assert maker._attempt is not None
     maker._attempt.begun.add(0)
     chunks = np.array([0xFF], np.uint8)

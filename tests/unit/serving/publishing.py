@@ -21,12 +21,11 @@ from regrow.core.names import cut_id, piece_name
 from regrow.runtime.checkpoint import chunk_of, shard_of
 from regrow.store.memory import MemoryStore
 
+ADAGRAD, SGD = (OptimizerSpec(kind=kind, learning_rate=0.1) for kind in ("adagrad", "sgd"))
 JOB = JobSpec(
     tables=(
-        TableSpec(
-            name="user", rows=50, dim=4, optimizer=OptimizerSpec(kind="adagrad", learning_rate=0.1), init_bound=0.1
-        ),
-        TableSpec(name="dense", rows=6, dim=8, optimizer=OptimizerSpec(kind="sgd", learning_rate=0.1), init_bound=0.5),
+        TableSpec(name="user", rows=50, dim=4, optimizer=ADAGRAD, init_bound=0.1),
+        TableSpec(name="dense", rows=6, dim=8, optimizer=SGD, init_bound=0.5),
     ),
     servers=2,
     workers=1,
