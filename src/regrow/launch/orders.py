@@ -259,6 +259,7 @@ class ServerCounters(Report, frozen=True, kw_only=True, tag="server"):
     count_bytes: int | None = None
     tiers: dict[str, float] | None = None  # of rows on disk
     costs: dict[str, list[float]] | None = None  # of a recovery, by part
+    pace: str | None = None  # at which rows came back, and why
 
 
 class Recovery(Report, frozen=True, kw_only=True, tag="recovery"):
@@ -282,8 +283,7 @@ class Recovered(Report, frozen=True, kw_only=True, tag="recovered"):
 
 
 class Joined(Report, frozen=True, kw_only=True, tag="joined"):
-    """A replacement went back to its saves: their marks, those at which it joined the others, and how many updates are
-    lost by now, with it and all before it."""
+    """A replacement went back to its saves: their marks, those at which it joined, and how many updates are lost."""
 
     saved: tuple[int, ...]
     joined: tuple[int, ...]
