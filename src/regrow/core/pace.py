@@ -8,11 +8,11 @@ idle, l is next to nothing until they are used up: then that is the rate to take
 byte**, l / x, and it is measured: every server sees how many pushes come before and during a recovery, and how many
 bytes it sends.
 
-It begins without a limit. If that costs nothing worth mentioning, it stays. Else a quarter of that rate is tried
-once, and as long as a lower rate loses far less per byte, the next lower one. With a share given
-(`--recovery-cost 0.1`) the rate is the one at which training loses that much. Either way the **floor** holds: all rows
-that this server brings back are back within `recovery_seconds_max`; if another loss would not be one too many, within
-several times that.
+It begins without a limit. If that costs nothing worth mentioning, it stays. Else a quarter of that rate is tried, then
+no limit again, and if the quarter lost far less per byte than either, it is taken: so nobody is without protection for
+more than four times as long as need be. With a share given (`--recovery-cost 0.1`) the rate is the one at which
+training loses that much. Either way the **floor** holds: all rows that this server brings back are back within
+`recovery_seconds_max`; if another loss would not be one too many, within several times that.
 
 Every server decides for itself, from what it sees: nobody has to be asked, and no message is about it. The decision is
 a pure function (`choose_pace`) that returns its reason, which is what the display shows.
@@ -25,13 +25,14 @@ from typing import NamedTuple
 
 from regrow.core.protection import FlushSpec
 
-WINDOW_SECONDS = 0.5  # Too short: a few pushes decide. Too long: a recovery is over before anything is known.
+# What is seen in so long, and in as long as so many pushes took before, decides. Too little: chance does. Too much: a
+# recovery is over before anything is known.
+WINDOW_SECONDS = 0.5
+WINDOW_PUSHES = 20
 BEFORE_WINDOWS = 8  # training's own pace is the mean of so many windows before
 # Less than this share of training lost is nothing: pushes do not come more evenly than that.
 NOISE_SHARE = 0.03
-# A lower rate is taken if it loses less than this part per byte: far less, as training recovers by itself while rows
-# come back, and whatever is tried later looks better for it.
-BETTER_SHARE = 0.5
+BETTER_SHARE = 0.5  # a lower rate is taken if it loses less than this part per byte
 STALL_SECONDS = 1.0  # after a loss, in which everybody waits for the first rows, whatever the rate
 TRIALS_MAX = 32  # Too few: what was tried is forgotten, and tried again and again. Too many: times that have changed.
 SAFE_FACTOR = 4.0  # if one more may be lost, the floor is so much lower
@@ -96,21 +97,22 @@ def _choose_share(share: float, last: Trial) -> Pace:
 
 
 def _choose_least(trials: list[Trial]) -> Pace:
+    """No limit, then a quarter of that, then no limit again: training gets better by itself as rows come back, and so
+    whatever is tried last looks best."""
     free = [trial for trial in trials if not trial.allowed]
     limited = [trial for trial in trials if trial.allowed]
-    if not limited and free[-1].lost <= NOISE_SHARE:
-        return Pace(0.0, "as fast as it can: training loses next to nothing")
+    if not free:
+        return Pace(0.0, "as fast as it can, to see what that costs by now")
     if not limited:
-        return Pace(
-            free[-1].bytes_per_s * STEP_DOWN, f"training loses {free[-1].lost:.0%}: a quarter of the rate is tried"
-        )
-    lowest = min(limited, key=lambda trial: trial.allowed)
-    best = min(limited, key=lambda trial: trial.lost_per_byte)
-    if free and best.lost_per_byte >= BETTER_SHARE * free[-1].lost_per_byte:
-        return Pace(0.0, f"as fast as it can: {free[-1].lost:.0%} of training is lost, more slowly it is more in all")
-    if best is lowest and best.lost > NOISE_SHARE:
-        return Pace(best.allowed * STEP_DOWN, f"{best.lost:.0%} of training is lost, far less per byte: slower still")
-    return Pace(best.allowed, f"{best.lost:.0%} of training is lost: the least in all")
+        if free[-1].lost <= NOISE_SHARE:
+            return Pace(0.0, "as fast as it can: training loses next to nothing")
+        return Pace(free[-1].bytes_per_s * STEP_DOWN, f"training loses {free[-1].lost:.0%}: a quarter is tried")
+    if all(trial.allowed for trial in trials[trials.index(limited[0]) :]):
+        return Pace(0.0, f"as fast as it can, to compare: a quarter of the rate lost {limited[0].lost:.0%} of training")
+    least = min(trial.lost_per_byte for trial in free)
+    if max(trial.lost_per_byte for trial in limited) < BETTER_SHARE * least:
+        return Pace(limited[-1].allowed, f"{limited[-1].lost:.0%} of training is lost: far less in all")
+    return Pace(0.0, f"as fast as it can: {free[-1].lost:.0%} of training is lost, more slowly it is more in all")
 
 
 class PaceKeeper:
@@ -136,14 +138,14 @@ class PaceKeeper:
             return False
         began, pushes_before, bytes_before = self._began
         seconds = now - began
-        if seconds < WINDOW_SECONDS:
+        before = self._find_before()
+        if seconds < max(WINDOW_SECONDS, WINDOW_PUSHES / before if before and margin is not None else 0.0):
             return False
         self._began = (now, pushes, bytes_sent)
         pushes_per_s = (pushes - pushes_before) / seconds
         if margin is None:
             self._windows = [*self._windows, pushes_per_s][-BEFORE_WINDOWS:]
             return False
-        before = self._find_before()
         if before is not None and began >= self._lost_at + STALL_SECONDS:
             lost = min(1.0, max(0.0, 1.0 - pushes_per_s / before))
             trial = Trial(allowed=self.pace.bytes_per_s, bytes_per_s=(bytes_sent - bytes_before) / seconds, lost=lost)
