@@ -220,6 +220,13 @@ class TrainConfig:
     # together. Too small: a second failure may come first, and slow rows cost more training in all than fast ones (see
     # docs/benchmarks.md). Too large: pulls wait longer while it lasts, which is soon over. 0: no limit.
     sweep_bytes_per_s: int = 0
+    # Without that limit: the share of training that a recovery may cost as long as it lasts; the rate follows from what
+    # training loses. 0: whatever loses the least training in all. Too small: the bound below decides. Too large: as if
+    # nobody trained.
+    recovery_cost: float = 0.0
+    # ... but all rows are back within about so long, if another loss would be one too many. Too small: training counts
+    # for nothing. Too large: a second failure may come first.
+    recovery_seconds_max: int = 60
 
     # Where checkpoints are kept: a path or any URL that fsspec knows. Needed for "full" and "delta".
     ckpt: str | None = None
@@ -539,6 +546,8 @@ def _check_protection(config: TrainConfig) -> None:
     """Numbers must be sane even where nothing is protected; they must fit together only where something is."""
     for name, low, high in CODE_RANGES:
         check_range(config, name, low, high)
+    if not 0.0 <= config.recovery_cost <= 1.0:
+        raise ConfigError("recovery_cost", config.recovery_cost, "must be between 0 and 1")
     check_choice(config, "commit", COMMITS)
     check_store(config)
     check_checkpoints(config)

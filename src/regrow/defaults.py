@@ -70,7 +70,7 @@ def derive_values(config: Any) -> dict[str, Any]:
         singular = {f"{role}s": role for role in RANDOM_ROLES}
         derived["mtbf_roles"] = ",".join(singular.get(role, role) for role in roles)
     # A TOML file may well say `learning_rate = 1`.
-    floats = ("learning_rate", "dense_learning_rate", "skew", "mtbf", "mtbf_shape", "mtbf_hangs")
+    floats = ("learning_rate", "dense_learning_rate", "skew", "mtbf", "mtbf_shape", "mtbf_hangs", "recovery_cost")
     for name in (*floats, "target_pls", "priority_share"):
         if type(given[name]) is int:
             derived[name] = float(given[name])

@@ -38,6 +38,7 @@ CODE_RANGES = (
     ("flush_pushes", 1, 1 << 20),
     ("flush_bytes", 4 * KIB, 64 * GIB),
     ("sweep_bytes_per_s", 0, 1 << 40),
+    ("recovery_seconds_max", 1, 86_400),
 )
 
 
@@ -53,6 +54,8 @@ class ErasureCode:
     flush_bytes: int = FLUSH_BYTES_DEFAULT
     commit: str = "exactly-once"
     sweep_bytes_per_s: int = 0
+    recovery_cost: float = 0.0
+    recovery_seconds_max: int = 60
 
     def __post_init__(self) -> None:
         if cast(Any, self.flush_pushes) is None:
@@ -97,6 +100,8 @@ class PartialRecovery:
     flush_bytes: int = FLUSH_BYTES_DEFAULT
     commit: str = "exactly-once"
     sweep_bytes_per_s: int = 0
+    recovery_cost: float = 0.0
+    recovery_seconds_max: int = 60
 
     @property
     def copies(self) -> int:

@@ -165,6 +165,8 @@ BAD_OPTIONS: list[tuple[dict[str, Any], str, str | None]] = [
     ({"flush_pushes": 0}, "flush_pushes = 0: must be at least 1", None),
     ({"flush_bytes": 1}, "flush_bytes = 1: must be at least 4096", None),
     ({"sweep_bytes_per_s": -1}, "sweep_bytes_per_s = -1: must be at least 0", None),
+    ({"recovery_cost": 1.5}, "recovery_cost = 1.5: must be between 0 and 1", None),
+    ({"recovery_seconds_max": 0}, "recovery_seconds_max = 0: must be at least 1", None),
     ({"commit": "twice"}, "commit = 'twice': must be one of: exactly-once, 2pc, none", None),
     (
         {"protection": "ec", "servers": 3, "k": 4},

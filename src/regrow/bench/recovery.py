@@ -32,22 +32,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from regrow.bench import common, plots, recovery_costs, train
+from regrow.bench import common, plots, recovery_costs, recovery_today, train
 from regrow.bench.bandwidth import copy_bandwidth, page_seconds, socket_bandwidth
 from regrow.bench.trace import Trace
 from regrow.config import TrainConfig
 from regrow.core.twins import record_floats
 from regrow.data.synthetic import CARDINALITIES
-from regrow.errors import RegrowError
+from regrow.errors import RegrowError, UserError
 from regrow.launch import local
 from regrow.launch.failures import DURING_SECONDS_MIN, Failure
 from regrow.nn.presets import MODELS
+from regrow.protection import nearest
 
 SUMMARY = "A server with a gigabyte of rows is killed: time without protection, training lost, stall."
 
-STALL_SECONDS_TARGET = 0.5
+# Each of at most ten minutes: the default; the limit that was the default once; the same loss with checkpoints.
+PARTS = ("default", "limit", "today")
+STALL_SECONDS_TARGET = 0.2
+LOST_TARGET = 3.0  # training seconds lost per GB of lost rows, k = 4
+UNPROTECTED_TARGET = 10.0  # seconds without protection per GB, k = 4
+PROCESSOR_TARGET = 2.0  # processor seconds / bytes moved over bandwidth, with --profile
 LIMITS_TARGET = 1.0  # what the default costs / what the limit costs, per GB
-CODES_TARGET = 1.3  # recovery of the slower code / of the faster
+CODES_TARGET = 1.6  # k = 4 / k = 2
 OLD_LIMIT = 8 << 20
 LIMITS = (0, OLD_LIMIT)  # bytes per second in the background; 0: as fast as it can, the default
 PAPER = "the paper: stalls under 30 s, throughput during recovery 0.87 to 0.93, time grows with k"
@@ -74,6 +80,7 @@ class Size:
     rounds: int
     socket_bytes: int
     limited_bytes: int = 0  # of a server that comes back at the limit
+    today_seconds: int = 20  # between two checkpoints
 
     def of(self, limit: int) -> Size:
         """For a recovery with this limit."""
@@ -98,10 +105,20 @@ QUICK = Size(
     rounds=1,
     socket_bytes=128 << 20,
     limited_bytes=20_000_000,
+    today_seconds=4,
 )
 
 
-def run(*, quick: bool, json_path: str | None, docs: str | None = None, profile: bool = False) -> int:
+def run(
+    *,
+    quick: bool,
+    json_path: str | None,
+    docs: str | None = None,
+    profile: bool = False,
+    part: str | None = None,
+) -> int:
+    if part is not None and part not in PARTS:
+        raise UserError(f"bench recovery has no part {part!r}", hint=nearest(part, PARTS))
     size = QUICK if quick else FULL
     report = common.Report.start("recovery")
     if not hasattr(TrainConfig, "prefill"):
@@ -111,24 +128,31 @@ def run(*, quick: bool, json_path: str | None, docs: str | None = None, profile:
     report.rows.append({"kind": "socket", "bytes_per_second": round(links)})
     common.console.print(f"memory is copied at {copy / 1e9:.1f} GB/s, a Unix socket carries {links / 1e9:.1f} GB/s")
     with tempfile.TemporaryDirectory(prefix="regrow-bench-") as directory:
-        measure_all(report, Path(directory), size=size, profile=profile)
+        measure_all(report, Path(directory), size=size, profile=profile, parts=PARTS if part is None else (part,))
+    recovery_costs.add_arithmetic(report, links=links, copy=copy)
     compare(report)
+    recovery_today.compare(report)
     print_rows(report)
-    recovery_costs.print_tables(report, links=links, copy=copy)
+    recovery_today.print_rows(report)
+    recovery_costs.print_tables(report)
     code = report.finish(json_path)
     plots.save(report.to_dict(), json_path=json_path, docs=docs)
     return code
 
 
-def measure_all(report: common.Report, directory: Path, *, size: Size, profile: bool = False) -> None:
-    """One undisturbed run to compare with, then the codes in turns, without a limit and with it."""
+def measure_all(
+    report: common.Report, directory: Path, *, size: Size, profile: bool = False, parts: Sequence[str] = ()
+) -> None:
+    """One undisturbed run to compare with, then the codes in turns, without a limit and with it; then the same loss
+    with checkpoints."""
+    limits = [limit for limit in LIMITS if not limit or "limit" in parts]
     config = make_config(directory, size)
     small = config.replace(model=SHAPE, rows_max=100_000, **knobs(prefill=False))
     rate = train_undisturbed(small, seconds=2.0, rate=RATE_GUESS).rate_whole()
     rate = measure_undisturbed(report, config, size=size, rate=rate)
     after_seconds = {limit: size.of(limit).after_seconds for limit in LIMITS}
     for turn in range(size.rounds):
-        for limit in LIMITS:
+        for limit in limits:
             config = make_config(directory, size.of(limit)).replace(sweep_bytes_per_s=limit, recovery_profile=profile)
             for k in CODES if turn % 2 == 0 else CODES[::-1]:
                 row, trace, after_seconds[limit] = train_struck(
@@ -138,6 +162,12 @@ def measure_all(report: common.Report, directory: Path, *, size: Size, profile: 
                 if turn == 0 and not limit:
                     report.rows.append(trace)
                 common.console.print(f"k = {k}, {name_limit(limit)}: {describe(row)}")
+
+    if "today" in parts:
+        config = make_config(directory, size)
+        kill_step = steps_of(config, size.today_seconds * 1.5, rate)
+        steps = kill_step + steps_of(config, TAIL_SECONDS, rate)
+        recovery_today.measure(report, config, interval_seconds=size.today_seconds, kill_step=kill_step, steps=steps)
 
 
 def measure_undisturbed(report: common.Report, config: TrainConfig, *, size: Size, rate: float) -> float:
@@ -332,6 +362,8 @@ def compare(report: common.Report) -> None:
             better="lower",
         )
         for name in ("unprotected", "lost"):
+            if not any(row["limit"] for row in runs):
+                continue
             costs = [
                 [row[f"{name}_s_per_gb"] for row in runs if (row["k"], row["limit"]) == (k, limit)] for limit in LIMITS
             ]
@@ -340,7 +372,24 @@ def compare(report: common.Report) -> None:
                 report.ratios[f"{name}_to_old_default_k{k}"] = common.Ratio.of(
                     common.pair_ratios(*costs), target=LIMITS_TARGET, better="lower"
                 )
+    compare_with_targets(report, fast)
     report.ratios["recovery_time_codes"] = common.Ratio.of(slower_to_faster(fast), target=CODES_TARGET, better="lower")
+
+
+def compare_with_targets(report: common.Report, runs: Sequence[dict[str, Any]]) -> None:
+    """Per GB with k = 4, and k = 4 over k = 2 in each of these."""
+    targets = {"lost_s_per_gb": LOST_TARGET, "unprotected_s_per_gb": UNPROTECTED_TARGET}
+    for name, target in targets.items():
+        by_k = {k: [row[name] for row in runs if row["k"] == k] for k in CODES}
+        if by_k[4]:
+            report.ratios[f"{name}_k4"] = common.Ratio.of(by_k[4], target=target, better="lower")
+        if by_k[4] and by_k[2] and min(by_k[2]) > 0:
+            pairs = common.pair_ratios(by_k[4], by_k[2])
+            report.ratios[f"{name}_k4_to_k2"] = common.Ratio.of(pairs, target=CODES_TARGET, better="lower")
+    measured = [row for row in runs if "processor_s_per_gb" in row and "sketch_processor_s_per_gb" in row]
+    if measured:
+        found = [row["processor_s_per_gb"] / row["sketch_processor_s_per_gb"] for row in measured]
+        report.ratios["processor_to_arithmetic"] = common.Ratio.of(found, target=PROCESSOR_TARGET, better="lower")
 
 
 def slower_to_faster(runs: Sequence[dict[str, Any]]) -> list[float]:

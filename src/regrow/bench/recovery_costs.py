@@ -20,7 +20,7 @@ PARTS = (READS, SUMS, SOCKETS, PUTS, FAULTS, STREAMS, PAGES, PYTHON)
 MOVED = ("SnapAsk", "Snap", "SyndromeAsk", "Syndrome", "Restored", "RestoredAck", "Fault", "Expect")
 STREAMED = ("Stream", "StreamAck", "StreamEnd", "StreamAsk", "StreamBegin", "Mended")
 LEARNED = ("Have", "Undo", "Tail", "TailEnd", "View")
-KERNELS = {"published": READS, "parity_read": READS, "parity_sum": SUMS, "put": PUTS, "fill": PUTS, "prepare": FAULTS}
+KERNELS = {"published": READS, "parity_read": READS, "parity_add": SUMS, "put": PUTS, "fill": PUTS, "prepare": FAULTS}
 HANDLERS = {"Snap": SUMS, "Syndrome": SUMS, "adjust": SUMS, "Fault": FAULTS, "Expect": FAULTS, "missing": FAULTS}
 
 
@@ -82,12 +82,15 @@ def sketch_processor_seconds(k: int, *, links: float, copy: float) -> float:
     return (k + 1) * 1e9 * (2 / links + 2 / copy)
 
 
-def print_tables(report: common.Report, *, links: float, copy: float) -> None:
+def add_arithmetic(report: common.Report, *, links: float, copy: float) -> None:
+    for row in [row for row in report.rows if row["kind"] == "run" and "parts_s_per_gb" in row]:
+        row["sketch_processor_s_per_gb"] = round(sketch_processor_seconds(row["k"], links=links, copy=copy), 4)
+
+
+def print_tables(report: common.Report) -> None:
     rows = [row for row in report.rows if row["kind"] == "run" and "parts_s_per_gb" in row]
     if not rows:
         return
-    for row in rows:
-        row["sketch_processor_s_per_gb"] = round(sketch_processor_seconds(row["k"], links=links, copy=copy), 4)
     common.print_table(
         "processor seconds per GB of lost rows, all servers together",
         ("part", *(f"k = {row['k']}" for row in rows)),

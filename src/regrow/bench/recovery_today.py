@@ -26,7 +26,9 @@ from regrow.launch import local
 KINDS = ("full", "delta")
 PAPER_SECONDS = 1800.0
 RATIO_TARGET = 20.0  # their average / ours, with the paper's interval
-PAPER = "the paper (ECRec): 1.2 to 6.7 times faster than the average of a checkpoint every 30 min with k = 4, 9.8 with k = 2"
+PAPER = (
+    "the paper (ECRec): 1.2 to 6.7 times faster than the average with 30 min between checkpoints (k = 4), 9.8 (k = 2)"
+)
 
 
 def measure(report: common.Report, config: TrainConfig, *, interval_seconds: int, kill_step: int, steps: int) -> None:

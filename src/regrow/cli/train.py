@@ -178,6 +178,14 @@ KNOBS: dict[str, tuple[Knob, ...]] = {
             default="0, no limit",
             help="For bringing lost rows back, all servers together. A low one costs more training in all.",
         ),
+        Knob(
+            name="recovery_cost",
+            type=float,
+            metavar="SHARE",
+            default="0, the least in all",
+            help="Without a limit: the share of training that a recovery may cost while it lasts, 0 to 1.",
+        ),
+        Knob(name="recovery_seconds_max", type=int, help="... but lost rows are back within so long."),
     ),
     "Checkpoints": (
         Knob(name="ckpt", metavar="URL", default="none", help="Where: a directory, or a URL such as s3://bucket/run."),

@@ -30,6 +30,7 @@ What breaks without the rules:
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -69,6 +70,8 @@ class Decoder:
         self.server = server
         self.rows_decoded = 0
         self.faults = 0
+        self.bytes_begun = 0  # in the background, so far
+        self.bytes_total = 0  # that were to be decoded here when sweeps began
         self.places_begun_again = 0  # because a view changed what they are decoded from
         self._groups = groups
         self._store = store
@@ -101,6 +104,7 @@ class Decoder:
         self._peers = peers
         self._recovering = recovering
         self._recalled = recalled
+        self.bytes_total = self.bytes_total if recovering else 0
         self._sent = {key: value for key, value in self._sent.items() if key[0] in peers.values()}
         self._unacked = {key: None for key in self._unacked if key[0] in peers.values()}
         self._plan_sweeps(changed)
@@ -140,7 +144,7 @@ class Decoder:
         for table, spec in enumerate(self._groups.job.tables):
             shapes.setdefault((spec.k, spec.r), []).append(table)
         sweeps: dict[tuple[int, int, int], Sweep] = {}
-        for (k, r), tables in shapes.items():
+        for (k, r), tables in sorted(shapes.items()):  # copies first: they are the dense parameters, which all wait for
             for q in range(r):
                 sweep = self._plan_sweep(k, r, q, tuple(tables))
                 if sweep is None:
@@ -192,7 +196,21 @@ class Decoder:
                     touched[first:end] = bits(self._store.parity_members(table, sweep.q, j), int(end - first))
                 sent = self._sent.get((self._peers[self._member_server(sweep, j)], sweep.key))
                 sweep.todo |= touched if sent is None else touched & ~sent
+            sweep.hot = self._find_hot(sweep, sweep.todo)
+            left = [np.count_nonzero(sweep.todo[a:b]) for a, b in itertools.pairwise(self._first.tolist())]
+            self.bytes_total += 4 * int(left @ self._floats)
         return sweep.todo
+
+    def _find_hot(self, sweep: Sweep, todo: Bools) -> Bools | None:
+        """Of what is to be done, what lost members changed in their last flushes: workers will want it first."""
+        hot = np.zeros_like(todo)
+        for j in sweep.unknown:
+            for counts, slots in self._held[self._member_server(sweep, j), self._group(sweep, j)].recent:
+                tables = np.repeat(np.arange(counts.size), counts)
+                mine = (self._ks[tables] == sweep.k) & (self._rs[tables] == sweep.r)
+                hot[(self._first[tables] + slots // self._ks[tables])[mine]] = True
+        hot &= todo
+        return hot if hot.any() else None
 
     def sweep(self, budget: Budget) -> list[Send]:
         """Decodes the next rows in the background, as far as the budget goes."""
@@ -206,7 +224,9 @@ class Decoder:
                 stripes = self._take_next(sweep)
                 if not stripes.blocks.size:
                     break
-                budget.take(4 * self._count_floats(stripes))
+                count = 4 * self._count_floats(stripes)
+                budget.take(count)
+                self.bytes_begun += count
                 sends += self._begin(sweep, stripes, background=True)
         return sends
 
@@ -228,9 +248,22 @@ class Decoder:
         self._unacked.pop((source, request), None)
 
     def _take_next(self, sweep: Sweep) -> Stripes:
-        """The next stripes in order, about SWEEP_BYTES of them; none are left when there are none."""
-        todo = self._todo(sweep).view(np.uint8)
-        counts, blocks, sweep.cursor = _kernels.take_places(todo, self._first, self._floats, sweep.cursor, SWEEP_BYTES)
+        """The next stripes, hot ones first, about SWEEP_BYTES of them; none are left when there are none."""
+        todo = self._todo(sweep)
+        while sweep.hot is not None:
+            counts, blocks, sweep.hot_cursor = _kernels.take_places(
+                sweep.hot.view(np.uint8), self._first, self._floats, sweep.hot_cursor, SWEEP_BYTES
+            )
+            places = self._places(Stripes(counts=counts, blocks=blocks))
+            places = places[todo[places]]  # somebody who waited for one may have been quicker
+            todo[places] = False
+            if sweep.hot_cursor == self._end:
+                sweep.hot = None
+            if places.size:
+                return self._stripes(places)
+        counts, blocks, sweep.cursor = _kernels.take_places(
+            todo.view(np.uint8), self._first, self._floats, sweep.cursor, SWEEP_BYTES
+        )
         return Stripes(counts=counts, blocks=blocks)
 
     @property

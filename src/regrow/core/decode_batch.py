@@ -4,6 +4,7 @@ Records, without rules of their own."""
 from __future__ import annotations
 
 import dataclasses
+from collections import deque
 from typing import Any, Protocol
 
 import numpy as np
@@ -22,6 +23,7 @@ class Standing(Protocol):
     ended: bool
     agreed: bool
     is_streamed: bool
+    recent: deque[tuple[Int32Array, UInt32Array]]  # rows of its last flushes
 
 
 @dataclasses.dataclass(slots=True)
@@ -40,6 +42,9 @@ class Sweep:
     # By place: touched in a lost member, and not begun. Known when the holders have agreed.
     todo: Bools | None = None
     cursor: int = 0  # in the background: places before it are done
+    # Those of them that changed of late, which go first; None: there are none, or they are done.
+    hot: Bools | None = None
+    hot_cursor: int = 0
 
     @property
     def key(self) -> tuple[int, int, int]:

@@ -90,6 +90,12 @@ class Budget:
         self._most = max(self._left, bytes_per_s / 4)
         self._now: float | None = None
 
+    def set_rate(self, bytes_per_s: float) -> None:
+        """From now on. What is left of what was allowed stays."""
+        self._rate = bytes_per_s
+        self._most = max(float(STREAM_BYTES), bytes_per_s / 4)
+        self._left = min(max(self._left, 0.0), self._most)
+
     def refill(self, now: float) -> bool:
         """Whether there was nothing, and is something now."""
         since, self._now = self._now, now
@@ -124,6 +130,7 @@ class Flusher:
         self.flush_count = 0
         self.flush_bytes = 0
         self.flush_rows = 0
+        self.bytes_streamed = 0
         self.rests = False  # the last tick found nothing to flush
         self.geometry = groups
         self.floats = [store.record_floats(table) for table in range(len(groups.job.tables))]
@@ -506,6 +513,7 @@ class Flusher:
                     continue
             stream.underway += 1
             budget.take(relatives.nbytes)
+            self.bytes_streamed += relatives.nbytes
             message = Stream(group=g, counts=counts, slots=slots, deltas=relatives)
             return [Send(target=self._peers[holder], message=message)]
         stream.ending = True

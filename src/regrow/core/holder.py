@@ -32,6 +32,7 @@ from regrow.core.messages import (
     FlushAck,
     FlushCommit,
     Have,
+    Int32Array,
     Mended,
     Message,
     Stream,
@@ -42,10 +43,13 @@ from regrow.core.messages import (
     SyndromeAsk,
     Tail,
     TailEnd,
+    UInt32Array,
     Undo,
 )
 from regrow.store.interface import HeldParities
 
+# Flushes whose rows count as hot. Too few: pulls wait for rows that were left to the end. Too many: nothing is hot.
+HOT_FLUSHES = 4
 EARLY_MAX = 1 << 16  # Messages about replacements that this server does not know of yet.
 TAIL_FLUSHES_MAX = 1 << 16  # A source that leaves so many unstable is not being acknowledged at all.
 
@@ -63,6 +67,8 @@ class Held:
         self.tail: deque[Flush] = deque()  # flushes that some other holder may lack (r >= 2): those behind `stable`
         self.stable = 0  # the newest flush that every holder has, as far as this one was told
         self.last: Part | None = None  # what the last flush changed (sync)
+        # Rows of the last flushes, (counts, slots): if the source dies, workers will want them first.
+        self.recent: deque[tuple[Int32Array, UInt32Array]] = deque(maxlen=HOT_FLUSHES)
         self.staged: deque[Flush] = deque()  # not committed yet (two-phase commit)
         self.awaited: set[int] = set()  # holders whose tails are still to come
         self.agreed = True  # every holder is at the same flush of a source that was replaced
@@ -151,6 +157,8 @@ class Holder:
         state.marks = flush.marks
         state.updates = flush.updates
         state.updates_lost = flush.updates_lost
+        if flush.slots.size:
+            state.recent.append((flush.counts, flush.slots))
         if self._groups.list[flush.group][1] > 1:
             state.tail.append(flush)
             state.stable = max(state.stable, flush.stable)

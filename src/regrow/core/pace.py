@@ -1,19 +1,21 @@
-"""How fast lost rows come back: as fast as costs the least training in all, and never so slowly that a second loss comes
+"""How fast lost rows come back: as fast as costs the least training in all, and not so slowly that a second loss comes
 first.
 
-Theory of operation. Bringing rows back takes processors and links from training. Let a recovery at rate x lose the share
-l(x) of training as long as it lasts; of B bytes that is B * l(x) / x in all. Where every core is busy, l grows with x and
-has a part that does not (pulls that wait for rows): then the fastest recovery loses least. Where cores are idle, l is
-next to nothing until they are used up: then that is the rate to take. So what decides is the **loss per byte**, l / x,
-and it is measured: every server sees how many pushes come before and during a recovery, and how many bytes it sends.
+Theory of operation. Bringing rows back takes processors and links from training. Let a recovery at rate x lose the
+share l(x) of training as long as it lasts; of B bytes that is B * l(x) / x in all. Where every core is busy, l grows
+with x and has a part that does not (pulls that wait for rows): then the fastest recovery loses least. Where cores are
+idle, l is next to nothing until they are used up: then that is the rate to take. So what decides is the **loss per
+byte**, l / x, and it is measured: every server sees how many pushes come before and during a recovery, and how many
+bytes it sends.
 
-It begins without a limit. If that costs nothing worth mentioning, it stays. Else half that rate is tried once, and as
-long as a lower rate loses clearly less per byte, the next lower one. With a share given (`--recovery-cost 0.1`) the rate
-is the one at which training loses that much. Either way the **floor** holds: all rows that this server brings back are
-back within `recovery_seconds_max`; if another loss would not be one too many, within several times that.
+It begins without a limit. If that costs nothing worth mentioning, it stays. Else a quarter of that rate is tried, then
+no limit again, and if the quarter lost far less per byte than either, it is taken: so nobody is without protection for
+more than four times as long as need be. With a share given (`--recovery-cost 0.1`) the rate is the one at which
+training loses that much. Either way the **floor** holds: all rows that this server brings back are back within
+`recovery_seconds_max`; if another loss would not be one too many, within several times that.
 
-Every server decides for itself, from what it sees: nobody has to be asked, and no message is about it. The decision is a
-pure function (`choose_pace`) that returns its reason, which is what the display shows.
+Every server decides for itself, from what it sees: nobody has to be asked, and no message is about it. The decision is
+a pure function (`choose_pace`) that returns its reason, which is what the display shows.
 """
 
 from __future__ import annotations
@@ -23,13 +25,18 @@ from typing import NamedTuple
 
 from regrow.core.protection import FlushSpec
 
-WINDOW_SECONDS = 0.5  # Too short: a few pushes decide. Too long: a recovery is over before anything is known.
+# What is seen in so long, and in as long as so many pushes took before, decides. Too little: chance does. Too much: a
+# recovery is over before anything is known.
+WINDOW_SECONDS = 0.5
+WINDOW_PUSHES = 20
 BEFORE_WINDOWS = 8  # training's own pace is the mean of so many windows before
 # Less than this share of training lost is nothing: pushes do not come more evenly than that.
 NOISE_SHARE = 0.03
-BETTER_SHARE = 0.8  # a lower rate is worth its time if it loses less than this part per byte
+BETTER_SHARE = 0.5  # a lower rate is taken if it loses less than this part per byte
+STALL_SECONDS = 1.0  # after a loss, in which everybody waits for the first rows, whatever the rate
+TRIALS_MAX = 32  # Too few: what was tried is forgotten, and tried again and again. Too many: times that have changed.
 SAFE_FACTOR = 4.0  # if one more may be lost, the floor is so much lower
-STEP_DOWN = 0.5
+STEP_DOWN = 0.25  # of the rate, to be tried. Too little: nothing shows. Too much: time is lost in trying.
 
 
 class Pace(NamedTuple):
@@ -60,12 +67,13 @@ class Seen:
     trials: tuple[Trial, ...]  # since
     bytes_total: int  # that this server brings back
     margin: int  # servers that may be lost besides
+    sharers: int = 1  # servers that bring rows back to one
 
 
 def choose_pace(spec: FlushSpec, seen: Seen) -> Pace:
     """The rate of the next window."""
     if spec.sweep_bytes_per_s:
-        return Pace(spec.sweep_bytes_per_s, "as --sweep-bytes-per-s says")
+        return Pace(spec.sweep_bytes_per_s / seen.sharers, "as --sweep-bytes-per-s says")
     if seen.pushes_per_s is None:
         return Pace(0.0, "as fast as it can: nobody trains")
     trials = [trial for trial in seen.trials if trial.bytes_per_s > 0]
@@ -89,28 +97,31 @@ def _choose_share(share: float, last: Trial) -> Pace:
 
 
 def _choose_least(trials: list[Trial]) -> Pace:
+    """No limit, then a quarter of that, then no limit again: training gets better by itself as rows come back, and so
+    whatever is tried last looks best."""
     free = [trial for trial in trials if not trial.allowed]
-    if free and free[-1].lost <= NOISE_SHARE:
-        return Pace(0.0, "as fast as it can: training loses next to nothing")
-    lowest = min(trials, key=lambda trial: trial.allowed or float("inf"))
-    best = min(trials, key=lambda trial: trial.lost_per_byte)
-    if lowest.allowed == 0:
-        return Pace(lowest.bytes_per_s * STEP_DOWN, f"training loses {lowest.lost:.0%}: half the rate is tried")
-    if best is lowest and lowest.lost > NOISE_SHARE:
-        others = [trial.lost_per_byte for trial in trials if trial.allowed != lowest.allowed]
-        if not others or lowest.lost_per_byte < BETTER_SHARE * min(others):
-            return Pace(lowest.allowed * STEP_DOWN, f"less is lost per byte at {lowest.bytes_per_s / 1e6:.0f} MB/s")
-    if best.allowed:
-        return Pace(best.allowed, f"least is lost in all at {best.allowed / 1e6:.0f} MB/s")
-    return Pace(0.0, f"as fast as it can: at that, {best.lost:.0%} of training, least is lost in all")
+    limited = [trial for trial in trials if trial.allowed]
+    if not free:
+        return Pace(0.0, "as fast as it can, to see what that costs by now")
+    if not limited:
+        if free[-1].lost <= NOISE_SHARE:
+            return Pace(0.0, "as fast as it can: training loses next to nothing")
+        return Pace(free[-1].bytes_per_s * STEP_DOWN, f"training loses {free[-1].lost:.0%}: a quarter is tried")
+    if all(trial.allowed for trial in trials[trials.index(limited[0]) :]):
+        return Pace(0.0, f"as fast as it can, to compare: a quarter of the rate lost {limited[0].lost:.0%} of training")
+    least = min(trial.lost_per_byte for trial in free)
+    if max(trial.lost_per_byte for trial in limited) < BETTER_SHARE * least:
+        return Pace(limited[-1].allowed, f"{limited[-1].lost:.0%} of training is lost: far less in all")
+    return Pace(0.0, f"as fast as it can: {free[-1].lost:.0%} of training is lost, more slowly it is more in all")
 
 
 class PaceKeeper:
     """Watches the pushes of one server, window by window, and says at which rate it brings rows back."""
 
-    def __init__(self, spec: FlushSpec) -> None:
-        self.pace = Pace(float(spec.sweep_bytes_per_s), "")
-        self._spec = spec
+    def __init__(self, spec: FlushSpec, *, sharers: int) -> None:
+        self.pace = Pace(spec.sweep_bytes_per_s / sharers, "")
+        self._spec, self._sharers = spec, sharers
+        self._lost_at = 0.0  # when somebody was lost
         self._windows: list[float] = []  # pushes per second, while nothing was lost
         self._trials: list[Trial] = []
         self._began: tuple[float, int, int] | None = None  # of this window: time, pushes, bytes
@@ -120,25 +131,25 @@ class PaceKeeper:
         """`margin`: servers that may be lost besides; None: nobody comes back. Returns whether the pace is another."""
         if (margin is not None) != self._was_recovering:
             self._was_recovering = margin is not None
-            self._trials, self._began = [], None
+            self._trials, self._began, self._lost_at = [], None, now
             return self._decide(bytes_total, margin)
         if self._began is None:
             self._began = (now, pushes, bytes_sent)
             return False
         began, pushes_before, bytes_before = self._began
         seconds = now - began
-        if seconds < WINDOW_SECONDS:
+        before = self._find_before()
+        if seconds < max(WINDOW_SECONDS, WINDOW_PUSHES / before if before and margin is not None else 0.0):
             return False
         self._began = (now, pushes, bytes_sent)
         pushes_per_s = (pushes - pushes_before) / seconds
         if margin is None:
             self._windows = [*self._windows, pushes_per_s][-BEFORE_WINDOWS:]
             return False
-        before = self._find_before()
-        if before is not None:
+        if before is not None and began >= self._lost_at + STALL_SECONDS:
             lost = min(1.0, max(0.0, 1.0 - pushes_per_s / before))
             trial = Trial(allowed=self.pace.bytes_per_s, bytes_per_s=(bytes_sent - bytes_before) / seconds, lost=lost)
-            self._trials = [*self._trials, trial][-BEFORE_WINDOWS:]
+            self._trials = [*self._trials, trial][-TRIALS_MAX:]
         return self._decide(bytes_total, margin)
 
     def _find_before(self) -> float | None:
@@ -148,10 +159,14 @@ class PaceKeeper:
     def _decide(self, bytes_total: int, margin: int | None) -> bool:
         before = self.pace
         if margin is None:
-            self.pace = Pace(float(self._spec.sweep_bytes_per_s), "")
+            self.pace = Pace(self._spec.sweep_bytes_per_s / self._sharers, "")
         else:
             seen = Seen(
-                pushes_per_s=self._find_before(), trials=tuple(self._trials), bytes_total=bytes_total, margin=margin
+                pushes_per_s=self._find_before(),
+                trials=tuple(self._trials),
+                bytes_total=bytes_total,
+                margin=margin,
+                sharers=self._sharers,
             )
             self.pace = choose_pace(self._spec, seen)
         return self.pace != before

@@ -57,6 +57,10 @@ class FlushSpec(msgspec.Struct, frozen=True, kw_only=True):
     # So many bytes of rows per second come back in the background to a server that was lost, from all others
     # together. Too small: unprotected for longer. Too large: pulls wait longer while it lasts. 0: no limit.
     sweep_bytes_per_s: int = 0
+    # The share of training that a recovery may cost as long as it lasts. 0: as fast as loses least in all.
+    recovery_cost: float = 0.0
+    # ... but all is back within so long. Too small: training counts for nothing. Too large: the next loss comes first.
+    recovery_seconds_max: int = 60
 
     def invalid_reason(self) -> str | None:
         """Says what is wrong, or None."""
@@ -66,6 +70,8 @@ class FlushSpec(msgspec.Struct, frozen=True, kw_only=True):
             return "flush bytes must be positive, and the sweep's limit not negative"
         if not 0.0 < self.seconds <= 3600.0:
             return f"a flush after {self.seconds} seconds makes no sense"
+        if not 0.0 <= self.recovery_cost <= 1.0 or self.recovery_seconds_max < 1:
+            return "a recovery costs a share of training, and takes a second or more"
         return None
 
 

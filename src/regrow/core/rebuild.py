@@ -59,6 +59,9 @@ class Rebuild:
         self._early: deque[Restored] = deque()  # rows of holders that were ready before all others
         self._haves: dict[int, dict[int, Have]] = {g: {} for g in mine}
         self._living = {g: [h for h in groups.holders(server, g) if h not in recovering] for g in mine}
+        self._decoder_of_group = np.full(groups.total, -1)
+        for g, living in self._living.items():
+            self._decoder_of_group[g] = living[0] if living else -1
         sizes = [store.slots(table) for table in range(len(groups.job.tables))]
         self._first_slot = np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.int64)
         self._asked = np.zeros(sum(sizes), bool)  # faults sent: the slots of all tables, one after the other
@@ -168,11 +171,12 @@ class Rebuild:
         sends: list[Send] = []
         count = len(self._groups.job.tables)
         groups = self._groups.of_slots(np.bincount(tables, minlength=count).astype(np.int32), slots)
-        for g in np.unique(groups).tolist():
-            mine = groups == g
+        decoders = self._decoder_of_group[groups]
+        for decoder in np.unique(decoders).tolist():
+            mine = decoders == decoder
             part_counts = np.bincount(tables[mine], minlength=count).astype(np.int32)
             fault = Fault(counts=part_counts, slots=slots[mine])
-            sends.append(Send(target=peers[self._living[g][0]], message=fault))
+            sends.append(Send(target=peers[decoder], message=fault))
         return sends
 
     def _on_restored(self, restored: Restored) -> None:

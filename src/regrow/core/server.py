@@ -74,6 +74,7 @@ from regrow.core.messages import (
     View,
 )
 from regrow.core.own_saves import OwnSaves, SaveOwn, SavePlan, UnsaveOwn
+from regrow.core.pace import PaceKeeper
 from regrow.core.paging import Upkeep, look_for_paging
 from regrow.core.rebuild import Rebuild
 from regrow.core.recall import Recall
@@ -175,9 +176,10 @@ class Server:
         self.serving: Serving = SyncServing(parts) if sync else AsyncServing(parts)
         self.serving.peers = self.peers
         # As many servers as there are groups bring rows back to one that was lost, and as many its parities.
-        rate = job.protection.flush.sweep_bytes_per_s / max(1, len(groups))
+        self._keeper = PaceKeeper(job.protection.flush, sharers=max(1, len(groups)))
+        rate = self._keeper.pace.bytes_per_s
         self._row_budget, self._parity_budget = Budget(rate), Budget(rate)
-        self._has_limit = rate > 0
+        self.pace = ""  # at which rows came back last, and why
         self._retry_due = False  # rows of the background have come; somebody may have waited for one of them
         self._notice_at = 0.0
         # Before this time ticks find nothing to do, unless a budget fills: most ticks of most servers. The door ends it
@@ -256,6 +258,7 @@ class Server:
             "faults_served": self.holder.decoder.faults,
             "faults": self.ways.count("faults"),
             "recovering": not self.recovered,
+            "pace": self.pace,
             "updates": self.flusher.updates,
             "priority_bytes": self.store.priority_bytes(),
             "count_bytes": self.store.count_bytes(),
@@ -475,10 +478,11 @@ class Server:
 
     def tick(self, now: float) -> list[Effect]:
         self._now = now
-        has_more = self._has_limit and self._refill(now)
+        paced = self._keep_pace(now) if self.view.job.protection.has_parities else []
+        has_more = self._refill(now) or bool(paced)
         if now < self.rests_until and not has_more:
             return []
-        effects: list[Effect] = [] if self.paging is None else self._tick_disk(now)
+        effects: list[Effect] = [*paced, *([] if self.paging is None else self._tick_disk(now))]
         if self.cut.tick(now):
             effects += self.serving.release()
         effects += self.cut.check_aside()  # rows that were loaded or assigned change too
@@ -499,6 +503,28 @@ class Server:
             effects += self.saves.tick(now, self.serving.committed)
         self.rests_until = AWAKE if effects or has_more else self._find_rest()
         return effects
+
+    def _keep_pace(self, now: float) -> list[Effect]:
+        """How fast rows may come back, if that is another rate than before, and why."""
+        down = [member for member in self.view.servers if member.recovering]
+        decoder = self.holder.decoder
+        changed = self._keeper.look(
+            now,
+            pushes=self.serving.clock,
+            bytes_sent=decoder.bytes_begun + self.flusher.bytes_streamed,
+            bytes_total=decoder.bytes_total,
+            margin=max(0, self.view.job.protection.lost_together_max - len(down)) if down else None,
+        )
+        if not changed:
+            return []
+        pace = self._keeper.pace
+        self._row_budget.set_rate(pace.bytes_per_s)
+        self._parity_budget.set_rate(pace.bytes_per_s)
+        if not pace.reason:
+            return []
+        rate = f"{pace.bytes_per_s / 1e6:.1f} MB/s" if pace.bytes_per_s else "no limit"
+        self.pace = f"{rate}: {pace.reason}"
+        return [Log(text=f"rows come back with {self.pace}")]
 
     def _refill(self, now: float) -> bool:
         """Whether background work that waited for its budget may go on."""

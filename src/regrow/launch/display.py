@@ -282,6 +282,8 @@ def failure_line(failure: Failure, now: float) -> str:
         parts.append(f"{count_text(failure.loss.updates)} updates lost ({count_text(failure.loss.samples)} samples)")
     if failure.ratio is not None:
         parts.append(f"throughput {failure.ratio:.2f} of before")
+    if failure.pace:
+        parts.append(f"rows came back with {failure.pace}")
     return "; ".join(parts)
 
 

@@ -73,6 +73,7 @@ class Failure:
     bytes: int = 0
     faults: int = 0  # rows that somebody waited for
     loss: Loss | None = None  # with partial recovery
+    pace: str = ""  # at which rows came back, and why, as a server said last
     throughput_before: float | None = None
     throughput_during: float | None = None
     settled: bool = False  # nothing changes any more
@@ -123,6 +124,7 @@ class Failure:
             "rows": self.rows_total,
             "bytes": self.bytes,
             "faults": self.faults,
+            "pace": self.pace or None,
             **self._describe_loss(),
             "throughput_before": round_known(self.throughput_before, 1),
             "throughput_during": round_known(self.throughput_during, 1),
@@ -174,6 +176,8 @@ class Failures:
     def receive(self, role: str, id: int, report: Report, now: float) -> None:
         """News of a process that may be a successor."""
         for failure in self.open:
+            if isinstance(report, ServerCounters) and failure.role == "server":
+                failure.pace = report.pace or failure.pace
             if (failure.role, failure.id) != (role, id):
                 continue
             if isinstance(report, Listening | Planned | Ready) and failure.replaced_at is None:

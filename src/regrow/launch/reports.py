@@ -79,6 +79,7 @@ class ServerCounters(Report, frozen=True, kw_only=True, tag="server"):
     count_bytes: int | None = None
     tiers: dict[str, float] | None = None  # of rows on disk
     costs: dict[str, list[float]] | None = None  # of a recovery, by part
+    pace: str | None = None  # at which rows came back, and why
 
 
 class Recovery(Report, frozen=True, kw_only=True, tag="recovery"):

@@ -44,6 +44,7 @@ class ServerStatus:
     tiers: Tiers = field(default_factory=dict)  # of rows on disk
     tiers_carried: Tiers = field(default_factory=dict)
     io: str = ""  # how its files are read and written
+    pace: str = ""  # at which it brought rows back to others last, and why
     costs: dict[str, list[float]] = field(default_factory=dict)  # of recoveries that it took part in, by part
     carried: dict[str, int] = field(default_factory=dict)  # what earlier incarnations counted
 
@@ -72,6 +73,7 @@ class ServerStatus:
         self.kept_bytes_max = max(self.kept_bytes_max, report.kept_bytes)
         if report.tiers is not None:
             self.tiers = add_counts(report.tiers, self.tiers_carried)
+        self.pace = report.pace or self.pace
         if report.costs is not None:
             self.costs = report.costs
         if report.recovering is False and self.state == "recovering":

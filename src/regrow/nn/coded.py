@@ -40,6 +40,8 @@ def make_protection(wish: Wish, *, flush_seconds: float | None = None) -> Protec
         bytes=wish.flush_bytes,
         commit=wish.commit,  # type: ignore[arg-type]
         sweep_bytes_per_s=wish.sweep_bytes_per_s,
+        recovery_cost=wish.recovery_cost,
+        recovery_seconds_max=wish.recovery_seconds_max,
     )
     if isinstance(wish, PartialRecovery):
         return Partial(r=wish.r, flush=flush)

@@ -22,7 +22,7 @@ from regrow.core.server import Server
 LOOP, SEND = "loop", "send"
 STORE = (
     *("gather", "update", "take_flush", "published", "next_touched"),
-    *("parity_apply", "parity_read", "parity_members", "parity_touched"),
+    *("parity_apply", "parity_read", "parity_add", "parity_members", "parity_touched"),
     *("know_touched", "prepare", "put", "fill", "missing_rows"),
 )
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import COORDINATOR, arrays, counts_of, server
+from helpers import COORDINATOR, arrays, counts_of, job, server, table
 from holders import UNLIMITED, Bench, parities, records, ring_job, sent, update
 
 from regrow.core import decode
@@ -23,6 +23,7 @@ from regrow.core.decode import SWEEPS_UNDERWAY_MAX
 from regrow.core.door import ServerDoor
 from regrow.core.effects import Delivered, Refuse, Send, Tick
 from regrow.core.groups import Groups
+from regrow.core.holder import HOT_FLUSHES
 from regrow.core.identity import Identity
 from regrow.core.job import JobSpec
 from regrow.core.messages import (
@@ -427,3 +428,42 @@ def test_stale_and_senseless_messages_between_holders() -> None:
         assert [type(effect) for effect in effects] == [Refuse], (message, effects)
         assert effects[0].reason.startswith(type(message).__name__)
     assert parities(ring.store(2), ring.job) == before
+
+
+# --- In which order ---
+
+
+def test_rows_of_the_last_flushes_are_swept_first_and_the_rest_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goal: what workers want soon comes soon, and nothing is left out or sent twice. Method: every row is changed,
+    then some in each of the flushes that count as late; batches of a few rows; one hot row is asked for before."""
+    of = ring_job(2, 1, rows=150)
+    bench = Bench(of)
+    slots = np.arange(0, bench.stores[0].slots(0), 2, dtype=np.uint32)  # member 0 of every block
+    hot = [slots[[20, 3]], slots[[7]], slots[[3, 21]], slots[[11]]]
+    assert len(hot) == HOT_FLUSHES
+    for changed in [slots, slots[[1]], *hot]:
+        update(bench.stores[0], changed.tolist())
+        bench.hear(bench.flush(0), 0)
+    monkeypatch.setattr(decode, "SWEEP_BYTES", 4 * 4 * bench.stores[0].record_floats(0))
+    bench.lose(0)
+    decoder = bench.holder.decoder
+    asked = Fault(counts=counts_of(1, 0, 1), slots=slots[[11]])
+    ask = sent(decoder.on_fault(bench.peers[0], asked), SnapAsk)[0]
+    order = [rows.slots for rows in sent(decoder.on_snap(bench.peers[1], bench.snap(1, ask)), Restored)]
+    while sends := decoder.sweep(UNLIMITED):
+        order += [rows.slots for rows in sent(sends, Restored)]
+        for rows in sent(sends, Restored):
+            decoder.on_restored_ack(bench.peers[0], rows.request)
+    blocks = (np.concatenate(order) // 2).tolist()
+    assert blocks[:5] == [11, 3, 7, 20, 21]
+    assert blocks[5:] == [block for block in range(slots.size) if block not in blocks[:5]]
+
+
+def test_copies_are_swept_before_all_other_rows() -> None:
+    of = job(table("rows", rows=60, k=2, r=1), table("dense", rows=9, k=1, r=1), servers=3)
+    groups = Groups(of)
+    decoder = Bench(of).holder.decoder
+    peers = {s: server(s, int(s == 0)) for s in range(3)}
+    decoder.know(peers=peers, recovering=frozenset({0, 1}), changed={0, 1})
+    assert len(groups) > 1
+    assert [key[0] for key in decoder._sweeps] == sorted(key[0] for key in decoder._sweeps)
