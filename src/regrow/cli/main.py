@@ -25,8 +25,10 @@ from regrow.cli.bench import bench
 from regrow.cli.demo import demo
 from regrow.cli.init import init
 from regrow.cli.kill import kill
+from regrow.cli.lead import lead
 from regrow.cli.plan import plan
 from regrow.cli.run import run as run_script
+from regrow.cli.serve import serve
 from regrow.cli.train import name_flags, train
 from regrow.config import RENAMED
 from regrow.errors import EXIT_FAILED, EXIT_OK, EXIT_SIGNAL_BASE, EXIT_USAGE, Interrupted, RegrowError
@@ -56,6 +58,7 @@ def cli(ctx: click.Context) -> None:
     regrow run --protect ec train.py               and how it runs
     regrow demo                                    lose a server, keep the model
     regrow kill runs/a server:2                    lose one of a run that goes on
+    regrow lead, regrow serve                      the same on hosts of your own
     regrow bench kernels                           how fast this machine is
     regrow ckpt ls runs/a/checkpoints              what was saved
     regrow plan partial --servers 8                how often to save, and why
@@ -79,7 +82,7 @@ def simulate(ctx: click.Context) -> Any:
     return sim.main(ctx.args, prog_name="regrow sim", standalone_mode=False)
 
 
-for command in (train, run_script, init, demo, kill, bench, ckpt.ckpt, ckpt.merge, plan):
+for command in (train, run_script, lead, serve, init, demo, kill, bench, ckpt.ckpt, ckpt.merge, plan):
     cli.add_command(command)
 
 

@@ -31,6 +31,7 @@ class Crew:
         servers: int,
         frame_bytes_max: int,
         authenticate: str = "auto",
+        tls: str = "off",
         config: dict[str, Any] | None = None,
         saving: Saving | None = None,
         start: StoredCut | None = None,
@@ -44,6 +45,7 @@ class Crew:
         self._servers = servers
         self._frame_bytes_max = frame_bytes_max
         self._authenticate = authenticate
+        self._tls = tls
         self._config = config or {}
         self._saving = saving
         self._start = start
@@ -106,6 +108,7 @@ class Crew:
             servers=self._servers,
             frame_bytes_max=self._frame_bytes_max,
             authenticate=self._authenticate,
+            tls=self._tls,
             config=self._config,
             saving=self._saving,
             start=self._start,
