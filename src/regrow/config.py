@@ -163,6 +163,9 @@ class TrainConfig:
     # Frames carry tags that nobody without the run's token can make. auto: over TCP. Costs time on every message;
     # without it, whoever can get in between two processes can change rows.
     authenticate: str = "auto"
+    # Connections over TCP are encrypted: auto, with a certificate made of the run's token, or the directory of one.
+    # Costs time on every byte; without it, whoever can listen to the network reads rows and gradients.
+    tls: str = "off"
     # Bytes of pushes a worker may have unacknowledged; one push is always allowed, however large. Too
     # small: the worker waits for every push. Too large: memory, and a long resend after a failure.
     redo_bytes_max: int = 64 * MIB
@@ -502,6 +505,8 @@ def _check(config: TrainConfig) -> None:
     check_choice(config, "dense_optimizer", DENSE_OPTIMIZERS)
     check_choice(config, "transport", TRANSPORTS)
     check_choice(config, "authenticate", AUTHENTICATE)
+    if config.tls != "off" and config.transport != "tcp":
+        raise ConfigError("tls", config.tls, "Unix sockets leave no machine", hint="--transport tcp, or --tls off")
     check_choice(config, "protection", PROTECTIONS)
     if config.script:
         _check_script(config)

@@ -25,8 +25,10 @@ from regrow.cli.bench import bench
 from regrow.cli.demo import demo
 from regrow.cli.init import init
 from regrow.cli.kill import kill
+from regrow.cli.lead import lead
 from regrow.cli.plan import plan
 from regrow.cli.run import run as run_script
+from regrow.cli.serve import serve
 from regrow.cli.serve_rows import serve_rows
 from regrow.cli.train import name_flags, train
 from regrow.config import RENAMED
@@ -57,6 +59,7 @@ def cli(ctx: click.Context) -> None:
     regrow run --protect ec train.py               and how it runs
     regrow demo                                    lose a server, keep the model
     regrow kill runs/a server:2                    lose one of a run that goes on
+    regrow lead, regrow serve                      the same on hosts of your own
     regrow bench kernels                           how fast this machine is
     regrow ckpt ls runs/a/checkpoints              what was saved
     regrow plan partial --servers 8                how often to save, and why
@@ -80,7 +83,7 @@ def simulate(ctx: click.Context) -> Any:
     return sim.main(ctx.args, prog_name="regrow sim", standalone_mode=False)
 
 
-for command in (train, run_script, init, demo, kill, bench, ckpt.ckpt, ckpt.merge, plan, serve_rows):
+for command in (train, run_script, lead, serve, init, demo, kill, bench, ckpt.ckpt, ckpt.merge, plan, serve_rows):
     cli.add_command(command)
 
 

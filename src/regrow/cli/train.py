@@ -116,6 +116,11 @@ KNOBS: dict[str, tuple[Knob, ...]] = {
             help="Messages that nobody in between can change. auto: over TCP.",
         ),
         Knob(
+            name="tls",
+            metavar="off|auto|DIR",
+            help="Encrypt TCP: with a certificate made of the run's token, or cert.pem, key.pem, ca.pem of DIR.",
+        ),
+        Knob(
             name="redo_bytes_max",
             type=BYTES,
             flag_short="--redo-bytes",

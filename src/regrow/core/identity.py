@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import msgspec
 
-ROLES = ("coordinator", "server", "worker")
+ROLES = ("coordinator", "server", "worker", "lead", "place")
+# Nobody is told when these are restarted: whoever dials one takes a later incarnation as well.
+FOUND_AGAIN = ("coordinator", "lead")
 
 
 class Identity(msgspec.Struct, frozen=True, kw_only=True, order=True, cache_hash=True):

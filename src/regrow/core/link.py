@@ -20,7 +20,7 @@ from typing import TypeVar
 import msgspec
 
 from regrow.core.framing import HEADER_BYTES, Stamp
-from regrow.core.identity import ROLES, Identity
+from regrow.core.identity import FOUND_AGAIN, ROLES, Identity
 from regrow.core.messages import PROTOCOL_VERSION, Challenge, Hello, Message, Refused, Welcome, encode_meta
 from regrow.core.states import LINK, Life, LinkState
 from regrow.errors import ProtocolError, Refusal
@@ -224,7 +224,7 @@ class Acceptor(Handshake):
         local, meant = self._local, hello.target_incarnation
         if (hello.target_role, hello.target_id) != (local.role, local.id):
             raise ProtocolError(f"this is {local.role} {local.id}, {hello.target_role} {hello.target_id} was meant")
-        if meant > local.incarnation or (meant < local.incarnation and local.role != "coordinator"):
+        if meant > local.incarnation or (meant < local.incarnation and local.role not in FOUND_AGAIN):
             raise ProtocolError(f"this is {local} with incarnation {local.incarnation}, {meant} was meant")
         return meant == local.incarnation
 

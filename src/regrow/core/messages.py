@@ -564,3 +564,10 @@ class CutEnd(Message, frozen=True, kw_only=True):
 
     number: U62
     durable: bool
+
+
+@message(70)
+class Words(Message, frozen=True, kw_only=True):
+    """Lead <-> place: a line of `launch/places.py`. Nobody else says or hears such."""
+
+    text: UInt8Array

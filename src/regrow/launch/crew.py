@@ -32,6 +32,7 @@ class Crew:
         servers: int,
         frame_bytes_max: int,
         authenticate: str = "auto",
+        tls: str = "off",
         config: dict[str, Any] | None = None,
         saving: Saving | None = None,
         publications: Saving | None = None,
@@ -46,6 +47,7 @@ class Crew:
         self._servers = servers
         self._frame_bytes_max = frame_bytes_max
         self._authenticate = authenticate
+        self._tls = tls
         self._config = config or {}
         self._saving = saving
         self._publications = publications
@@ -109,6 +111,7 @@ class Crew:
             servers=self._servers,
             frame_bytes_max=self._frame_bytes_max,
             authenticate=self._authenticate,
+            tls=self._tls,
             config=self._config,
             saving=self._saving,
             publications=self._publications,

@@ -47,7 +47,7 @@ from regrow.launch.reports import (
     SaveNow,
     Trained,
 )
-from regrow.launch.rundir import RunDir
+from regrow.launch.rundir import Logs, RunDir
 from regrow.launch.sabotage import Saboteur
 from regrow.launch.saving import Hanging
 from regrow.launch.signals import SignalWatch
@@ -88,6 +88,7 @@ SURVIVING_PHASES = ("training", "evaluating")
 SAVE_TRIES, SAVE_SECONDS_MAX = 3, 3600.0  # of the last checkpoint
 PUBLISH_SECONDS_MAX = 600.0  # of the last publication, all tries. Too short: look-ups miss the end. Too long: a wait.
 DISPLAY_SECONDS = 0.125
+PLACES_SECONDS_MAX = 3600.0  # for the place of a coordinator on another host: queues of clusters are long
 TALLIES = "tallies"  # in the run directory, while workers judge together
 
 
@@ -114,8 +115,11 @@ def train(
     command: Sequence[str] = CHILD_COMMAND,
     patience: Patience | None = None,
     memory_check: bool = True,
+    token: str | None = None,
+    make_backend: Callable[[Logs], Any] | None = None,
 ) -> dict[str, Any]:
-    """Runs to the end and returns the summary. A run that fails raises, after its summary is written."""
+    """Runs to the end and returns the summary. A run that fails raises, after its summary is written. Without another
+    backend its processes are of this machine."""
     check_start(config)
     if memory_check and not config.script:  # how large a script's tables are is not known before it runs
         memory.check(config)
@@ -129,7 +133,9 @@ def train(
             open_until_then.callback(store_dir.close)
         run_dir = RunDir.create(config, overwrite=overwrite)
         open_until_then.callback(run_dir.close)
-        run = _Run(config, run_dir, display or QuietDisplay(), tuple(command), patience or Patience(), start)
+        backend = make_backend or (lambda logs: LocalProcesses(logs=logs, command=tuple(command)))
+        run = _Run(config, run_dir, display or QuietDisplay(), backend(run_dir.logs), patience or Patience(), start)
+        run.token = token or run.token
         run.store_dir = store_dir
         if planner is not None and planned is not None:
             run.replanner = Replanner(planner, planned, run.status)
@@ -144,7 +150,7 @@ class _Run:
         config: TrainConfig,
         run_dir: RunDir,
         display: Display,
-        command: tuple[str, ...],
+        backend: Any,
         patience: Patience,
         start: checkpoints.Start | None,
     ) -> None:
@@ -159,7 +165,7 @@ class _Run:
         self.status = RunStatus(config, started_at=time.monotonic())
         if start is not None and (note := checkpoints.note_protection(config, start)) is not None:
             self.status.notes.append(note)
-        self.backend = LocalProcesses(logs=run_dir.logs, command=command)
+        self.backend = backend
         self.signals = SignalWatch(self.backend.wake)
         self.saboteur = Saboteur(config)
         self.supervisor = Supervisor(replaces=config.replaces_servers)
@@ -290,7 +296,8 @@ class _Run:
         config, status = self.config, self.status
         if self.store_dir is not None and (self.start is None or not self.start.epochs):
             self.store_dir.clear()
-        self.backend.use_sockets(None if sockets is None else sockets.path)
+        if sockets is not None:
+            self.backend.use_sockets(sockets.path)
         watch = Watch(silent_seconds=config.silent_limits, patience_seconds=config.patience_seconds)
         self.supervisor = Supervisor(replaces=config.replaces_servers, watch=watch)
         crew = self.crew = self._hire()
@@ -347,6 +354,7 @@ class _Run:
             servers=config.servers,
             frame_bytes_max=config.frame_bytes_max,
             authenticate=config.authenticate,
+            tls=config.tls,
             config={**config.to_dict(), **({"out": str(self.run_dir.path.resolve())} if config.step_digests else {})},
             saving=checkpoints.plan_saving(
                 config,

@@ -31,6 +31,7 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
     servers: int
     frame_bytes_max: int
     authenticate: str = "auto"  # whether frames are: see `TrainConfig`
+    tls: str = "off"  # whether connections are hidden: see there
     config: dict[str, Any] = {}  # TrainConfig.to_dict(), for workers; others pass it on to manifests
     saving: Saving | None = None
     publications: Saving | None = None

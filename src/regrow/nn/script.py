@@ -80,6 +80,7 @@ class RunSeat:
             section_bytes_max=config.frame_bytes_max,
             pulse=self._parent.pulse,
             authenticate=assignment.authenticate,
+            tls=assignment.tls,
         )
         self._parent.follow_coordinator(self.client.follow_coordinator)
         self.begin()

@@ -375,6 +375,7 @@ class SocketClient(Client):
         open_seconds_max: float = ANSWER_SECONDS_MAX,
         pulse: Pulse | None = None,
         authenticate: str = "auto",
+        tls: str = "off",
     ) -> None:
         job = check_job(job)
         # Half, because the slots of some rows may have others between them.
@@ -385,6 +386,7 @@ class SocketClient(Client):
         self._coordinator = coordinator
         self._section_bytes_max = section_bytes_max
         self._authenticate = authenticate
+        self._tls = tls
         self._patience: asyncio.TimerHandle | None = None
         self._loop = new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="links", daemon=True)
@@ -436,6 +438,7 @@ class SocketClient(Client):
             ),
             place=self._place,
             authenticate=self._authenticate,
+            tls=self._tls,
         )
         self.endpoint.dial(Identity(role="coordinator", id=0), self._coordinator)
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from regrow.core.framing import LIMITS_STRANGER, Frame, FrameReader, encode
 from regrow.core.framing import Stamp as FrameStamp
-from regrow.core.identity import Identity
+from regrow.core.identity import FOUND_AGAIN, Identity
 from regrow.core.link import Acceptor, Initiator, Link
 from regrow.core.messages import Ack, Message, Refused
 from regrow.errors import ConnectionLost, ProtocolError, Refusal
@@ -240,7 +240,7 @@ class Connection(asyncio.BufferedProtocol):
             nonce=nonce,
             expected=expected,
             received=lambda: endpoint.count_received(expected),
-            or_newer=expected.role == "coordinator",
+            or_newer=expected.role in FOUND_AGAIN,
             seals=seals,
         )
 

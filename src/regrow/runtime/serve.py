@@ -186,6 +186,7 @@ class Node:
             on_fenced=self._on_fenced,
             throttles_workers=True,
             authenticate=assignment.authenticate,
+            tls=assignment.tls,
         )
         self.parent.on_command(lambda command: loop.call_soon_threadsafe(self._on_command, command))
         place = resolve_listen(assignment.listen, toward=assignment.coordinator)

@@ -24,12 +24,13 @@ from typing import Any
 import numpy as np
 
 from regrow.core.framing import Limits
-from regrow.core.identity import Identity
+from regrow.core.identity import FOUND_AGAIN, Identity
 from regrow.core.link import Link
 from regrow.core.messages import Ack, Beat, Message
 from regrow.errors import ConnectionLost, LocalProtocolError, ProtocolError, Refusal, UserError
 from regrow.runtime.connection import Connection
 from regrow.runtime.strangers import FailureLog, Strangers
+from regrow.runtime.tls import TLS_SECONDS_MAX, make_tls
 
 log = logging.getLogger("regrow.transport")
 
@@ -113,6 +114,7 @@ class Endpoint:
         place: Place | None = None,
         throttles_workers: bool = False,
         authenticate: str = "auto",
+        tls: str = "off",
     ) -> None:
         if authenticate not in AUTHENTICATE:
             raise UserError(f"authenticate = {authenticate!r}: must be one of {', '.join(AUTHENTICATE)}")
@@ -129,6 +131,7 @@ class Endpoint:
         # write, neither would go on.
         self.throttles_workers = throttles_workers
         self._authenticate = authenticate
+        self._tls = make_tls(tls, token)
         self.bytes_in = 0
         self.bytes_out = 0
         self.lines: dict[Identity, Line] = {}
@@ -166,16 +169,26 @@ class Endpoint:
                 os.chmod(host, 0o600)
                 self._unix_paths[host] = os.stat(host).st_ino
             else:
-                server = await loop.create_server(accept, host, port, backlog=BACKLOG_MAX)
+                options = self._choose_tls(accepts=True)
+                server = await loop.create_server(accept, host, port, backlog=BACKLOG_MAX, **options)
                 port = server.sockets[0].getsockname()[1]
                 address = f"tcp:{host}:{port}"
         except OSError as error:
             hint = "Another process may use it; port 0 takes a free one." if error.errno == errno.EADDRINUSE else None
             raise UserError(f"cannot listen at {address}: {error.strerror or error}", hint=hint) from None
         self._servers.append(server)
-        if self.local.role == "coordinator" and self._breathing is None:
+        if self.local.role in FOUND_AGAIN and self._breathing is None:
             self._breathing = loop.create_task(self._breathe())
         return address
+
+    def _choose_tls(self, *, accepts: bool) -> dict[str, Any]:
+        """What a loop is told about it, for TCP; Unix sockets leave no host."""
+        if self._tls is None:
+            return {}
+        times = {"ssl_handshake_timeout": TLS_SECONDS_MAX, "ssl_shutdown_timeout": STOP_SECONDS_MAX}
+        if accepts:
+            return {"ssl": self._tls.accepting, **times}
+        return {"ssl": self._tls.dialing, "server_hostname": "", **times}
 
     def dial(self, peer: Identity, address: str) -> None:
         """Connects to `peer`, again and again until it is forgotten. If it is a coordinator, a later incarnation
@@ -203,7 +216,7 @@ class Endpoint:
                 if scheme == "unix":
                     await loop.create_unix_connection(lambda: connection, path=host)
                 else:
-                    await loop.create_connection(lambda: connection, host, port)
+                    await loop.create_connection(lambda: connection, host, port, **self._choose_tls(accepts=False))
             await asyncio.wait([connection.opened])  # it limits its own time
         except (OSError, ValueError, UserError) as error:
             connection.forsake()
@@ -312,7 +325,7 @@ class Endpoint:
             return error.message, error.refusal
         while not connection.closed.done():
             await asyncio.wait([connection.closed], timeout=QUIET_SECONDS_MAX)
-            if dialing.expected.role == "coordinator" and connection.quiet_seconds >= QUIET_SECONDS_MAX:
+            if dialing.expected.role in FOUND_AGAIN and connection.quiet_seconds >= QUIET_SECONDS_MAX:
                 connection.fail(f"nothing was heard for {connection.quiet_seconds:.0f} s")
                 connection.abort()  # it would not read our last words either
         return connection.reason, connection.refusal
