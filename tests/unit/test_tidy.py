@@ -69,6 +69,7 @@ UNITS = {
     "regrow.launch.supervisor": "supervision",
     "regrow.launch.watch": "supervision",
     "regrow.launch.backend": "supervision",
+    "regrow.launch.placement": "supervision",
     "regrow.launch.child": "mains",
     "regrow.launch.pipes": "mains",
     "regrow.__main__": "cli",
