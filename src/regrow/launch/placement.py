@@ -34,7 +34,7 @@ SERVERS_MORE_MAX = 8  # tried, to say what would help
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stripes:
-    """How the rows of `servers` protect each other: k rows and r parities on neighbours of a ring. r = 0: not at all."""
+    """How rows protect each other: k of them and r parities, on neighbours of a ring. r = 0: not at all."""
 
     servers: int
     k: int = 1
