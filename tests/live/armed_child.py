@@ -37,7 +37,7 @@ import regrow.runtime
 from regrow.checkpoint import failpoints
 from regrow.config import TrainConfig
 from regrow.core.job import JobSpec, OptimizerSpec, TableSpec
-from regrow.launch import child, orders
+from regrow.launch import child, orders, reports
 from regrow.launch.pipes import PipeParent
 from regrow.nn.check import check_parity
 from regrow.nn.coded import make_protection, protect
@@ -155,7 +155,7 @@ def run_worker(parent: Parent) -> None:
     work = Work(config, assignment.identity.id)
     assert config.steps is not None
     assert assignment.coordinator is not None
-    parent.report(orders.Planned(steps=config.steps))
+    parent.report(reports.Planned(steps=config.steps))
     client = SocketClient(
         identity=assignment.identity,
         token=bytes.fromhex(assignment.token),
@@ -172,7 +172,7 @@ def run_worker(parent: Parent) -> None:
         began = time.monotonic()
         train(parent, client, work, config, done=done)
         seconds = time.monotonic() - began
-        parent.report(orders.Trained(steps=config.steps, samples=config.steps * config.batch, seconds=seconds))
+        parent.report(reports.Trained(steps=config.steps, samples=config.steps * config.batch, seconds=seconds))
         for command in iter(parent.next_command, orders.Stop()):
             assert command == orders.Evaluate()
             evaluate(parent, client, config)
@@ -206,7 +206,7 @@ def there(room: Path) -> bool:
 
 def report(parent: Parent, step: int, batch: int) -> None:
     bins = [0] * BINS
-    parent.report(orders.Progress(step=step, samples=step * batch, loss=1.0, hist_pos=bins, hist_neg=bins))
+    parent.report(reports.Progress(step=step, samples=step * batch, loss=1.0, hist_pos=bins, hist_neg=bins))
 
 
 def evaluate(parent: Parent, client: Client, config: TrainConfig) -> None:
@@ -216,7 +216,7 @@ def evaluate(parent: Parent, client: Client, config: TrainConfig) -> None:
             time.sleep(0.01)
         stripes, wrong = check_parity(client, tries=5)
     parent.report(
-        orders.Evaluated(
+        reports.Evaluated(
             auc=0.5,
             logloss=0.5,
             test_samples=0,

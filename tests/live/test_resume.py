@@ -26,7 +26,7 @@ from regrow.core.identity import Identity
 from regrow.core.link import ACK_BYTES_MAX, Acceptor
 from regrow.core.messages import Beat, Declare, Member, Open, Opened, Pull, RecordsWritten, Register, Rows, View
 from regrow.errors import ConnectionLost
-from regrow.launch import orders
+from regrow.launch import orders, reports
 from regrow.runtime import connection as connection_file
 from regrow.runtime import serve
 from regrow.runtime.client import SocketClient
@@ -423,14 +423,14 @@ class FakeParent:
             servers=1,
             frame_bytes_max=1 << 20,
         )
-        self.said: list[orders.Report] = []
+        self.said: list[reports.Report] = []
         self.pulse = Pulse()
         self.commands = list(commands)
 
     def become(self, assignment: orders.Assignment) -> None:
         self.assignment = assignment
 
-    def report(self, report: orders.Report) -> None:
+    def report(self, report: reports.Report) -> None:
         self.said.append(report)
 
     def on_command(self, callback: Callable[[orders.AnyCommand], object]) -> None:
@@ -439,7 +439,7 @@ class FakeParent:
     def next_command(self) -> orders.AnyCommand:
         return self.commands.pop(0)
 
-    def heard(self, kind: type[orders.Report]) -> list[Any]:
+    def heard(self, kind: type[reports.Report]) -> list[Any]:
         return [report for report in self.said if isinstance(report, kind)]
 
 
@@ -464,7 +464,7 @@ def test_a_server_registers_with_every_coordinator_and_ends_when_one_says_it_was
         assert not node.done(), "a server does not need its coordinator to live"
         side.endpoint.forget(S0)
         await node
-        (fenced,) = parent.heard(orders.Fenced)
+        (fenced,) = parent.heard(reports.Fenced)
         assert "S0 with incarnation 0 was replaced" in fenced.reason
         await side.endpoint.close()
 
@@ -475,15 +475,15 @@ def test_a_coordinator_is_told_of_a_death_and_asks_for_a_replacement(run: Any, t
     async def main() -> None:
         parent = FakeParent(C0, listen=f"unix:{tmp_path}/c")
         node = asyncio.ensure_future(serve.Node(parent).run())
-        await until(lambda: parent.heard(orders.Listening))
+        await until(lambda: parent.heard(reports.Listening))
         left = Side(S0)
         left.endpoint.dial(C0, f"unix:{tmp_path}/c")
         left.endpoint.send(C0, Register(address="unix:/nowhere", known=None))
         await until(lambda: left.opened)
         await asyncio.sleep(0.1)  # until it has registered
         parent.command(orders.PeerDied(peer=S0))
-        await until(lambda: parent.heard(orders.Replace))
-        assert parent.heard(orders.Replace)[0] == orders.Replace(peer=S0, reason="its process ended")
+        await until(lambda: parent.heard(reports.Replace))
+        assert parent.heard(reports.Replace)[0] == reports.Replace(peer=S0, reason="its process ended")
         await until(lambda: left.fenced)
         parent.command(orders.Stop())
         await node
@@ -498,7 +498,7 @@ def test_a_standby_becomes_whom_it_is_told_to_be(monkeypatch: pytest.MonkeyPatch
     spare = Identity(role="standby", id=0)
     stopped = FakeParent(spare, orders.Evaluate(), orders.Stop())
     serve.standby(stopped)
-    assert (became, stopped.said) == ([], [orders.Standby()])
+    assert (became, stopped.said) == ([], [reports.Standby()])
     assignment = FakeParent(S0).assignment
     serve.standby(FakeParent(spare, orders.Become(assignment=assignment)))
     assert became == [assignment]

@@ -58,14 +58,16 @@ CORE_MAY_IMPORT = {
 
 # Some modules belong elsewhere than their package: `presets` is a table of numbers, `schema` and `own` say what shape
 # somebody's data has, which a configuration asks before anything is read, what a store has to be is said
-# below core, which uses stores, `orders` is what a launcher and its processes say to each other, and the main of a
-# child process stands above whatever role it starts. `python -m regrow` is the command line.
+# below core, which uses stores, `orders`, `reports` and `lines` are what a launcher and its processes say to each
+# other, and the main of a child process stands above whatever role it starts. `python -m regrow` is the command line.
 UNITS = {
     "regrow.nn.presets": "presets",
     "regrow.data.schema": "described",
     "regrow.data.own": "described",
     "regrow.store.interface": "interface",
     "regrow.launch.orders": "orders",
+    "regrow.launch.reports": "orders",
+    "regrow.launch.lines": "orders",
     "regrow.launch.supervisor": "supervision",
     "regrow.launch.watch": "supervision",
     "regrow.launch.backend": "supervision",

@@ -31,7 +31,7 @@ from regrow.bench import checkpoint_figures, checkpoint_peer, checkpoint_store, 
 from regrow.checkpoint.storage import Storage
 from regrow.config import TrainConfig
 from regrow.launch import local
-from regrow.launch.orders import CheckpointSaved, Report, ServerCounters
+from regrow.launch.reports import CheckpointSaved, Report, ServerCounters
 from regrow.launch.status import RunStatus
 
 SUMMARY = "What checkpoints cost: training time, memory, bytes; storing, loading and merging them."

@@ -12,7 +12,7 @@ from regrow.bench import checkpoint, recovery, train
 from regrow.config import TrainConfig
 from regrow.launch import local
 from regrow.launch.failures import Failure
-from regrow.launch.orders import OwnSaved, Report
+from regrow.launch.reports import OwnSaved, Report
 
 SHARE = 0.125
 

@@ -24,7 +24,8 @@ from regrow.config import TrainConfig
 from regrow.data.batch import Batch, Dataset
 from regrow.data.catalog import open_dataset, table_rows
 from regrow.launch.losses import Losses
-from regrow.launch.orders import OwnSaving, ServerCounters
+from regrow.launch.orders import OwnSaving
+from regrow.launch.reports import ServerCounters
 from regrow.nn.job import Job
 from regrow.nn.seat import ClusterSeat
 from regrow.nn.trainer import Trainer

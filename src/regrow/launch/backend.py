@@ -5,12 +5,12 @@
 
 Processes of this machine behind pipes (`launch/processes.py`) are the first form. A new one touches:
 
-    its own file            a `Backend` and its `Handle`, and whatever carries the lines of `launch/orders.py`
+    its own file            a `Backend` and its `Handle`, and whatever carries the lines of `launch/lines.py`
     a main of its own       if processes are not started as `python -m regrow.launch.child`: it hands `run_role` (in
                             `launch/child.py`) another `Parent`
     its option              where `launch/local.py` or `launch/cluster.py` make their backend: one line
 
-and nothing else: who is in office and who succeeds whom (`launch/supervisor.py`), what is said (`launch/orders.py`) and
+and nothing else: who is in office and who succeeds whom (`launch/supervisor.py`), what is said (`launch/lines.py`) and
 the roles stay as they are. `tests/unit/launch/test_backend.py` says what a backend must do, and a second one in it
 shows that this list is complete.
 
@@ -27,7 +27,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from regrow.core.identity import Identity
-from regrow.launch.orders import AnyReport, Assignment, Command, Malformed, Stop
+from regrow.launch.orders import Assignment, Command, Stop
+from regrow.launch.reports import AnyReport, Malformed
 
 WAIT_SECONDS = 0.1
 # From SIGKILL to the end of a process. One that the system does not let go (uninterruptible sleep) ends some day, when

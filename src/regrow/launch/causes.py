@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from regrow.core.identity import Identity
 from regrow.errors import ChildFailed
 from regrow.launch.backend import Exit, Handle, name_of
-from regrow.launch.orders import Error
+from regrow.launch.reports import Error
 
 # From the cause to its echoes. Nobody is killed by a signal, or goes without a word, because of another; a
 # process that complains may only be missing another one, and can say so.

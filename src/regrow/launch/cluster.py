@@ -29,20 +29,9 @@ from regrow.core.job import JobSpec
 from regrow.errors import ChildFailed, ConfigError, ConnectionLost, UserError
 from regrow.launch.backend import Ended, News, end, list_running, name_of
 from regrow.launch.crew import Crew
-from regrow.launch.orders import (
-    Answer,
-    CheckpointTimes,
-    Condemn,
-    Error,
-    Listening,
-    Malformed,
-    Ready,
-    Replace,
-    Saving,
-    Stop,
-    TieredRows,
-)
+from regrow.launch.orders import CheckpointTimes, Saving, Stop, TieredRows
 from regrow.launch.processes import LocalProcesses
+from regrow.launch.reports import Answer, Condemn, Error, Listening, Malformed, Ready, Replace
 from regrow.launch.rundir import Logs, print_warning
 from regrow.launch.supervisor import (
     Accuse,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from regrow.launch.losses import Loss
-from regrow.launch.orders import Listening, Planned, Ready, Recovered, Recovery, Report, ServerCounters
+from regrow.launch.reports import Listening, Planned, Ready, Recovered, Recovery, Report, ServerCounters
 
 BEFORE_SECONDS = 5.0  # throughput before a failure: shorter is noise, longer reaches back to the last one
 DURING_SECONDS_MIN = 1.0  # a recovery shorter than this is too short to measure a throughput in

@@ -17,17 +17,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from regrow.errors import UserError
-from regrow.launch.orders import (
-    Command,
-    Conclude,
-    Concluded,
-    Judge,
-    MergeTallies,
-    Passed,
-    ReadyToJudge,
-    Tallied,
-    Trained,
-)
+from regrow.launch.orders import Command, Conclude, Judge, MergeTallies
+from regrow.launch.reports import Concluded, Passed, ReadyToJudge, Tallied, Trained
 
 Told = list[tuple[int, Command]]
 

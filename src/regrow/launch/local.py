@@ -29,17 +29,17 @@ from regrow.launch.causes import KILLED, MISSES_ANOTHER, Suspect, find_cause
 from regrow.launch.crew import Crew
 from regrow.launch.display import Display, QuietDisplay
 from regrow.launch.judges import Judges
-from regrow.launch.orders import (
+from regrow.launch.orders import Conclude, Evaluate, Hanging, MakeCheckpoint
+from regrow.launch.precheck import check_start
+from regrow.launch.processes import CHILD_COMMAND, LocalProcesses
+from regrow.launch.replan import Replanner
+from regrow.launch.reports import (
     Answer,
     AnyReport,
-    Conclude,
     Condemn,
     Error,
-    Evaluate,
     Fenced,
-    Hanging,
     Listening,
-    MakeCheckpoint,
     Malformed,
     Ready,
     Replace,
@@ -47,9 +47,6 @@ from regrow.launch.orders import (
     SaveNow,
     Trained,
 )
-from regrow.launch.precheck import check_start
-from regrow.launch.processes import CHILD_COMMAND, LocalProcesses
-from regrow.launch.replan import Replanner
 from regrow.launch.rundir import RunDir
 from regrow.launch.sabotage import Saboteur
 from regrow.launch.signals import SignalWatch

@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from regrow.launch.orders import Joined, OwnSaved, ServerCounters
+from regrow.launch.reports import Joined, OwnSaved, ServerCounters
 
 SECONDS_KEPT_MAX = 1000  # if nobody asks
 

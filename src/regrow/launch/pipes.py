@@ -19,16 +19,9 @@ import threading
 from collections.abc import Callable, Iterator
 
 from regrow.core.identity import Identity
-from regrow.launch.orders import (
-    Answer,
-    AnyCommand,
-    Ask,
-    Assignment,
-    Report,
-    encode,
-    parse_assignment,
-    parse_command,
-)
+from regrow.launch.lines import encode, parse_assignment, parse_command
+from regrow.launch.orders import AnyCommand, Ask, Assignment
+from regrow.launch.reports import Answer, Report
 from regrow.runtime.parent import Pulse, name_process
 
 EXIT_PARENT_GONE = 3

@@ -20,7 +20,9 @@ from typing import BinaryIO
 
 from regrow.core.identity import Identity
 from regrow.launch.backend import KILL_SECONDS_MAX, Ended, Exit, News, Said
-from regrow.launch.orders import AnyReport, Assignment, Command, Malformed, Stopped, encode, parse_report
+from regrow.launch.lines import encode, parse_report
+from regrow.launch.orders import Assignment, Command
+from regrow.launch.reports import AnyReport, Malformed, Stopped
 from regrow.launch.rundir import Logs
 from regrow.runtime.sockets import prepare_sockets
 

@@ -7,7 +7,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from regrow.launch.orders import Progress, ServerCounters
+from regrow.launch.reports import Progress, ServerCounters
 from regrow.launch.tier_counts import Tiers, add_counts
 
 RATE_WINDOW_SECONDS = 5.0  # shorter: the figure jitters with every report; longer: a stall shows late

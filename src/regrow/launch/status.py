@@ -20,7 +20,7 @@ import numpy as np
 from regrow.config import TrainConfig
 from regrow.launch.failures import Failures, Standstill, round_known
 from regrow.launch.losses import Losses
-from regrow.launch.orders import (
+from regrow.launch.reports import (
     CheckpointBegun,
     CheckpointFailed,
     CheckpointSaved,

@@ -34,7 +34,8 @@ from dataclasses import dataclass
 
 from regrow.core.identity import Identity
 from regrow.launch.backend import KILL_SECONDS_MAX, Exit, name_of
-from regrow.launch.orders import Ask, Command, Error, PeerDied
+from regrow.launch.orders import Ask, Command, PeerDied
+from regrow.launch.reports import Error
 from regrow.launch.watch import Watch
 
 # One that dies by itself so often within so long will not do better next time.

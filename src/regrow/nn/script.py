@@ -21,7 +21,7 @@ from typing import Any
 from regrow.config import TrainConfig
 from regrow.core.job import JobSpec, Mode
 from regrow.errors import RegrowError, UserError
-from regrow.launch import orders
+from regrow.launch import orders, reports
 from regrow.metrics import Metric
 from regrow.nn import seat
 from regrow.nn.coded import Wish
@@ -93,7 +93,7 @@ class RunSeat:
         self._parent.pulse.begin()
 
     def plan(self, steps: int) -> None:
-        self._parent.report(orders.Planned(steps=steps))
+        self._parent.report(reports.Planned(steps=steps))
 
     def report(self, progress: Progress, client: Client) -> None:
         self.steps, self.samples = progress.step, progress.samples
@@ -105,10 +105,10 @@ class RunSeat:
     def save(self, step: int, extra: str | None) -> None:
         if self.worker == 0:
             kept = None if extra is None else orders.Extra(step=step, text=extra)
-            self._parent.report(orders.SaveNow(extra=kept))
+            self._parent.report(reports.SaveNow(extra=kept))
 
     def note_passed(self, loop: int, step: int) -> None:
-        self._parent.report(orders.Passed(loop=loop, step=step))
+        self._parent.report(reports.Passed(loop=loop, step=step))
 
     def judge(self, place: Place, metrics: Sequence[Metric], judge: JudgeShare) -> dict[str, float]:
         found = judge_together(self._parent, place, metrics, judge)
@@ -123,9 +123,9 @@ def find_extra(assignment: orders.Assignment) -> str | None:
     return None if assignment.start is None else assignment.start.extra
 
 
-def make_report(progress: Progress, client: Client) -> orders.Progress:
+def make_report(progress: Progress, client: Client) -> reports.Progress:
     """What a worker has done, as the launcher hears it."""
-    return orders.Progress(
+    return reports.Progress(
         step=progress.step,
         samples=progress.samples,
         steps_before=progress.steps_before,
@@ -209,7 +209,7 @@ class Echo(io.TextIOBase):
         self._log.write(text)
         *lines, self._line = (self._line + text).split("\n")
         for line in lines:
-            self._parent.report(orders.Said(text=line[:LINE_LENGTH_MAX]))
+            self._parent.report(reports.Said(text=line[:LINE_LENGTH_MAX]))
         self._line = self._line[-LINE_LENGTH_MAX:]
         return len(text)
 

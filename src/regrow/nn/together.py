@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from regrow.errors import RegrowError
-from regrow.launch import orders
+from regrow.launch import orders, reports
 from regrow.metrics import Metric
 from regrow.nn.judging import can_merge
 from regrow.runtime.parent import Parent
@@ -36,7 +36,7 @@ def judge_together(parent: Parent, place: Place, metrics: Sequence[Metric], judg
         names = ", ".join(unmerged)
         print(f"{names} cannot be merged (no metric_state and merge_state that can): one worker judges alone")
     loop, step, call = place
-    parent.report(orders.ReadyToJudge(loop=loop, step=step, call=call, merges=not unmerged))
+    parent.report(reports.ReadyToJudge(loop=loop, step=step, call=call, merges=not unmerged))
     counted: Sequence[Metric] = metrics
     while True:
         match wait_for_command(parent):
@@ -44,14 +44,14 @@ def judge_together(parent: Parent, place: Place, metrics: Sequence[Metric], judg
                 counted = copy.deepcopy(metrics)  # which may have been begun with before
                 judge(counted, index, count)
                 if count == 1:
-                    parent.report(orders.Concluded(number=number, metrics=compute(counted)))
+                    parent.report(reports.Concluded(number=number, metrics=compute(counted)))
                 else:
                     problem = "" if index == 0 else write_tally(name_file(directory, number, parent), counted)
-                    parent.report(orders.Tallied(number=number, problem=problem))
+                    parent.report(reports.Tallied(number=number, problem=problem))
             case orders.MergeTallies(number=number, workers=workers, directory=directory):
                 for worker in workers[1:]:
                     read_tally(Path(directory) / f"{number}.{worker}.npz", counted)
-                parent.report(orders.Concluded(number=number, metrics=compute(counted)))
+                parent.report(reports.Concluded(number=number, metrics=compute(counted)))
             case orders.Conclude(metrics=found):
                 return {name: math.nan if value is None else value for name, value in found.items()}
             case orders.Stop():

@@ -16,7 +16,8 @@ from regrow import _kernels
 from regrow.config import TrainConfig
 from regrow.data.catalog import open_dataset
 from regrow.errors import DataError, RegrowError, UserError
-from regrow.launch.orders import AnyCommand, Evaluate, Evaluated, Evaluating, Planned, Stop, Trained
+from regrow.launch.orders import AnyCommand, Evaluate, Stop
+from regrow.launch.reports import Evaluated, Evaluating, Planned, Trained
 from regrow.nn import script, seat
 from regrow.nn.check import check_parity
 from regrow.nn.job import join

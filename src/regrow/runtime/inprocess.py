@@ -40,7 +40,7 @@ from regrow.core.serving import Store
 from regrow.core.session import Event
 from regrow.core.wayback import FetchSaved, FindSaves, Load
 from regrow.errors import ConnectionLost, ProtocolError, RegrowError
-from regrow.launch import orders
+from regrow.launch import orders, reports
 from regrow.protection import ErasureCode, Partial
 from regrow.runtime import inprocess_saves
 from regrow.runtime.client import ANOTHER_JOB_HINT, Client
@@ -80,7 +80,7 @@ class InProcessCluster:
         self.server_count = servers
         self.servers: list[ServerDoor] = []
         self.saves = [inprocess_saves.KeptSaves() for _ in range(servers)]
-        self.joins: list[tuple[int, orders.Joined]] = []
+        self.joins: list[tuple[int, reports.Joined]] = []
         self._saving = saving
         self._make_store = build_store
         self._clients: dict[Identity, InProcessClient] = {}
@@ -220,7 +220,7 @@ class InProcessCluster:
             elif isinstance(effect, Condemn):
                 raise AssertionError(f"nobody hangs in one process: {effect!r}")
             elif isinstance(effect, Notice) and effect.name == "joined":
-                self.joins.append((local.id, orders.Joined(**effect.values)))
+                self.joins.append((local.id, reports.Joined(**effect.values)))
             elif isinstance(effect, Dial | Forget | Log | Notice):
                 pass  # messages are handed over by reference, and nobody reads the story of a cluster in a notebook
             else:

@@ -14,7 +14,8 @@ from pathlib import Path
 from regrow.checkpoint.merger import Event, watch
 from regrow.checkpoint.retention import Rules
 from regrow.checkpoint.storage import Storage
-from regrow.launch.orders import Listening, MergerNews, Stop
+from regrow.launch.orders import Stop
+from regrow.launch.reports import Listening, MergerNews
 from regrow.runtime.parent import Parent
 
 log = logging.getLogger("regrow.merger")

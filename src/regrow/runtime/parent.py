@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Protocol
 
 from regrow.core.identity import Identity
-from regrow.launch.orders import AnyCommand, Assignment, Report
+from regrow.launch.orders import AnyCommand, Assignment
+from regrow.launch.reports import Report
 
 PR_SET_NAME = 15
 

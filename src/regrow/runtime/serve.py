@@ -47,7 +47,7 @@ from regrow.core.recall_events import SavesRead
 from regrow.core.server import Server
 from regrow.core.wayback import FetchSaved, FindSaves, Load
 from regrow.errors import CheckpointError, ConnectionLost, Refusal, RegrowError, UserError
-from regrow.launch import orders
+from regrow.launch import orders, reports
 from regrow.runtime.checkpoint import Loader, Saver
 from regrow.runtime.client import new_event_loop
 from regrow.runtime.parent import Parent
@@ -152,7 +152,7 @@ class Node:
         store: Any = open_tiered(job, server, tiers, at_epoch=epochs[server] if epochs else None)
         asyncio.get_running_loop().add_reader(store.fetch_fd, lambda: self._receive(Fetched()))
         log.info("files in %s: %s", tiers.directory, store.io_description)
-        self.parent.report(orders.StoreOpened(io=store.io_description))
+        self.parent.report(reports.StoreOpened(io=store.io_description))
         rows: Store = store
         return rows
 
@@ -178,7 +178,7 @@ class Node:
             self.machine.address = address
             assert assignment.coordinator is not None
             self.endpoint.dial(COORDINATOR, assignment.coordinator)
-        self.parent.report(orders.Listening(address=address))
+        self.parent.report(reports.Listening(address=address))
         tasks = [loop.create_task(self._report_often()), loop.create_task(self._tick_often())]
         for task in tasks:
             task.add_done_callback(self._on_task_done)
@@ -223,13 +223,13 @@ class Node:
                 self._end_fenced(reason)
             case Replace(peer=peer, reason=reason):
                 log.warning("%s counts as dead: %s", peer, reason)
-                self.parent.report(orders.Replace(peer=peer, reason=reason))
+                self.parent.report(reports.Replace(peer=peer, reason=reason))
             case Condemn(peer=peer, reason=reason):
                 log.warning("%s is given up: %s", peer, reason)
-                self.parent.report(orders.Condemn(peer=peer, reason=reason))
+                self.parent.report(reports.Condemn(peer=peer, reason=reason))
             case Notice():
                 report = report_of(effect)
-                if isinstance(report, orders.CheckpointSaved) and report.kind is None and self.manifests is not None:
+                if isinstance(report, reports.CheckpointSaved) and report.kind is None and self.manifests is not None:
                     self._run_task(self._write_extra(report))
                 else:
                     self.parent.report(report)
@@ -271,7 +271,7 @@ class Node:
         if cut.discard:
             await asyncio.to_thread(self.manifests.discard, cut.discard)
 
-    async def _write_extra(self, report: orders.CheckpointSaved) -> None:
+    async def _write_extra(self, report: reports.CheckpointSaved) -> None:
         """Before it is said that nothing is new: a script may want something to be kept with what is there."""
         assert self.manifests is not None
         try:
@@ -294,7 +294,7 @@ class Node:
             server=self.identity.id,
             tell=self._receive,
             backlog_bytes=lambda: self.endpoint.kept_bytes + store.pending_bytes(),
-            progress=lambda done, total: self.parent.report(orders.Loading(done=done, total=total)),
+            progress=lambda done, total: self.parent.report(reports.Loading(done=done, total=total)),
         )
         try:
             report = await loader.load(load.job)
@@ -303,7 +303,7 @@ class Node:
             return
         for problem in report.broken:
             log.warning("damaged, and gone around: %s", problem)
-            self.parent.report(orders.Damaged(what=str(problem)))
+            self.parent.report(reports.Damaged(what=str(problem)))
         log.info("%d rows of %s loaded in %.1f s", report.rows, load.cut, report.seconds)
 
     # -- partial recovery --------------------------------------------------------------------------------------
@@ -320,7 +320,7 @@ class Node:
                 )
             case UnsaveOwn(number=number, reason=reason):
                 self.own_saver.give_up(number)
-                self.parent.report(orders.OwnSaved(number=number, error=reason))
+                self.parent.report(reports.OwnSaved(number=number, error=reason))
             case FindSaves(job=job, tables=tables):
                 self._run_task(self._recall(job, tables))
             case FetchSaved(table=table, ids=ids) if self.own_loader is not None:
@@ -329,7 +329,7 @@ class Node:
     def _on_own_saved(self, number: int, error: str, full_wanted: bool) -> None:
         assert self.own_saver is not None
         saved = self.own_saver.saved
-        report = orders.OwnSaved(
+        report = reports.OwnSaved(
             number=number,
             error=error,
             rows=0 if error or saved is None else saved.rows,
@@ -345,7 +345,7 @@ class Node:
             saver=self.own_saver,
             server=self.identity.id,
             tell=self._receive,
-            progress=lambda done, total: self.parent.report(orders.Recalling(done=done, total=total)),
+            progress=lambda done, total: self.parent.report(reports.Recalling(done=done, total=total)),
         )
         reading = asyncio.get_running_loop().create_task(self._say_reading())
         try:
@@ -356,7 +356,7 @@ class Node:
         finally:
             reading.cancel()
         for name in report.chain.passed_over:
-            self.parent.report(orders.Damaged(what=f"save {name} cannot be read, an older one is used"))
+            self.parent.report(reports.Damaged(what=f"save {name} cannot be read, an older one is used"))
         log.info(
             "%d rows of %d saves loaded in %.2f s, known after %.2f s",
             report.rows,
@@ -374,7 +374,7 @@ class Node:
     def _send(self, target: Identity, message: Message) -> None:
         if isinstance(message, Ready):
             self.parent.pulse.begin()  # allocating took as long as it took
-            self.parent.report(orders.Ready(rows=message.rows, bytes=message.memory_bytes))
+            self.parent.report(reports.Ready(rows=message.rows, bytes=message.memory_bytes))
         elif isinstance(message, CutMarks):
             self._marked_at = time.perf_counter()
         self.endpoint.send(target, message)
@@ -400,7 +400,7 @@ class Node:
         if self._stopped is None or self._stopped.done():
             return
         log.warning("fenced: %s", reason)
-        self.parent.report(orders.Fenced(reason=reason))
+        self.parent.report(reports.Fenced(reason=reason))
         self._stop(None)
 
     def _on_command(self, command: orders.AnyCommand) -> None:
@@ -450,7 +450,7 @@ class Node:
 
     def _report(self) -> None:
         if isinstance(self.machine, ServerDoor):
-            counters = orders.ServerCounters(
+            counters = reports.ServerCounters(
                 bytes_in=self.endpoint.bytes_in,
                 bytes_out=self.endpoint.bytes_out,
                 kept_bytes=self.endpoint.kept_bytes,
@@ -476,16 +476,16 @@ class Node:
 
 
 # What a state machine calls the news, and what the launcher does; a checkpoint by how it stands.
-REPORTS: dict[tuple[str, str | None], type[orders.Report]] = {
-    ("recovery", None): orders.Recovery,
-    ("recovered", None): orders.Recovered,
-    ("loaded", None): orders.Loaded,
-    ("joined", None): orders.Joined,
-    ("waiting", None): orders.Waiting,
-    ("waited", None): orders.Waited,
-    ("checkpoint", "begun"): orders.CheckpointBegun,
-    ("checkpoint", "saved"): orders.CheckpointSaved,
-    ("checkpoint", "failed"): orders.CheckpointFailed,
+REPORTS: dict[tuple[str, str | None], type[reports.Report]] = {
+    ("recovery", None): reports.Recovery,
+    ("recovered", None): reports.Recovered,
+    ("loaded", None): reports.Loaded,
+    ("joined", None): reports.Joined,
+    ("waiting", None): reports.Waiting,
+    ("waited", None): reports.Waited,
+    ("checkpoint", "begun"): reports.CheckpointBegun,
+    ("checkpoint", "saved"): reports.CheckpointSaved,
+    ("checkpoint", "failed"): reports.CheckpointFailed,
 }
 
 
@@ -502,7 +502,7 @@ def make_save_plan(own: orders.OwnSaving | None) -> SavePlan | None:
     return None if own is None else SavePlan(every_seconds=own.every_seconds, every_steps=own.every_steps)
 
 
-def report_of(notice: Notice) -> orders.Report:
+def report_of(notice: Notice) -> reports.Report:
     """The same as a report. A name that is not known here is a mistake in this program."""
     values = dict(notice.values)
     kind = REPORTS.get((notice.name, values.pop("status", None)))
@@ -529,7 +529,7 @@ def standby(parent: Parent) -> None:
     """A process without a place yet: everything is imported, so that it serves within milliseconds once it is told
     whose place to take (`Become`). Returns when it has stopped."""
     new_event_loop().close()  # imports whatever the loop is made of
-    parent.report(orders.Standby())
+    parent.report(reports.Standby())
     while not isinstance(command := parent.next_command(), orders.Stop):
         if isinstance(command, orders.Become):
             parent.become(command.assignment)

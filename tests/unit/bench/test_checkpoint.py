@@ -19,7 +19,7 @@ import pytest
 from regrow.bench import checkpoint, checkpoint_figures, checkpoint_peer, checkpoint_store, common, plots
 from regrow.checkpoint.storage import Storage
 from regrow.errors import RegrowError, UserError
-from regrow.launch import orders
+from regrow.launch import reports
 
 
 def _report() -> common.Report:
@@ -36,12 +36,12 @@ def _trace(*workers: list[tuple[float, int]], cuts: tuple[float, ...] = ()) -> c
     return trace
 
 
-def _save_report(cut: str) -> orders.CheckpointSaved:
-    return orders.CheckpointSaved(cut=cut, count=1, still=False, kind="full", seconds=1.5, cut_seconds=0.05)
+def _save_report(cut: str) -> reports.CheckpointSaved:
+    return reports.CheckpointSaved(cut=cut, count=1, still=False, kind="full", seconds=1.5, cut_seconds=0.05)
 
 
-def _counters(**more: float) -> orders.ServerCounters:
-    return orders.ServerCounters(pulls=0, pushes=0, bytes_in=0, bytes_out=0, **more)  # type: ignore[arg-type]
+def _counters(**more: float) -> reports.ServerCounters:
+    return reports.ServerCounters(pulls=0, pushes=0, bytes_in=0, bytes_out=0, **more)  # type: ignore[arg-type]
 
 
 def _steady(seconds: float, rate: int = 100) -> list[tuple[float, int]]:
@@ -125,12 +125,12 @@ def test_trace_hears_of_every_checkpoint_and_passes_it_on() -> None:
     trace.update(status, 0.0)
     trace.update(status, 0.1)  # listens once
     status.receive("coordinator", 0, _save_report("a"), 1.0)
-    status.receive("coordinator", 0, orders.CheckpointBegun(cut="b", kind="delta"), 2.0)
-    status.receive("coordinator", 0, orders.CheckpointFailed(reason="x", failed=1, still=False), 3.0)
+    status.receive("coordinator", 0, reports.CheckpointBegun(cut="b", kind="delta"), 2.0)
+    status.receive("coordinator", 0, reports.CheckpointFailed(reason="x", failed=1, still=False), 3.0)
     status.receive("server", 3, _counters(capture_seconds_max=0.004, hold_seconds_max=0.01), 4.0)
     status.receive("server", 1, _counters(capture_seconds_max=0.002), 5.0)
     # Nothing new since the last one: told as saved, without a kind.
-    status.receive("coordinator", 0, orders.CheckpointSaved(cut="a", count=1, still=False), 6.0)
+    status.receive("coordinator", 0, reports.CheckpointSaved(cut="a", count=1, still=False), 6.0)
     assert [(cut["cut"], cut["at"], cut["seconds"]) for cut in trace.cuts] == [("a", 1.0, 1.5)]
     assert (trace.capture_seconds_max, trace.cut_hold_seconds_max) == (0.004, 0.01)
     assert [entry[3] for entry in heard] == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]

@@ -39,7 +39,7 @@ from regrow.bench.cpr_runs import Saves, Strike
 from regrow.cli.bench import BENCHES
 from regrow.errors import RegrowError, UserError
 from regrow.launch.failures import Failure
-from regrow.launch.orders import OwnSaved
+from regrow.launch.reports import OwnSaved
 from regrow.planner.overhead import Costs
 
 HOUR = 3600.0

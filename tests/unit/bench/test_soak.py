@@ -13,7 +13,7 @@ import pytest
 from regrow.bench import common, soak, soak_watch
 from regrow.config import TrainConfig
 from regrow.errors import RegrowError, UserError
-from regrow.launch.orders import Progress
+from regrow.launch.reports import Progress
 from regrow.launch.status import RunStatus
 from regrow.launch.tiers import FRAME_BYTES_BESIDE, Needs
 

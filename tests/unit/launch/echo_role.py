@@ -5,18 +5,8 @@ from __future__ import annotations
 
 import sys
 
-from regrow.launch.orders import (
-    Become,
-    Error,
-    Evaluate,
-    Evaluating,
-    Listening,
-    MakeCheckpoint,
-    PeerDied,
-    Replace,
-    Stop,
-    Stopped,
-)
+from regrow.launch.orders import Become, Evaluate, MakeCheckpoint, PeerDied, Stop
+from regrow.launch.reports import Error, Evaluating, Listening, Replace, Stopped
 from regrow.runtime.parent import Parent
 
 FAILURE = Error(message="asked to fail", kind="user")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from regrow.config import TrainConfig
-from regrow.launch.orders import Listening, Progress, Ready, Recovered
+from regrow.launch.reports import Listening, Progress, Ready, Recovered
 from regrow.launch.status import RunStatus
 
 BINS = 64

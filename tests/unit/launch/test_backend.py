@@ -22,20 +22,9 @@ from regrow.core.identity import Identity
 from regrow.launch import supervisor
 from regrow.launch.backend import Backend, Ended, Exit, Handle, News, Said, end, list_running, name_of
 from regrow.launch.crew import Crew
-from regrow.launch.orders import (
-    Answer,
-    Assignment,
-    Become,
-    Evaluate,
-    Evaluating,
-    Listening,
-    MakeCheckpoint,
-    PeerDied,
-    Replace,
-    Stop,
-    Stopped,
-)
+from regrow.launch.orders import Assignment, Become, Evaluate, MakeCheckpoint, PeerDied, Stop
 from regrow.launch.processes import LocalProcesses, socket_name
+from regrow.launch.reports import Answer, Evaluating, Listening, Replace, Stopped
 from regrow.launch.rundir import Logs, print_warning
 from regrow.launch.supervisor import Appoint, KeepSpares, ProcessEnded, Stance, Supervisor, TakeStance, Tick
 

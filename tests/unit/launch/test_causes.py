@@ -13,7 +13,7 @@ from thread_backend import ThreadHandle
 from regrow.core.identity import Identity
 from regrow.launch.backend import Exit
 from regrow.launch.causes import Suspect, find_cause
-from regrow.launch.orders import Error
+from regrow.launch.reports import Error
 
 KILLED, FAILED = Exit(code=-signal.SIGKILL), Exit(code=7)
 

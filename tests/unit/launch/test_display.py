@@ -11,7 +11,7 @@ from run_reports import progress, started
 
 from regrow.config import TrainConfig
 from regrow.launch import display
-from regrow.launch.orders import CheckpointFailed, CheckpointSaved, Damaged
+from regrow.launch.reports import CheckpointFailed, CheckpointSaved, Damaged
 from regrow.launch.status import RunStatus
 
 

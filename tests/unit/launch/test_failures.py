@@ -9,7 +9,7 @@ from run_reports import LISTENING, progress, recovered, started
 
 from regrow.launch import display
 from regrow.launch.failures import Failures, History
-from regrow.launch.orders import Recovery, ServerCounters
+from regrow.launch.reports import Recovery, ServerCounters
 from regrow.launch.status import RunStatus
 
 

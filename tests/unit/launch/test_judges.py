@@ -13,17 +13,8 @@ import pytest
 
 from regrow.errors import UserError
 from regrow.launch.judges import Judges, Told
-from regrow.launch.orders import (
-    Conclude,
-    Concluded,
-    Judge,
-    MergeTallies,
-    Passed,
-    ReadyToJudge,
-    Report,
-    Tallied,
-    Trained,
-)
+from regrow.launch.orders import Conclude, Judge, MergeTallies
+from regrow.launch.reports import Concluded, Passed, ReadyToJudge, Report, Tallied, Trained
 
 AFTER = ReadyToJudge(loop=1, step=None, call=1, merges=True)
 FOUND: dict[str, float | None] = {"auc": 0.5}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from regrow.launch.losses import Losses
-from regrow.launch.orders import Joined, OwnSaved, ServerCounters
+from regrow.launch.reports import Joined, OwnSaved, ServerCounters
 
 
 def count(

@@ -17,8 +17,9 @@ import pytest
 
 from regrow.core.cuts import CutPlan
 from regrow.core.identity import Identity
-from regrow.launch import orders
-from regrow.launch.orders import Malformed, encode, parse_assignment, parse_command, parse_report
+from regrow.launch import lines, orders, reports
+from regrow.launch.lines import encode, parse_assignment, parse_command, parse_report
+from regrow.launch.reports import Malformed
 
 S2 = Identity(role="server", id=2, incarnation=1)
 VALUES: dict[Any, Any] = {int: 7, float: 2.5, bool: True, str: "a word", list[int]: [1, 2, 3], Identity: S2}
@@ -45,21 +46,21 @@ def value_of(type: Any) -> Any:
     return VALUES[type]
 
 
-REPORTS: tuple[type[orders.Report], ...] = typing.get_args(orders.AnyReport)
+REPORTS: tuple[type[reports.Report], ...] = typing.get_args(reports.AnyReport)
 COMMANDS: tuple[type[orders.Command], ...] = typing.get_args(orders.AnyCommand)
 
 
 def test_the_unions_are_complete() -> None:
-    assert set(REPORTS) == set(orders.Report.__subclasses__())
+    assert set(REPORTS) == set(reports.Report.__subclasses__())
     assert set(COMMANDS) == set(orders.Command.__subclasses__())
 
 
 @pytest.mark.parametrize("kind", REPORTS, ids=lambda kind: kind.__name__)
-def test_every_report_arrives(kind: type[orders.Report]) -> None:
+def test_every_report_arrives(kind: type[reports.Report]) -> None:
     report = example(kind)
     line = encode(report)
     assert b"\n" not in line
-    assert json.loads(line)["event"] in orders.REPORT_NAMES
+    assert json.loads(line)["event"] in lines.REPORT_NAMES
     assert parse_report(line) == report
     assert parse_report(line[:-1] + b', "from the future": 1}') == report
 
@@ -77,15 +78,15 @@ def test_an_assignment_arrives() -> None:
 
 
 def test_what_is_not_a_number_is_missing() -> None:
-    report = orders.Evaluated(auc=float("nan"), logloss=float("inf"))
-    assert parse_report(encode(report)) == orders.Evaluated(auc=None, logloss=None)
+    report = reports.Evaluated(auc=float("nan"), logloss=float("inf"))
+    assert parse_report(encode(report)) == reports.Evaluated(auc=None, logloss=None)
 
 
 def test_numbers_of_numpy_are_numbers() -> None:
-    odd = orders.Ready(rows=np.int64(3), bytes=np.uint32(4))  # type: ignore[arg-type]
-    assert parse_report(encode(odd)) == orders.Ready(rows=3, bytes=4)
-    odd_loss = orders.Evaluated(auc=np.float64(0.5), logloss=np.float32(0.25))
-    assert parse_report(encode(odd_loss)) == orders.Evaluated(auc=0.5, logloss=0.25)
+    odd = reports.Ready(rows=np.int64(3), bytes=np.uint32(4))  # type: ignore[arg-type]
+    assert parse_report(encode(odd)) == reports.Ready(rows=3, bytes=4)
+    odd_loss = reports.Evaluated(auc=np.float64(0.5), logloss=np.float32(0.25))
+    assert parse_report(encode(odd_loss)) == reports.Evaluated(auc=0.5, logloss=0.25)
 
 
 @pytest.mark.parametrize(

@@ -12,9 +12,10 @@ from regrow.core.job import JobSpec, OptimizerSpec, TableSpec
 from regrow.core.protection import CodedPartial, Partial
 from regrow.errors import ConfigError
 from regrow.launch.failures import Failure
-from regrow.launch.orders import Joined, Listening, OwnSaved, Planned, Progress, Ready, SaveEvery
+from regrow.launch.orders import SaveEvery
 from regrow.launch.partial import Planner
 from regrow.launch.replan import Replanner
+from regrow.launch.reports import Joined, Listening, OwnSaved, Planned, Progress, Ready
 from regrow.launch.status import RunStatus
 from regrow.metrics import BINS
 from regrow.runtime.priorities import choose_tables, find_largest

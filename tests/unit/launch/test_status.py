@@ -10,7 +10,7 @@ from run_reports import progress, started
 
 from regrow.config import TrainConfig
 from regrow.launch import role_status, status
-from regrow.launch.orders import (
+from regrow.launch.reports import (
     CheckpointBegun,
     CheckpointFailed,
     CheckpointSaved,

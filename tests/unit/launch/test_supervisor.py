@@ -17,7 +17,8 @@ from regrow.core.identity import Identity
 from regrow.hanging import SILENT_SECONDS
 from regrow.launch import supervisor
 from regrow.launch.backend import Exit
-from regrow.launch.orders import Ask, Error, PeerDied
+from regrow.launch.orders import Ask, PeerDied
+from regrow.launch.reports import Error
 from regrow.launch.supervisor import (
     Accuse,
     Appoint,

@@ -14,7 +14,8 @@ from collections.abc import Callable
 
 from regrow.core.identity import Identity
 from regrow.launch.backend import Ended, Exit, News, Said
-from regrow.launch.orders import Answer, AnyCommand, Ask, Assignment, Command, Report
+from regrow.launch.orders import AnyCommand, Ask, Assignment, Command
+from regrow.launch.reports import Answer, Report
 from regrow.runtime.parent import Pulse
 
 Role = Callable[["ThreadParent"], int]

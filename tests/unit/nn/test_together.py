@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from regrow.launch import orders
+from regrow.launch import orders, reports
 from regrow.metrics import AUC, LogLoss, Metric
 from regrow.nn.judging import adapt, can_merge
 from regrow.nn.together import judge_together, read_tally, write_tally
@@ -112,10 +112,10 @@ class FakeParent:
             id = 0
 
     def __init__(self, *commands: orders.Command) -> None:
-        self.reports: list[orders.Report] = []
+        self.reports: list[reports.Report] = []
         self._commands = list(commands)
 
-    def report(self, report: orders.Report) -> None:
+    def report(self, report: reports.Report) -> None:
         self.reports.append(report)
 
     def next_command(self) -> orders.Command:
@@ -132,8 +132,8 @@ def test_a_round_that_is_begun_again_counts_once(capsys: pytest.CaptureFixture[s
     found = judge_together(parent, (1, None, 1), [AUC(), adapt(Accuracy(refuses=True))], judge)
     assert found["auc"] == 0.25 and np.isnan(found["x"])
     ready, tallied, concluded = parent.reports
-    assert ready == orders.ReadyToJudge(loop=1, step=None, call=1, merges=False)
-    assert tallied == orders.Tallied(number=1)
+    assert ready == reports.ReadyToJudge(loop=1, step=None, call=1, merges=False)
+    assert tallied == reports.Tallied(number=1)
     whole = AUC()
     judge([whole], 0, 1)
     assert concluded.number == 2 and concluded.metrics["auc"] == whole.compute()

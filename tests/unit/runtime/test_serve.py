@@ -10,21 +10,21 @@ import pytest
 
 import regrow.core
 from regrow.core.effects import Notice
-from regrow.launch import orders
+from regrow.launch import reports
 from regrow.runtime.serve import REPORTS, report_of
 
 
 def test_notices_become_reports() -> None:
     counts = {"rows_total": 9, "rows_back": 4, "bytes": 100, "faults": 1, "seconds": 0.5}
-    assert report_of(Notice(name="recovery", values=counts)) == orders.Recovery(**counts)  # type: ignore[arg-type]
-    assert report_of(Notice(name="recovered", values=counts)) == orders.Recovered(**counts)  # type: ignore[arg-type]
-    assert report_of(Notice(name="loaded", values={})) == orders.Loaded()
+    assert report_of(Notice(name="recovery", values=counts)) == reports.Recovery(**counts)  # type: ignore[arg-type]
+    assert report_of(Notice(name="recovered", values=counts)) == reports.Recovered(**counts)  # type: ignore[arg-type]
+    assert report_of(Notice(name="loaded", values={})) == reports.Loaded()
     begun = {"status": "begun", "cut": "a", "kind": "full"}
-    assert report_of(Notice(name="checkpoint", values=begun)) == orders.CheckpointBegun(cut="a", kind="full")
+    assert report_of(Notice(name="checkpoint", values=begun)) == reports.CheckpointBegun(cut="a", kind="full")
     saved = {"status": "saved", "cut": "a", "still": False, "count": 1}
-    assert report_of(Notice(name="checkpoint", values=saved)) == orders.CheckpointSaved(cut="a", still=False, count=1)
+    assert report_of(Notice(name="checkpoint", values=saved)) == reports.CheckpointSaved(cut="a", still=False, count=1)
     failed = {"status": "failed", "reason": "no room", "failed": 2, "still": True}
-    assert report_of(Notice(name="checkpoint", values=failed)) == orders.CheckpointFailed(
+    assert report_of(Notice(name="checkpoint", values=failed)) == reports.CheckpointFailed(
         reason="no room", failed=2, still=True
     )
 
