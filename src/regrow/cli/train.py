@@ -16,6 +16,7 @@ import click
 
 from regrow import config as configuration
 from regrow.cli.options import BYTES
+from regrow.clusters import CLUSTERS
 from regrow.config import TrainConfig
 from regrow.errors import ConfigError, RegrowError
 from regrow.protection import PRIORITIES
@@ -122,6 +123,32 @@ KNOBS: dict[str, tuple[Knob, ...]] = {
             help="Pushes a worker may have that are not safe yet, before it waits.",
         ),
         Knob(name="frame_bytes_max", type=BYTES, help="The largest message a process accepts."),
+    ),
+    "On a cluster": (
+        Knob(
+            name="cluster",
+            type=CHOICE(CLUSTERS),
+            help="local: processes of this machine. ray: on the nodes of a Ray cluster (pip install 'regrow[ray]').",
+        ),
+        Knob(name="address", metavar="HOST:PORT", help="Of the Ray cluster. auto: the one that this machine is in."),
+        Knob(
+            name="servers_per_node",
+            type=int,
+            default="1; more with too few nodes",
+            help="So many servers on one node at most.",
+        ),
+        Knob(name="server_cpus", type=float, help="What Ray counts for a server."),
+        Knob(name="server_memory", type=BYTES, default="as its rows need", help="The same, of memory."),
+        Knob(name="worker_cpus", type=float, help="What Ray counts for a worker."),
+        Knob(name="worker_gpus", type=float, help="The same, of GPUs."),
+        Knob(
+            name="node_label",
+            metavar="[ROLE:]KEY=VALUE",
+            repeated=True,
+            default="any node",
+            help="Only on nodes with this label: zone=a, or server:zone=a. Repeatable.",
+        ),
+        Knob(name="job", metavar="NAME", default="made up", help="The name of the job on the cluster."),
     ),
     "Where rows are kept": (
         Knob(

@@ -16,20 +16,21 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from regrow.config import TrainConfig
 from regrow.core.identity import Identity
 from regrow.errors import CheckpointError, ChildFailed, DataLoss, Interrupted, NotSaved, RegrowError
-from regrow.launch import checkpoints, memory, partial
-from regrow.launch.backend import Ended, Handle, News, end, list_running
+from regrow.launch import checkpoints, partial
+from regrow.launch.backend import Begun, Delayed, Ended, Handle, News, Noted, end, list_running, name_of
 from regrow.launch.causes import KILLED, MISSES_ANOTHER, Suspect, find_cause
 from regrow.launch.crew import Crew
 from regrow.launch.display import Display, QuietDisplay
+from regrow.launch.hosting import Host
 from regrow.launch.judges import Judges
 from regrow.launch.orders import Conclude, Evaluate, Hanging, MakeCheckpoint
+from regrow.launch.patience import Patience
 from regrow.launch.precheck import check_start
 from regrow.launch.processes import CHILD_COMMAND, LocalProcesses
 from regrow.launch.replan import Replanner
@@ -62,7 +63,9 @@ from regrow.launch.supervisor import (
     NoteEnd,
     NoteSuccessor,
     ProcessAnswered,
+    ProcessBegun,
     ProcessCondemned,
+    ProcessDelayed,
     ProcessEnded,
     ProcessFailed,
     ProcessFenced,
@@ -88,21 +91,6 @@ DISPLAY_SECONDS = 0.125
 TALLIES = "tallies"  # in the run directory, while workers judge together
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Patience:
-    """How long the launcher waits for what, in seconds.
-
-    Too short: healthy processes on a busy machine are taken for stuck ones. Too long: the user waits in vain.
-    """
-
-    listen: float = 120.0  # for the coordinator's address; imports on a cold disk are slow
-    stop: float = 30.0  # for a healthy process to finish after "stop"
-    abort: float = 2.0  # for a process of a failed run
-    term: float = 3.0  # from SIGTERM to SIGKILL
-    cause: float = 0.5  # for the first death to show: its victims may be heard before it
-    stall: float = 3600.0  # for anything to move while everybody answers: a mistake in this program, then
-
-
 def train(
     config: TrainConfig,
     *,
@@ -114,8 +102,7 @@ def train(
 ) -> dict[str, Any]:
     """Runs to the end and returns the summary. A run that fails raises, after its summary is written."""
     check_start(config)
-    if memory_check and not config.script:  # how large a script's tables are is not known before it runs
-        memory.check(config)
+    host = Host(config, command=command, memory_check=memory_check)
     start = None if config.resume is None else checkpoints.find(config)
     planner = partial.Planner(config) if config.saves_own else None
     planned = None if planner is None else planner.plan()
@@ -126,7 +113,7 @@ def train(
             open_until_then.callback(store_dir.close)
         run_dir = RunDir.create(config, overwrite=overwrite)
         open_until_then.callback(run_dir.close)
-        run = _Run(config, run_dir, display or QuietDisplay(), tuple(command), patience or Patience(), start)
+        run = _Run(config, run_dir, display or QuietDisplay(), host, patience or Patience(), start)
         run.store_dir = store_dir
         if planner is not None and planned is not None:
             run.replanner = Replanner(planner, planned, run.status)
@@ -141,7 +128,7 @@ class _Run:
         config: TrainConfig,
         run_dir: RunDir,
         display: Display,
-        command: tuple[str, ...],
+        host: Host,
         patience: Patience,
         start: checkpoints.Start | None,
     ) -> None:
@@ -156,14 +143,16 @@ class _Run:
         self.status = RunStatus(config, started_at=time.monotonic())
         if start is not None and (note := checkpoints.note_protection(config, start)) is not None:
             self.status.notes.append(note)
-        self.backend = LocalProcesses(logs=run_dir.logs, command=command)
+        self.backend = host.make(run_dir.logs)
+        self.status.notes += host.notes
         self.signals = SignalWatch(self.backend.wake)
         self.saboteur = Saboteur(config)
         self.supervisor = Supervisor(replaces=config.replaces_servers)
         self.crew: Crew
         self.run_id = secrets.token_hex(8)
         self.start = self.asked = start  # None: from nothing; `asked` stays what the user said
-        self.judges = Judges(workers=config.workers, directory=str(run_dir.path.resolve() / TALLIES))
+        directory = str(run_dir.path.resolve() / TALLIES)
+        self.judges = Judges(workers=config.workers, directory=directory, shares=config.cluster == "local")
         self.suspects: list[Suspect] = []
         self.data_loss: DataLoss | None = None
         self.not_saved: NotSaved | None = None
@@ -285,9 +274,10 @@ class _Run:
         config, status = self.config, self.status
         if self.store_dir is not None and (self.start is None or not self.start.epochs):
             self.store_dir.clear()
-        self.backend.use_sockets(None if sockets is None else sockets.path)
+        if isinstance(self.backend, LocalProcesses):
+            self.backend.use_sockets(None if sockets is None else sockets.path)
         watch = Watch(silent_seconds=config.silent_limits, patience_seconds=config.patience_seconds)
-        self.supervisor = Supervisor(replaces=config.replaces_servers, watch=watch)
+        self.supervisor = Supervisor(replaces=config.replaces_servers, watch=watch, prefer=self.backend.prefer)
         crew = self.crew = self._hire()
         self._supervise(Appoint(role="coordinator", id=0, now=time.monotonic()))
         deadline = time.monotonic() + self.patience.listen
@@ -425,8 +415,21 @@ class _Run:
     def _receive(self, news: News) -> None:
         if isinstance(news, Ended):
             self._supervise(ProcessEnded(who=news.handle.who, exit=news.exit, now=time.monotonic()))
+        elif isinstance(news, Noted):
+            self.display.say(news.text)
+        elif isinstance(news, Begun):
+            self._supervise(ProcessBegun(who=news.handle.who, now=time.monotonic()))
+        elif isinstance(news, Delayed):
+            self._note_delay(news)
         elif self.supervisor.counts(news.handle.who):  # nothing that a zombie says counts any more
             self._on_report(news.handle, news.report)
+
+    def _note_delay(self, news: Delayed) -> None:
+        """For as long as the user likes: that nothing moves then is no mistake."""
+        self.status.moved_at = time.monotonic()
+        self._supervise(ProcessDelayed(who=news.handle.who))
+        if news.is_new:
+            self.display.say(f"{name_of(news.handle.who)} waits: {news.reason}")
 
     def _on_report(self, handle: Handle, report: AnyReport | Malformed) -> None:
         who, now = handle.who, time.monotonic()

@@ -30,6 +30,7 @@ import enum
 import math
 import signal
 from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from regrow.core.identity import Identity
@@ -126,6 +127,21 @@ class ProcessAnswered:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessDelayed:
+    """There is no room to start it yet, so nobody expects an answer."""
+
+    who: Identity
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessBegun:
+    """... and now it is started."""
+
+    who: Identity
+    now: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessReady:
     """A server has its rows in memory."""
 
@@ -179,6 +195,8 @@ Event = (
     | ProcessMissed
     | ProcessCondemned
     | ProcessAnswered
+    | ProcessDelayed
+    | ProcessBegun
     | ProcessReady
     | ProcessFailed
     | ProcessFenced
@@ -277,12 +295,20 @@ Order = Start | Promote | Tell | Kill | Pause | Resume | NoteEnd | NoteSuccessor
 
 
 class Supervisor:
-    """One run, or one attempt of it. `replaces`: whether its servers can be replaced at all, at some time."""
+    """One run, or one attempt of it. `replaces`: whether its servers can be replaced at all, at some time. `prefer`:
+    which of these spares a server's successor shall be, where they are not all the same; None: none of them."""
 
-    def __init__(self, *, replaces: bool, watch: Watch | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        replaces: bool,
+        watch: Watch | None = None,
+        prefer: Callable[[Identity, Sequence[Identity]], Identity | None] = lambda heir, spares: spares[0],
+    ) -> None:
         self.stance = Stance.STRICT
         self._watch = watch or Watch()
         self._replaces = replaces
+        self._prefer = prefer
         self._office: dict[tuple[str, int], Identity] = {}
         self._spares: list[Identity] = []
         self._spares_wanted = 0
@@ -326,6 +352,11 @@ class Supervisor:
                 return self._on_condemned(event)
             case ProcessAnswered(who=who, now=now, busy_seconds=busy, longest_seconds=longest):
                 self._watch.hear(who, now, busy_seconds=busy, longest_seconds=longest)
+            case ProcessDelayed(who=who):
+                self._watch.end(who)
+            case ProcessBegun(who=who, now=now):
+                if self.counts(who):
+                    self._watch.begin(who, now)
             case ProcessReady(who=who):
                 self._watch.note_ready(who)
             case ProcessFailed():
@@ -483,7 +514,7 @@ class Supervisor:
             start = self._appoint(heir, now)
             return [note, start, *(self._tell_death(previous_incarnation(server)) for server in servers)]
         death = self._tell_death(who)
-        spare = self._choose_spare(now) if who.role == "server" else None
+        spare = self._choose_spare(heir, now) if who.role == "server" else None
         if spare is not None:
             self._spares.remove(spare)
             self._office[heir.role, heir.id] = heir
@@ -494,9 +525,10 @@ class Supervisor:
             return [note, death, Promote(spare=spare, who=heir)]
         return [note, death, self._appoint(heir, now)]
 
-    def _choose_spare(self, now: float) -> Identity | None:
+    def _choose_spare(self, heir: Identity, now: float) -> Identity | None:
         """One that seems to be alive."""
-        return next((spare for spare in self._spares if not self._watch.is_doubtful(spare, now)), None)
+        alive = [spare for spare in self._spares if not self._watch.is_doubtful(spare, now)]
+        return self._prefer(heir, alive) if alive else None
 
     def _tell_death(self, who: Identity) -> Tell:
         return Tell(who=self._office[COORDINATOR], command=PeerDied(peer=who))

@@ -1,0 +1,60 @@
+"""Which backend runs the processes of a run: pipes on this machine, or actors on the nodes of a cluster.
+
+Everything that can be known to be wrong with a cluster is found here, before the run has a directory.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from regrow.config import TrainConfig
+from regrow.launch import memory
+from regrow.launch.processes import CHILD_COMMAND, LocalProcesses
+from regrow.launch.rundir import Logs
+
+if TYPE_CHECKING:
+    from regrow.launch.ray import RayProcesses
+
+
+class Host:
+    """Makes the backend of a run. Checked when it is made; `notes` are for the user."""
+
+    def __init__(
+        self, config: TrainConfig, *, command: Sequence[str] = CHILD_COMMAND, memory_check: bool = True
+    ) -> None:
+        self.notes: list[str] = []
+        self._config = config
+        self._command = tuple(command)
+        self._ray: Any = None
+        if config.cluster == "ray":
+            self._connect()
+        elif memory_check and not config.script:  # how large a script's tables are is not known before it runs
+            memory.check(config)
+
+    def _connect(self) -> None:
+        from regrow.launch import ray_nodes
+
+        self._ray = ray_nodes.connect(self._config.address)
+        nodes, where = ray_nodes.list_nodes(self._ray)
+        ray_nodes.check_nodes(self._ray, nodes, where, self._config)
+
+    def make(self, logs: Logs) -> LocalProcesses | RayProcesses:
+        if self._ray is None:
+            return LocalProcesses(logs=logs, command=self._command)
+        from regrow.launch.outpost import REMOTE_COMMAND
+        from regrow.launch.ray import RayProcesses
+        from regrow.launch.ray_nodes import make_wish
+
+        config = self._config
+        server_bytes = 0 if config.script else memory.count_server_bytes(config)
+        backend = RayProcesses(
+            ray=self._ray,
+            logs=logs,
+            wish=make_wish(config, server_bytes),
+            command=REMOTE_COMMAND if self._command == CHILD_COMMAND else self._command,
+            directory=os.getcwd(),
+        )
+        self.notes.append(backend.reserve())
+        return backend
