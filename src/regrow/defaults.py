@@ -62,7 +62,7 @@ def derive_values(config: Any) -> dict[str, Any]:
         derived["silent_seconds"] = SCRIPT_SILENT
     if given["flush_pushes"] is None:
         derived["flush_pushes"] = flush_pushes_default(given["commit"])
-    for name in ("kill", "pause", "script"):
+    for name in ("kill", "pause", "script", "node_label"):
         if type(given[name]) is list:  # as JSON and TOML have it
             derived[name] = tuple(given[name])
     if type(given["mtbf_roles"]) is str:  # "servers, workers" is as good

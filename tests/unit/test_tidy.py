@@ -90,11 +90,13 @@ MAY_IMPORT = {
     "tiers": {"units", "protection"},
     "defaults": {"protection"},
     "hanging": {"units"},
+    "clusters": {"protection"},
     "waits": set(),
+    "paces": set(),
     "fields": set(),
     "described": {"fields", "protection"},
     "inputs": {"presets", "protection", "described"},
-    "config": {"presets", "protection", "units", "hanging", "fields", "tiers", "defaults", "inputs"},
+    "config": {"clusters", "presets", "protection", "units", "hanging", "fields", "tiers", "defaults", "inputs"},
     "metrics": set(),
     "planner": {"units"},
     "core": set(),
@@ -116,6 +118,7 @@ MAY_IMPORT = {
         "checkpoint",
         "data",
         "config",
+        "clusters",
         "hanging",
         "metrics",
         "planner",
@@ -127,7 +130,7 @@ MAY_IMPORT = {
     "bench": {"supervision", "core", "orders", "runtime", "store", "checkpoint", "data", "nn", "launch"}
     | {"config", "metrics", "planner", "presets", "protection", "described"},
     "cli": {"launch", "bench", "sim", "checkpoint", "core", "config", "planner", "presets", "data", "units"}
-    | {"protection", "tiers"},
+    | {"protection", "tiers", "clusters"},
     "regrow": {"core", "runtime", "nn", "launch", "config", "protection"},
 }
 
@@ -227,6 +230,18 @@ def test_servers_run_without_torch() -> None:
     code = "import sys, regrow.runtime.serve, regrow.launch.child; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False"]
+
+
+RAY_MAY_BE_IMPORTED_IN = {"regrow.launch.ray", "regrow.launch.ray_nodes"}
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_ray_stays_at_its_place(module: str) -> None:
+    """Whatever is not about nodes runs without it, and nothing loads it before it is asked for."""
+    names = {name for name in imported(MODULES[module]) if name.split(".")[0] == "ray"}
+    assert not names or module in RAY_MAY_BE_IMPORTED_IN or unit(module) == "bench"
+    at_the_top = [node for node in ast.parse(MODULES[module].read_text()).body if isinstance(node, ast.Import)]
+    assert not [alias for node in at_the_top for alias in node.names if alias.name.split(".")[0] == "ray"]
 
 
 def test_whoever_reads_the_interface_of_stores_loads_nothing_else() -> None:

@@ -18,7 +18,8 @@ import pytest
 
 from regrow import waits
 from regrow.core import states
-from regrow.waits import PACED, PACES, WAITS
+from regrow.paces import PACED, PACES
+from regrow.waits import WAITS
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "regrow"

@@ -65,6 +65,9 @@ class Outpost:
         env = child_env(role, threads)
         if python_path is not None:
             env["PYTHONPATH"] = python_path
+        # Ray runs its own processes with low priority, which a child would have too. Not everybody may change that.
+        with contextlib.suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, 0, 0)
         self._log = tempfile.TemporaryFile(prefix="regrow-log-")  # noqa: SIM115 - as long as this process lives
         self._log_bytes = 0
         self._process = subprocess.Popen(

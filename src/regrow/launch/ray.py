@@ -150,7 +150,7 @@ class RayProcesses:
         self._command = tuple(command)
         self._directory = directory
         self._outpost = ray.remote(Outpost)
-        self._arrived: queue.SimpleQueue[tuple[RemoteProcess, str, Any] | None] = queue.SimpleQueue()
+        self._arrived: queue.SimpleQueue[tuple[RemoteProcess | str, str, Any] | None] = queue.SimpleQueue()
         self._planned: Seats = {}
         self._bundles: list[Bundle] = []
         self._group: Any = None
@@ -158,6 +158,9 @@ class RayProcesses:
         self._room_due = 0.0
         self._looked_at = time.monotonic()
         self._gone: set[str] = set()  # nodes that we count as lost, whatever Ray says
+        # Nodes where an actor could not be reached, and who that was; until a task there is answered, or is not.
+        self._doubted: dict[str, list[str]] = {}
+        self._answer = ray.remote(num_cpus=0, max_retries=0)(os.getpid)
         self._delays: dict[Identity, str] = {}  # who waits, and for what
         self._nodes, self._where = list_nodes(ray)
         self._base = {node.id: node for node in self._nodes}  # as they were before anything of ours was there
@@ -204,7 +207,7 @@ class RayProcesses:
                 seats[handle.who.role, handle.who.id] = handle.node
         return seats
 
-    def name(self, node: str | None) -> str:
+    def name_node(self, node: str | None) -> str:
         return "no node" if node is None else self._where[node].name
 
     # -- a backend ---------------------------------------------------------------------------------------------
@@ -276,7 +279,7 @@ class RayProcesses:
         self._refresh()
         free, seats = self._list_free("server"), self._list_seats()
         running = {handle.who: handle.node for handle in self._list_running()}
-        doubtful = self._find_doubtful()
+        doubtful = self._doubted.keys() | self._find_doubtful()
         ranks = {
             spare: rank_spare(heir.id, node, free, seats, self._wish.stripes)
             for spare in spares
@@ -285,7 +288,9 @@ class RayProcesses:
         best = min(ranks, key=lambda spare: ranks[spare], default=None)
         if best is None or ranks[best]:
             return None
-        self._news.append(Noted(text=f"{name_of(heir)} goes on on node {self.name(running[best])}, where a spare was"))
+        self._news.append(
+            Noted(text=f"{name_of(heir)} goes on on node {self.name_node(running[best])}, where a spare was")
+        )
         return best
 
     # -- one process -------------------------------------------------------------------------------------------
@@ -298,7 +303,7 @@ class RayProcesses:
             return choice.reason
         handle.node = choice.node
         if who.incarnation:
-            self._news.append(Noted(text=f"{name_of(who)} starts on node {self.name(choice.node)}: {choice.reason}"))
+            self._news.append(Noted(text=f"{name(who)} starts on node {self.name_node(choice.node)}: {choice.reason}"))
         options: dict[str, Any] = {
             "max_restarts": 0,
             "max_task_retries": 0,
@@ -363,15 +368,18 @@ class RayProcesses:
     def _ask(self, handle: RemoteProcess) -> None:
         self._call(handle, "heard", handle.actor.hear.remote(HEAR_SECONDS_MAX))
 
-    def _call(self, handle: RemoteProcess, what: str, answer: Any) -> None:
+    def _call(self, handle: RemoteProcess | str, what: str, answer: Any) -> None:
         future = answer.future()
         future.add_done_callback(lambda done: self._arrived.put((handle, what, done)))
 
-    def _take(self, handle: RemoteProcess, what: str, done: Any, news: list[News]) -> None:
+    def _take(self, handle: RemoteProcess | str, what: str, done: Any, news: list[News]) -> None:
         """An answer, or that there is none."""
+        problem = done.exception()
+        if isinstance(handle, str):
+            self._settle_doubt(handle, problem)
+            return
         if handle.exit is not None:
             return
-        problem = done.exception()
         if problem is not None:
             self._lose(handle, problem)
         elif what == "told":
@@ -414,11 +422,32 @@ class RayProcesses:
         elif handle.killed_at is not None:
             self._end(handle, Exit(code=-signal.SIGKILL))
         elif isinstance(problem, self._ray.exceptions.ActorUnavailableError):
-            self._end(handle, Exit(code=-signal.SIGKILL, cause=f"cannot be reached on node {self.name(handle.node)}"))
+            # It may be dead, or its node, or the network. Whatever it is: nobody goes there before that is known.
+            self._doubt(handle)
+            self._end(
+                handle, Exit(code=-signal.SIGKILL, cause=f"cannot be reached on node {self.name_node(handle.node)}")
+            )
         else:
             words = [line.strip() for line in str(problem).splitlines() if line.strip()]
             why = words[-1] if words else type(problem).__name__
-            self._end(handle, Exit(code=-signal.SIGKILL, cause=f"was lost by Ray on {self.name(handle.node)}: {why}"))
+            self._end(
+                handle, Exit(code=-signal.SIGKILL, cause=f"was lost by Ray on {self.name_node(handle.node)}: {why}")
+            )
+
+    def _doubt(self, handle: RemoteProcess) -> None:
+        assert handle.node is not None
+        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+        if handle.node not in self._doubted:
+            strategy = NodeAffinitySchedulingStrategy(handle.node, soft=False)
+            self._call(handle.node, "answered", self._answer.options(scheduling_strategy=strategy).remote())
+        self._doubted.setdefault(handle.node, []).append(name(handle.who))
+
+    def _settle_doubt(self, node: str, problem: BaseException | None) -> None:
+        if problem is None:
+            self._doubted.pop(node, None)
+        else:
+            self._lose_node(node, "is gone")
 
     def _lose_node(self, node: str | None, why: str) -> None:
         """All that ran there are gone together."""
@@ -426,10 +455,12 @@ class RayProcesses:
         lost = [handle for handle in self._list_running() if handle.node == node]
         if node not in self._gone:
             self._gone.add(node)
-            names = [name_of(handle.who) for handle in lost]
-            self._news.append(Noted(text=f"node {self.name(node)} {why}, and with it {join_words(names, 'and')}"))
+            names = [*self._doubted.pop(node, []), *(name(handle.who) for handle in lost)]
+            self._news.append(
+                Noted(text=f"node {self.name_node(node)} {why}, and with it {join_words(names or ['nobody'], 'and')}")
+            )
         for handle in lost:
-            self._end(handle, Exit(code=-signal.SIGKILL, cause=f"node {self.name(node)} {why}"))
+            self._end(handle, Exit(code=-signal.SIGKILL, cause=f"node {self.name_node(node)} {why}"))
 
     def _look_for_lost(self) -> None:
         now = time.monotonic()
@@ -472,7 +503,7 @@ class RayProcesses:
 
     def _list_free(self, role: str) -> list[Node]:
         """Nodes that live for all we know, with what is free for this role. Ray's own figures are always late."""
-        left = self._gone | self._find_doubtful()
+        left = self._gone | self._doubted.keys() | self._find_doubtful()
         found = []
         for node in (self._base[node.id] for node in self._nodes if node.id not in left):
             bundles = [bundle for bundle in self._bundles if bundle.node == node.id]
@@ -505,6 +536,11 @@ class RayProcesses:
 
     def _list_running(self) -> list[RemoteProcess]:
         return [handle for handle in self.handles if handle.exit is None]
+
+
+def name(who: Identity) -> str:
+    """As the user knows it."""
+    return "a spare" if who.role == "standby" else name_of(who)
 
 
 def _make_resources(need: Need) -> dict[str, float]:

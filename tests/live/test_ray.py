@@ -1,0 +1,213 @@
+"""Goal: the same run on a cluster; and when a node is lost, whatever ran there, it goes on to the very same bits.
+
+Method: a head and several nodes of Ray on this machine, shared by all tests here. Nodes are lost as by a cut of their
+power, at a step; digests are compared with that of an undisturbed run on one machine. Skipped where Ray is not
+installed.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("ray", reason="Ray is not installed: pip install 'regrow[ray]'")
+
+from ray_cluster import Nodes
+
+from regrow.config import TrainConfig
+from regrow.errors import UserError
+from regrow.launch import local
+from regrow.launch.display import QuietDisplay
+from regrow.launch.ray import RayProcesses, RemoteProcess
+from regrow.launch.status import RunStatus
+
+pytestmark = [
+    pytest.mark.live,
+    pytest.mark.filterwarnings("ignore"),  # Ray's own
+    pytest.mark.xdist_group("ray"),  # one cluster for all of them
+]
+
+STEPS = 40
+SMALL = {"model": "kaggle", "rows_max": 1500, "batch": 64, "steps": STEPS, "test_rows": 1024, "mode": "sync"}
+EC = {"protection": "ec", "k": 2, "r": 1, "servers": 3, "workers": 1, "check_parity": True}
+LITTLE = {"cluster": "ray", "server_cpus": 0.6, "worker_cpus": 0.3, "server_memory": 1 << 20}
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Nodes]:
+    import ray
+
+    made = Nodes()
+    yield made
+    ray.shutdown()
+    made.close()
+
+
+@pytest.fixture(autouse=True)
+def four_nodes(nodes: Nodes) -> None:
+    """Besides the head: one for each server, and one to spare."""
+    nodes.add(max(0, 4 - nodes.count()))
+
+
+@functools.cache
+def undisturbed(workers: int) -> str:
+    with tempfile.TemporaryDirectory() as directory:
+        summary = local.train(TrainConfig(out=f"{directory}/run", servers=2, workers=workers, **SMALL))
+    return str(summary["model_sha256"])
+
+
+class Run(QuietDisplay):
+    """A run on the cluster, and something that happens to it at a step. `said`: what the user was told."""
+
+    def __init__(self, nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.said: list[str] = []
+        self._nodes = nodes
+        self._backends: list[RayProcesses] = []
+        self._acts: list[tuple[int, Callable[[], object]]] = []
+        made = RayProcesses.reserve
+
+        def reserve(backend: RayProcesses) -> str:
+            self._backends.append(backend)
+            return made(backend)
+
+        monkeypatch.setattr(RayProcesses, "reserve", reserve)
+
+    def train(self, path: Path, **options: Any) -> dict[str, Any]:
+        address = {"address": self._nodes.address}
+        return local.train(TrainConfig(out=str(path), **{**SMALL, **EC, **LITTLE, **address, **options}), display=self)
+
+    def at(self, step: int, act: Callable[[], object]) -> None:
+        self._acts.append((step, act))
+
+    def find(self, role: str, id: int = 0) -> RemoteProcess:
+        running = [each for each in self._backends[-1].handles if (each.who.role, each.who.id) == (role, id)]
+        return running[-1]
+
+    def node_of(self, role: str, id: int = 0) -> str:
+        node = self.find(role, id).node
+        assert node is not None
+        return node
+
+    def update(self, status: RunStatus, now: float) -> None:
+        while self._acts and status.step >= self._acts[0][0]:
+            self._acts.pop(0)[1]()
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+
+@pytest.fixture
+def run(nodes: Nodes, monkeypatch: pytest.MonkeyPatch) -> Run:
+    return Run(nodes, monkeypatch)
+
+
+def check(summary: dict[str, Any], *, workers: int = 1) -> None:
+    assert summary["status"] == "ok"
+    assert summary["model_sha256"] == undisturbed(workers)
+    assert summary["parity_wrong"] == 0
+    assert summary["steps"] == STEPS
+
+
+def test_a_node_is_lost_and_the_model_is_the_same(tmp_path: Path, nodes: Nodes, run: Run) -> None:
+    """One run without a loss would show less; what it would show is asked here too."""
+    run.at(10, lambda: nodes.lose(run.node_of("server", 1)))
+    summary = run.train(tmp_path / "run")
+    check(summary)
+    assert "server" in [failure["role"] for failure in summary["failures"]]
+    (lost,) = [text for text in run.said if "is gone" in text or "does not answer" in text]
+    assert "server 1" in lost
+    assert any(text.startswith("server 1 ") and "on node" in text for text in run.said)
+    logs = {path.name for path in (tmp_path / "run" / "logs").iterdir()}
+    assert {"coordinator-0.log", "worker-0.log"} <= logs
+    token = next(iter(run._backends)).handles[0].assignment.token
+    assert not [path for path in (tmp_path / "run").rglob("*") if path.is_file() and token in path.read_text()]
+
+
+def test_what_a_cluster_has_not_is_said_before_anything_starts(tmp_path: Path, run: Run) -> None:
+    for options, words in (
+        ({"servers": 30, "rows_max": 30}, "no room for 30 servers with 0.6 CPUs"),
+        ({"node_label": ("zone=a",)}, "has the label zone=a"),
+        ({"servers_per_node": 1, "servers": 9}, "at most 1 on a node"),
+    ):
+        with pytest.raises(UserError, match=words):
+            run.train(tmp_path / "run", **options)
+    assert not (tmp_path / "run" / "summary.json").exists()
+
+
+@pytest.mark.slow
+def test_a_process_dies_and_its_node_lives(tmp_path: Path, run: Run) -> None:
+    run.at(10, lambda: os.kill(run.find("server", 2).pid, signal.SIGKILL))
+    summary = run.train(tmp_path / "run")
+    check(summary)
+    assert [failure["reason"] for failure in summary["failures"]] == ["was killed by SIGKILL"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("role", ["worker", "coordinator"])
+def test_the_node_of_somebody_else_is_lost(tmp_path: Path, nodes: Nodes, run: Run, role: str) -> None:
+    nodes.add(1)
+    # The head must not be lost: without it there is no Ray.
+    run.at(10, lambda: nodes.lose(run.node_of(role)))
+    summary = run.train(tmp_path / "run", node_label=(f"{role}:ray.io/node-id={find_empty(nodes)}",))
+    check(summary)
+    assert role in [failure["role"] for failure in summary["failures"]]
+
+
+@pytest.mark.slow
+def test_a_node_that_falls_silent_is_lost(tmp_path: Path, nodes: Nodes, run: Run) -> None:
+    """No connection is closed, and Ray says nothing for long."""
+    frozen: list[str] = []
+
+    def freeze() -> None:
+        frozen.append(run.node_of("server", 1))
+        nodes.freeze(frozen[0])
+
+    run.at(10, freeze)
+    summary = run.train(tmp_path / "run")
+    nodes.bury(frozen[0])
+    check(summary)
+
+
+@pytest.mark.slow
+def test_two_nodes_are_lost_together(tmp_path: Path, nodes: Nodes, run: Run) -> None:
+    nodes.add(2)
+
+    def lose() -> None:
+        for node in {run.node_of("server", 1), run.node_of("server", 2)}:
+            nodes.lose(node)
+
+    run.at(10, lose)
+    check(run.train(tmp_path / "run", r=2, servers=4))
+
+
+@pytest.mark.slow
+def test_without_room_it_waits_until_a_node_joins(tmp_path: Path, nodes: Nodes, run: Run) -> None:
+    run.at(5, lambda: nodes.lose(run.node_of("server", 1)))
+    run.at(15, lambda: nodes.lose(run.node_of("server", 1)))
+    seen: list[str] = []
+
+    def say(text: str) -> None:
+        seen.append(text)
+        if "waits: no room" in text and not any("joined" in each for each in seen):
+            seen.append("joined")
+            nodes.add(1)
+
+    run.say = say  # type: ignore[method-assign]
+    summary = run.train(tmp_path / "run", server_cpus=1.0, worker_cpus=0.0)
+    check(summary)
+    assert "joined" in seen
+
+
+def find_empty(nodes: Nodes) -> str:
+    """One that is not the head."""
+    import ray
+
+    living = [entry for entry in ray.nodes() if entry["Alive"] and "node:__internal_head__" not in entry["Resources"]]
+    return str(living[-1]["NodeID"])
