@@ -158,8 +158,6 @@ class TrainConfig:
     worker_gpus: float = 0.0
     # "KEY=VALUE", or for one role "server:KEY=VALUE": only nodes with this label of Ray.
     node_label: tuple[str, ...] = ()
-    # The name of the job on the cluster. None: one is made up.
-    job: str | None = None
     # Parameter servers. Too few: one holds too many rows and does all the work. Too many: every batch is
     # cut into messages too small to be worth sending, and processes compete for cores.
     servers: int = 5

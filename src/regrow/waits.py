@@ -5,8 +5,8 @@ that waits (`core/states.py`), the function that blocks, the constant that bound
 functions and the constants by themselves and fail for those that nobody declared, and for those that are gone; the
 table in `docs/failure-model.md` is made from this file (`make diagrams`).
 
-What only looks like a wait is in `paces.py`. A bound is a constant by its address, an option of the user, or another wait: then somebody else's verdict ends this
-one, and that somebody is named.
+What only looks like a wait is in `paces.py`. A bound is a constant by its address, an option of the user, or another
+wait: then somebody else's verdict ends this one, and that somebody is named.
 """
 
 from __future__ import annotations

@@ -148,7 +148,6 @@ KNOBS: dict[str, tuple[Knob, ...]] = {
             default="any node",
             help="Only on nodes with this label: zone=a, or server:zone=a. Repeatable.",
         ),
-        Knob(name="job", metavar="NAME", default="made up", help="The name of the job on the cluster."),
     ),
     "Where rows are kept": (
         Knob(

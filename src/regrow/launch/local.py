@@ -23,7 +23,7 @@ from regrow.config import TrainConfig
 from regrow.core.identity import Identity
 from regrow.errors import CheckpointError, ChildFailed, DataLoss, Interrupted, NotSaved, RegrowError
 from regrow.launch import checkpoints, partial
-from regrow.launch.backend import Begun, Delayed, Ended, Handle, News, Noted, end, list_running, name_of
+from regrow.launch.backend import Backend, Begun, Delayed, Ended, Handle, News, Noted, end, list_running, name_of
 from regrow.launch.causes import KILLED, MISSES_ANOTHER, Suspect, find_cause
 from regrow.launch.crew import Crew
 from regrow.launch.display import Display, QuietDisplay
@@ -99,6 +99,7 @@ def train(
     command: Sequence[str] = CHILD_COMMAND,
     patience: Patience | None = None,
     memory_check: bool = True,
+    on_backend: Callable[[Backend], object] = lambda made: None,
 ) -> dict[str, Any]:
     """Runs to the end and returns the summary. A run that fails raises, after its summary is written."""
     check_start(config)
@@ -115,6 +116,7 @@ def train(
         open_until_then.callback(run_dir.close)
         run = _Run(config, run_dir, display or QuietDisplay(), host, patience or Patience(), start)
         run.store_dir = store_dir
+        on_backend(run.backend)
         if planner is not None and planned is not None:
             run.replanner = Replanner(planner, planned, run.status)
         return run.run()

@@ -1,4 +1,4 @@
-"""Nodes of a Ray cluster on this machine, which can be lost as by a cut of their power; for tests."""
+"""Nodes of a Ray cluster on this machine, which can be lost as by a cut of their power: for benchmarks, and tests."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 STARTS_MAX = 4  # of a node: Ray gives up after half a minute, which a busy machine may take
 STORE_BYTES = 80 << 20
+RAY_COMMANDS = (b"ray/core/src", b"ray/_private", b"ray/dashboard", b"ray::", b"/ray/autoscaler")
 
 
 class Nodes:
@@ -76,6 +77,19 @@ def _try_often(start: Any) -> Any:
             if attempt == STARTS_MAX - 1:
                 raise
     raise AssertionError
+
+
+def sum_ray_seconds() -> float:
+    """Processor time of all processes of Ray on this machine so far; ours, behind them, are not counted."""
+    ticks = 0
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                command = (entry / "cmdline").read_bytes()
+                if any(word in command for word in RAY_COMMANDS) and b"regrow" not in command:
+                    fields = (entry / "stat").read_text().rpartition(")")[2].split()
+                    ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def _raylet(node: Any) -> int:
