@@ -226,6 +226,7 @@ class RayProcesses:
     def start(self, assignment: Assignment) -> RemoteProcess:
         who = assignment.identity
         path = self._logs.log(who.role, who.id, who.incarnation)
+        self._logs.open_log(who.role, who.id, who.incarnation).close()
         handle = RemoteProcess(who=who, assignment=assignment, backend=self, log_path=path)
         self.handles.append(handle)
         self._try_to_start(handle)
