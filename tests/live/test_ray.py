@@ -19,18 +19,22 @@ import pytest
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'regrow[ray]'")
 
+import echo_role
+import test_backend
+
 from regrow.bench.nodes import Nodes
 from regrow.config import TrainConfig
 from regrow.errors import UserError
-from regrow.launch import local
+from regrow.launch import local, outpost, ray_nodes
 from regrow.launch.display import QuietDisplay
-from regrow.launch.ray import RemoteProcess
+from regrow.launch.placement import Stripes, Wish
+from regrow.launch.ray import RayProcesses, RemoteProcess
+from regrow.launch.rundir import Logs, print_warning
 from regrow.launch.status import RunStatus
 
 pytestmark = [
     pytest.mark.live,
     pytest.mark.filterwarnings("ignore"),  # Ray's own
-    pytest.mark.xdist_group("ray"),  # one cluster for all of them
 ]
 
 STEPS = 40
@@ -121,6 +125,7 @@ def test_a_node_is_lost_and_the_model_is_the_same(tmp_path: Path, nodes: Nodes, 
     assert not [path for path in (tmp_path / "run").rglob("*") if path.is_file() and token in path.read_text()]
 
 
+@pytest.mark.slow
 def test_what_a_cluster_has_not_is_said_before_anything_starts(tmp_path: Path, run: Run) -> None:
     for options, words in (
         ({"servers": 30, "rows_max": 30}, "no room for 30 servers with 0.6 CPUs"),
@@ -194,6 +199,33 @@ def test_without_room_it_waits_until_a_node_joins(tmp_path: Path, nodes: Nodes, 
     summary = run.train(tmp_path / "run", server_cpus=1.0, worker_cpus=0.0)
     check(summary)
     assert "joined" in seen
+
+
+CONTRACT = [
+    test_backend.test_words_go_both_ways_in_order_and_whole,
+    test_backend.test_a_spare_becomes_somebody,
+    test_backend.test_last_words_are_heard_before_the_end,
+    test_backend.test_a_wait_is_bounded_and_can_be_ended,
+    test_backend.test_whoever_does_not_stop_when_asked_is_ended,
+    test_backend.test_in_a_hurry_nobody_is_waited_for,
+    test_backend.test_all_end_with_their_backend,
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("says", CONTRACT, ids=lambda test: test.__name__.removeprefix("test_"))
+def test_what_every_backend_does(tmp_path: Path, nodes: Nodes, says: Callable[[Any], None]) -> None:
+    """The tests of the other backends, with this one."""
+    backend = RayProcesses(
+        ray=ray_nodes.connect(nodes.address),
+        logs=Logs(tmp_path, print_warning),
+        wish=Wish(stripes=Stripes(servers=1)),
+        command=(outpost.PYTHON, echo_role.__file__),
+    )
+    try:
+        says(backend)
+    finally:
+        backend.close()
 
 
 def find_empty(nodes: Nodes) -> str:
