@@ -38,8 +38,8 @@ KILL_SECONDS_MAX = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exit:
-    """How a process ended, and what it used. `code` is negative for a signal, as subprocess has it. `cause`: in words,
-    where it did not end by itself but with something else, such as its node."""
+    """How a process ended, and what it used. `code` is negative for a signal, as subprocess has it. `cause`: what
+    happened to it, where it did not end by itself: "was lost with its node"."""
 
     code: int
     cause: str = ""

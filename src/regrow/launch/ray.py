@@ -30,7 +30,7 @@ from typing import Any
 import msgspec
 
 from regrow.core.identity import Identity
-from regrow.errors import UserError
+from regrow.errors import RegrowError, UserError
 from regrow.launch.backend import KILL_SECONDS_MAX, Begun, Delayed, Ended, Exit, News, Noted, Said, name_of
 from regrow.launch.lines import encode
 from regrow.launch.orders import Assignment, Become, Command
@@ -417,8 +417,8 @@ class RayProcesses:
 
     def _lose(self, handle: RemoteProcess, problem: BaseException) -> None:
         """Its actor is gone, or was never made, or cannot be reached."""
-        living = {entry["NodeID"] for entry in self._ray.nodes() if entry["Alive"]}
-        if handle.node not in living:
+        self._refresh()
+        if handle.node not in {node.id for node in self._nodes}:
             self._lose_node(handle.node, "is gone")
         elif handle.killed_at is not None:
             self._end(handle, Exit(code=-signal.SIGKILL))
@@ -461,13 +461,18 @@ class RayProcesses:
                 Noted(text=f"node {self.name_node(node)} {why}, and with it {join_words(names or ['nobody'], 'and')}")
             )
         for handle in lost:
-            self._end(handle, Exit(code=-signal.SIGKILL, cause=f"node {self.name_node(node)} {why}"))
+            self._end(
+                handle, Exit(code=-signal.SIGKILL, cause=f"was lost with node {self.name_node(node)}, which {why}")
+            )
 
     def _look_for_lost(self) -> None:
         now = time.monotonic()
         by_node: dict[str, list[RemoteProcess]] = {}
         for handle in self._list_running():
-            if handle.actor is not None and handle.node is not None and handle.pid:
+            if handle.actor is not None and not handle.pid:
+                if handle.killed_at is not None and now - handle.killed_at > UNREACHABLE_SECONDS:
+                    self._end(handle, Exit(code=-signal.SIGKILL, cause="was never started by Ray"))
+            elif handle.actor is not None and handle.node is not None:
                 by_node.setdefault(handle.node, []).append(handle)
         for node, handles in by_node.items():
             silent = min(now - handle.heard_at for handle in handles)
@@ -497,7 +502,11 @@ class RayProcesses:
 
     def _refresh(self) -> None:
         """Who is in the cluster now."""
-        self._nodes, where = list_nodes(self._ray)
+        try:
+            self._nodes, where = list_nodes(self._ray)
+        except Exception as error:  # whatever Ray raises when there is no cluster any more
+            words = str(error).strip().splitlines()
+            raise RegrowError(f"the Ray cluster does not answer any more: {words[0] if words else error!r}") from None
         self._where = {**self._where, **where}
         for node in self._nodes:
             self._base.setdefault(node.id, node)
