@@ -81,8 +81,14 @@ def list_nodes(ray: Any) -> tuple[list[Node], dict[str, Where]]:
     """Those that live, with what is free there; where they are, by id."""
     from ray._private.state import available_resources_per_node
 
-    free = available_resources_per_node()
-    entries = [entry for entry in ray.nodes() if entry["Alive"]]
+    return read_nodes(ray.nodes(), available_resources_per_node())
+
+
+def read_nodes(
+    described: Sequence[Mapping[str, Any]], free: Mapping[str, Mapping[str, float]]
+) -> tuple[list[Node], dict[str, Where]]:
+    """The same, of what Ray says of its nodes, and of what is free on each."""
+    entries = [entry for entry in described if entry["Alive"]]
     names = _name_nodes(entries)
     nodes = [
         Node(
