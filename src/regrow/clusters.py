@@ -5,6 +5,7 @@ Only words and numbers are looked at here. What a cluster has is asked in `launc
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from regrow.errors import ConfigError
@@ -15,7 +16,7 @@ LABEL_ROLES = ("server", "worker", "coordinator")
 CPUS_MAX = 4096
 # Without meaning on one machine.
 CLUSTER_OPTIONS = (
-    *("address", "servers_per_node", "server_cpus", "server_memory", "worker_cpus", "worker_gpus", "node_label"),
+    *("address", "servers_per_node", "server_cpus", "server_memory", "worker_cpus", "worker_gpus", "node_label", "job"),
 )
 
 
@@ -30,6 +31,8 @@ def check_cluster(config: Any) -> None:
             raise ConfigError(name, value, f"must be between 0 and {CPUS_MAX}")
     for text in config.node_label:
         parse_label(text)
+    if config.job is not None and not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", config.job):
+        raise ConfigError("job", config.job, "a name is letters, digits, dots and dashes, at most 64")
     if config.cluster == "local":
         _check_unused(config)
         return

@@ -158,6 +158,8 @@ class TrainConfig:
     worker_gpus: float = 0.0
     # "KEY=VALUE", or for one role "server:KEY=VALUE": only nodes with this label of Ray.
     node_label: tuple[str, ...] = ()
+    # The name of the job there. None: one is made up.
+    job: str | None = None
     # Parameter servers. Too few: one holds too many rows and does all the work. Too many: every batch is
     # cut into messages too small to be worth sending, and processes compete for cores.
     servers: int = 5
@@ -414,6 +416,12 @@ class TrainConfig:
             return None
         names = [field.name for field in dataclasses.fields(kind)]
         return kind(**{name: getattr(self, name) for name in names})
+
+    @property
+    def threads(self) -> dict[str, int]:
+        """By role."""
+        servers = self.threads_per_server
+        return {"server": servers, "standby": servers, "worker": self.threads_per_worker, "coordinator": 1, "merger": 1}
 
     @property
     def saves_own(self) -> bool:

@@ -78,7 +78,7 @@ class Run(QuietDisplay):
     def train(self, path: Path, **options: Any) -> dict[str, Any]:
         address = {"address": self._nodes.address}
         config = TrainConfig(out=str(path), **{**SMALL, **EC, **LITTLE, **address, **options})
-        return local.train(config, display=self, on_backend=self._backends.append)
+        return local.train(config, display=self, on_start=lambda run: self._backends.append(run.backend))
 
     def at(self, step: int, act: Callable[[], object]) -> None:
         self._acts.append((step, act))
@@ -150,8 +150,9 @@ def test_a_process_dies_and_its_node_lives(tmp_path: Path, run: Run) -> None:
 def test_the_node_of_somebody_else_is_lost(tmp_path: Path, nodes: Nodes, run: Run, role: str) -> None:
     nodes.add(1)
     # The head must not be lost: without it there is no Ray.
+    labels = ("worker:kind=node", "coordinator:kind=node")
     run.at(10, lambda: nodes.lose(run.node_of(role)))
-    summary = run.train(tmp_path / "run", node_label=(f"{role}:ray.io/node-id={find_empty(nodes)}",))
+    summary = run.train(tmp_path / "run", node_label=labels)
     check(summary)
     assert role in [failure["role"] for failure in summary["failures"]]
 
@@ -226,11 +227,3 @@ def test_what_every_backend_does(tmp_path: Path, nodes: Nodes, says: Callable[[A
         says(backend)
     finally:
         backend.close()
-
-
-def find_empty(nodes: Nodes) -> str:
-    """One that is not the head."""
-    import ray
-
-    living = [entry for entry in ray.nodes() if entry["Alive"] and "node:__internal_head__" not in entry["Resources"]]
-    return str(living[-1]["NodeID"])

@@ -134,7 +134,7 @@ def train(watcher: Watcher, nodes: Nodes | None, **options: Any) -> dict[str, An
     with tempfile.TemporaryDirectory(prefix="regrow-bench-") as directory:
         config = TrainConfig(out=f"{directory}/run", **{**COMMON, **EC, **where, **options})
         watcher.began = time.monotonic()
-        return local.train(config, display=watcher, on_backend=lambda made: setattr(watcher, "backend", made))
+        return local.train(config, display=watcher, on_start=lambda run: setattr(watcher, "backend", run.backend))
 
 
 # -- the parts ----------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from typing import Any
 
 STARTS_MAX = 4  # of a node: Ray gives up after half a minute, which a busy machine may take
 STORE_BYTES = 80 << 20
+LABELS = {"kind": "node"}  # of all but the head
 RAY_COMMANDS = (b"ray/core/src", b"ray/_private", b"ray/dashboard", b"ray::", b"/ray/autoscaler")
 
 
@@ -30,7 +31,11 @@ class Nodes:
 
     def add(self, count: int = 1, *, cpus: float = 1.0) -> None:
         for _ in range(count):
-            _try_often(lambda: self._cluster.add_node(num_cpus=cpus, object_store_memory=STORE_BYTES, wait=False))
+            _try_often(
+                lambda: self._cluster.add_node(
+                    num_cpus=cpus, object_store_memory=STORE_BYTES, labels=LABELS, wait=False
+                )
+            )
         self._cluster.wait_for_nodes()
 
     def count(self) -> int:

@@ -23,10 +23,11 @@ from regrow.config import TrainConfig
 from regrow.core.identity import Identity
 from regrow.errors import CheckpointError, ChildFailed, DataLoss, Interrupted, NotSaved, RegrowError
 from regrow.launch import checkpoints, partial
-from regrow.launch.backend import Backend, Begun, Delayed, Ended, Handle, News, Noted, end, list_running, name_of
+from regrow.launch.backend import Begun, Delayed, Ended, Handle, News, Noted, end, list_running, name_of
 from regrow.launch.causes import KILLED, MISSES_ANOTHER, Suspect, find_cause
 from regrow.launch.crew import Crew
 from regrow.launch.display import Display, QuietDisplay
+from regrow.launch.farewell import Farewell
 from regrow.launch.hosting import Host
 from regrow.launch.judges import Judges
 from regrow.launch.orders import Conclude, Evaluate, Hanging, MakeCheckpoint
@@ -99,7 +100,7 @@ def train(
     command: Sequence[str] = CHILD_COMMAND,
     patience: Patience | None = None,
     memory_check: bool = True,
-    on_backend: Callable[[Backend], object] = lambda made: None,
+    on_start: Callable[[_Run], object] = lambda run: None,
 ) -> dict[str, Any]:
     """Runs to the end and returns the summary. A run that fails raises, after its summary is written."""
     check_start(config)
@@ -116,7 +117,7 @@ def train(
         open_until_then.callback(run_dir.close)
         run = _Run(config, run_dir, display or QuietDisplay(), host, patience or Patience(), start)
         run.store_dir = store_dir
-        on_backend(run.backend)
+        on_start(run)
         if planner is not None and planned is not None:
             run.replanner = Replanner(planner, planned, run.status)
         return run.run()
@@ -158,6 +159,7 @@ class _Run:
         self.suspects: list[Suspect] = []
         self.data_loss: DataLoss | None = None
         self.not_saved: NotSaved | None = None
+        self.farewell = Farewell()
         self._ending = False  # whoever ends now was told to
         self._metrics_due = 0.0
         self._display_due = 0.0
@@ -318,16 +320,9 @@ class _Run:
 
     def _hire(self) -> Crew:
         config, start = self.config, self.start
-        threads = {
-            "coordinator": 1,
-            "server": config.threads_per_server,
-            "standby": config.threads_per_server,
-            "worker": config.threads_per_worker,
-            "merger": 1,
-        }
         return Crew(
             backend=self.backend,
-            threads=threads,
+            threads=config.threads,
             token=self.token,
             servers=config.servers,
             frame_bytes_max=config.frame_bytes_max,
@@ -486,6 +481,9 @@ class _Run:
             self.crew.keep_extra(wish.extra)
         self.crew.tell(self.supervisor.current("coordinator", 0), MakeCheckpoint(extra=wish.extra))
 
+    def _save_once(self) -> None:
+        self.crew.tell(self.supervisor.current("coordinator", 0), MakeCheckpoint())
+
     # -- deaths and successors -------------------------------------------------------------------------------
 
     @property
@@ -580,12 +578,13 @@ class _Run:
     def _tick(self) -> None:
         now = time.monotonic()
         self.status.failures.tick(now)
+        self.farewell.look(self.status.checkpoints["saved"], save=self._save_once, end=self.signals.stop)
         if self.replanner is not None and (every := self.replanner.look(now)) is not None:
             self.crew.change_saves(every)
             for id in range(self.config.servers):
                 self.crew.tell(self.supervisor.current("server", id), every)
         if self.replanner is not None and self.replanner.is_checkpoint_due(now):
-            self.crew.tell(self.supervisor.current("coordinator", 0), MakeCheckpoint())
+            self._save_once()
         if now >= self._metrics_due:
             self._metrics_due = now + (METRICS_SECONDS_PROTECTED if self.config.replaces_servers else METRICS_SECONDS)
             self.run_dir.write_metrics(self.status.metrics(now))
