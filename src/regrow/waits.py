@@ -165,7 +165,7 @@ WAITS: tuple[Wait, ...] = (
         bounds=("wait: answer",),
         notices="launcher, which asks it all the while; its end closes the pipe",
         then="it ends with the launcher",
-        calls=("launch/pipes.py:PipeParent.next_command", "launch/pipes.py:PipeParent.on_command"),
+        calls=("launch/parents.py:LineParent.next_command", "launch/parents.py:LineParent.on_command"),
     ),
     # -- servers, as the coordinator sees them -----------------------------------------------------------------
     Wait(

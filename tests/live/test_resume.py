@@ -22,7 +22,7 @@ from helpers import job, plan_of, server, table, worker
 from test_transport import S0, TOKEN, W0, Side, address, run, until  # noqa: F401
 
 from regrow.core.framing import FrameReader, Limits, Stamp, encode
-from regrow.core.identity import Identity
+from regrow.core.identity import COORDINATOR, Identity
 from regrow.core.link import ACK_BYTES_MAX, Acceptor
 from regrow.core.messages import Beat, Declare, Member, Open, Opened, Pull, RecordsWritten, Register, Rows, View
 from regrow.errors import ConnectionLost
@@ -436,6 +436,11 @@ class FakeParent:
     def on_command(self, callback: Callable[[orders.AnyCommand], object]) -> None:
         self.command = callback
 
+    def follow_coordinator(self, callback: Callable[[Identity, str], object]) -> None:
+        self.move_coordinator = callback
+        assert self.assignment.coordinator is not None
+        callback(COORDINATOR, self.assignment.coordinator)
+
     def next_command(self) -> orders.AnyCommand:
         return self.commands.pop(0)
 
@@ -467,6 +472,33 @@ def test_a_server_registers_with_every_coordinator_and_ends_when_one_says_it_was
         (fenced,) = parent.heard(reports.Fenced)
         assert "S0 with incarnation 0 was replaced" in fenced.reason
         await side.endpoint.close()
+
+    run(main())
+
+
+def test_a_server_follows_its_coordinator_to_another_address(run: Any, tmp_path: Path) -> None:
+    """The one before still answers: whoever only waited for it to go would stay."""
+
+    async def main() -> None:
+        parent = FakeParent(S0, listen=f"unix:{tmp_path}/s", coordinator=f"unix:{tmp_path}/c0")
+        node = asyncio.ensure_future(serve.Node(parent).run())
+        sides = [Side(coordinator) for coordinator in (C0, C1)]
+        for number, side in enumerate(sides):
+            await side.endpoint.listen(f"unix:{tmp_path}/c{number}")
+            if number:
+                parent.move_coordinator(C1, f"unix:{tmp_path}/c1")
+            await until(lambda: any(isinstance(message, Beat) for _, message in side.heard))  # noqa: B023
+        await until(lambda: sides[0].lost)
+        parent.move_coordinator(C1, f"unix:{tmp_path}/c1")  # no news
+        parent.move_coordinator(C0, f"unix:{tmp_path}/c0")  # nor is what comes late
+        before = len(sides[1].heard)
+        await until(lambda: len(sides[1].heard) > before + 3)
+        assert not sides[1].lost
+        assert not node.done()
+        parent.command(orders.Stop())
+        await node
+        for side in sides:
+            await side.endpoint.close()
 
     run(main())
 

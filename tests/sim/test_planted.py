@@ -104,7 +104,12 @@ SEEDS |= {
     "streamed-is-not-enough": ("r3", 1000444, 2),
     "complaints-unheard": ("parted", 0, 40),
 }
+SEEDS |= {
+    "address-kept": ("moved", 0, 20),
+    "newcomers-untold": ("moved", 0, 40),
+}
 HANGS = 11
+MOVED = 2
 PARTED = 4
 TIERED = 5
 # Where a seed that shows it is hard to find: a tape that does, tried before all seeds.
@@ -121,7 +126,7 @@ TAPES = {
 
 def test_every_bug_is_listed() -> None:
     assert set(SEEDS) == set(planted.BUGS)
-    assert len(planted.BUGS) == 17 + 11 + len(states.ALL) + 6 + HANGS + PARTED + PARTIAL + TIERED
+    assert len(planted.BUGS) == 17 + 11 + len(states.ALL) + 6 + HANGS + PARTED + MOVED + PARTIAL + TIERED
 
 
 @pytest.mark.parametrize("name", SEEDS)

@@ -74,6 +74,7 @@ UNITS = {
     "regrow.launch.placement": "supervision",
     "regrow.launch.child": "mains",
     "regrow.launch.pipes": "mains",
+    "regrow.launch.parents": "mains",
     "regrow.__main__": "cli",
 }
 
@@ -336,6 +337,7 @@ LOOKED_UP = {
     "regrow.sim.sabotage": "_",
     "regrow.sim.hangs": "inject_",
     "regrow.sim.forever": "inject_",
+    "regrow.sim.moving": "inject_",
     "regrow.sim.parted": "inject_",
 }
 

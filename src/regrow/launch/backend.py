@@ -142,8 +142,8 @@ class Backend(Protocol):
         """All that were ever started, in that order."""
 
     def choose_address(self, who: Identity, *, before: str | None) -> str:
-        """Where this process shall listen. `before` is where the coordinator does, or did, once that is known: its
-        successor must have that address again, because all others know it."""
+        """Where this process shall listen, or at which of its host's addresses (`runtime/hosts.py`). `before` is where
+        the coordinator does, or did, once that is known. Its successor may be elsewhere: all others are told."""
 
     def start(self, assignment: Assignment) -> Handle:
         """Starts a process and tells it its assignment, without waiting for it. Raises OSError where that fails."""

@@ -14,7 +14,8 @@ import traceback
 
 from regrow import _kernels
 from regrow.errors import CheckpointError, ConnectionLost, DataLoss, RegrowError, StoreDamaged, StoreSilent
-from regrow.launch.pipes import PipeParent, log_format
+from regrow.launch.parents import log_format
+from regrow.launch.pipes import PipeParent
 from regrow.launch.reports import Error, ErrorKind, Stopped
 from regrow.runtime.parent import Parent, peak_rss_bytes
 from regrow.runtime.streams import replace_standard_streams

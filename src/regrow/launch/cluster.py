@@ -36,6 +36,7 @@ from regrow.launch.rundir import Logs, print_warning
 from regrow.launch.supervisor import (
     Accuse,
     Appoint,
+    CoordinatorListens,
     Event,
     GiveUp,
     KeepSpares,
@@ -267,6 +268,7 @@ class LocalCluster:
                 self._fail(ChildFailed(f"{name_of(handle.who)} sent a malformed {event!r} event: {problem}"))
             case Listening(address=address) if handle.who.role == "coordinator":
                 self._crew.coordinator_address = address
+                self._supervise(CoordinatorListens(who=handle.who, address=address))
             case Answer(busy_seconds=busy, longest_seconds=longest):
                 answer = ProcessAnswered(who=handle.who, now=now, busy_seconds=busy, longest_seconds=longest)
                 self._supervise(answer)

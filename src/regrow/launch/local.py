@@ -57,6 +57,7 @@ from regrow.launch.summary import make_summary
 from regrow.launch.supervisor import (
     Accuse,
     Appoint,
+    CoordinatorListens,
     Event,
     GiveUp,
     Harm,
@@ -450,6 +451,7 @@ class _Run:
             case _:
                 if who.role == "coordinator" and isinstance(report, Listening):
                     self.crew.coordinator_address = report.address
+                    self._supervise(CoordinatorListens(who=who, address=report.address))
                 if isinstance(report, Ready):
                     self._supervise(ProcessReady(who=who))
                 try:

@@ -104,8 +104,8 @@ class Assignment(msgspec.Struct, frozen=True, kw_only=True):
 
     identity: Identity
     token: str  # hexadecimal; keeps strangers out
-    listen: str
-    coordinator: str | None  # its address; None for the coordinator itself
+    listen: str  # an address, or which of the host's own: see `runtime/hosts.py`
+    coordinator: str | None  # its address, until `CoordinatorAt` says another; None for the coordinator itself
     threads: int
     servers: int
     frame_bytes_max: int
@@ -142,6 +142,13 @@ class PeerDied(Command, frozen=True, kw_only=True, tag="died"):
     """To the coordinator: somebody saw this process end."""
 
     peer: Identity
+
+
+class CoordinatorAt(Command, frozen=True, kw_only=True, tag="coordinator at"):
+    """To everybody: this coordinator is in office now, and listens there. Any before it is over."""
+
+    coordinator: Identity
+    address: str
 
 
 class MakeCheckpoint(Command, frozen=True, kw_only=True, tag="checkpoint"):
@@ -186,4 +193,16 @@ class Conclude(Command, frozen=True, kw_only=True, tag="conclude"):
     metrics: dict[str, float | None]
 
 
-AnyCommand = Stop | Become | Ask | PeerDied | MakeCheckpoint | SaveEvery | Evaluate | Judge | MergeTallies | Conclude
+AnyCommand = (
+    Stop
+    | Become
+    | Ask
+    | PeerDied
+    | CoordinatorAt
+    | MakeCheckpoint
+    | SaveEvery
+    | Evaluate
+    | Judge
+    | MergeTallies
+    | Conclude
+)

@@ -214,7 +214,7 @@ class RayProcesses:
 
     def choose_address(self, who: Identity, *, before: str | None) -> str:
         """Where it is started decides: see `address`."""
-        return before if who.role == "coordinator" and before is not None else ANYWHERE
+        return ANYWHERE
 
     def address(self, assignment: Assignment, node: str | None) -> Assignment:
         """At its node's own address."""

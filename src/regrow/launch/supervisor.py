@@ -4,7 +4,8 @@ Every role and number is a place, and one process holds it: its incarnation. A p
 next incarnation; a server by a spare that has been waiting with everything imported, so that it takes milliseconds.
 Whoever was succeeded is out of office for good, alive or not: nothing it says counts, and when it comes back it is a
 zombie that finds itself fenced off. Everybody that the coordinator must forget is named to it (`PeerDied`), as only it
-makes views; its own successor is told again what the last one may not have heard.
+makes views; its own successor is told again what the last one may not have heard. That successor may listen elsewhere,
+on another host: everybody is told where (`CoordinatorAt`), zombies too, or they would never find out what they are.
 
 What a death means depends on the stance, which the launcher takes (it knows the phase of the run, this file does not):
 
@@ -35,7 +36,7 @@ from dataclasses import dataclass
 
 from regrow.core.identity import Identity
 from regrow.launch.backend import KILL_SECONDS_MAX, Exit, name_of
-from regrow.launch.orders import Ask, Command, PeerDied
+from regrow.launch.orders import Ask, Command, CoordinatorAt, PeerDied
 from regrow.launch.reports import Error
 from regrow.launch.watch import Watch
 
@@ -142,6 +143,14 @@ class ProcessBegun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CoordinatorListens:
+    """Others can connect to it, there."""
+
+    who: Identity
+    address: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessReady:
     """A server has its rows in memory."""
 
@@ -197,6 +206,7 @@ Event = (
     | ProcessAnswered
     | ProcessDelayed
     | ProcessBegun
+    | CoordinatorListens
     | ProcessReady
     | ProcessFailed
     | ProcessFenced
@@ -357,6 +367,8 @@ class Supervisor:
             case ProcessBegun(who=who, now=now):
                 if self.counts(who):
                     self._watch.begin(who, now)
+            case CoordinatorListens(who=who, address=address):
+                return self._on_listens(who, address)
             case ProcessReady(who=who):
                 self._watch.note_ready(who)
             case ProcessFailed():
@@ -524,6 +536,13 @@ class Supervisor:
                     known[heir] = known.pop(spare)
             return [note, death, Promote(spare=spare, who=heir)]
         return [note, death, self._appoint(heir, now)]
+
+    def _on_listens(self, who: Identity, address: str) -> list[Order]:
+        """Whoever was started before this knows where the last one was."""
+        if self._office.get(COORDINATOR) != who:
+            return []
+        others = [other for other in (*self._office.values(), *self._spares, *self._zombies) if other.role != who.role]
+        return [Tell(who=other, command=CoordinatorAt(coordinator=who, address=address)) for other in others]
 
     def _choose_spare(self, heir: Identity, now: float) -> Identity | None:
         """One that seems to be alive."""

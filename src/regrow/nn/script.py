@@ -79,6 +79,7 @@ class RunSeat:
             pulse=self._parent.pulse,
             authenticate=assignment.authenticate,
         )
+        self._parent.follow_coordinator(self.client.follow_coordinator)
         self.begin()
         return self.client, assignment.start is not None and assignment.identity.incarnation == 0
 

@@ -406,6 +406,11 @@ class SocketClient(Client):
         if not self._thread.is_alive():  # else it is a daemon, and ends with the process
             self._loop.close()
 
+    def follow_coordinator(self, coordinator: Identity, address: str) -> None:
+        """That one is in office, and there. From any thread; also once this client is closed."""
+        with contextlib.suppress(RuntimeError):  # its loop is
+            self._loop.call_soon_threadsafe(self.endpoint.dial, coordinator, address)
+
     @property
     def bytes_moved(self) -> tuple[int, int]:
         return self.endpoint.bytes_in, self.endpoint.bytes_out

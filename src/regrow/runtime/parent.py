@@ -62,7 +62,8 @@ class Pulse:
 
 class Parent(Protocol):
     """What a role may say to the launcher, and hear from it. A launcher that is gone ends the process: nobody who
-    calls these has to think of that. `Ask` is answered in here, from the pulse, and never reaches a role."""
+    calls these has to think of that. `Ask` is answered in here, from the pulse, and never reaches a role; nor does
+    `CoordinatorAt`, which is for those who follow."""
 
     @property
     def pulse(self) -> Pulse:
@@ -80,6 +81,10 @@ class Parent(Protocol):
 
     def next_command(self) -> AnyCommand:
         """Waits for the next command: for a process whose main thread has nothing else to do."""
+
+    def follow_coordinator(self, callback: Callable[[Identity, str], object]) -> None:
+        """Calls back with a coordinator and its address: at once, and from another thread whenever a successor is
+        somewhere else. Any before the one that is named is over."""
 
     def on_command(self, callback: Callable[[AnyCommand], object]) -> None:
         """Calls back from another thread instead, also for commands that came before: for a process that runs an

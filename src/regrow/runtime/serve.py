@@ -50,6 +50,7 @@ from regrow.errors import CheckpointError, ConnectionLost, Refusal, RegrowError,
 from regrow.launch import orders, reports
 from regrow.runtime.checkpoint import Loader, Saver
 from regrow.runtime.client import new_event_loop
+from regrow.runtime.hosts import resolve_listen
 from regrow.runtime.parent import Parent
 from regrow.runtime.priorities import choose_tables
 from regrow.runtime.saves import OwnLoader, OwnSaver
@@ -173,11 +174,13 @@ class Node:
             authenticate=assignment.authenticate,
         )
         self.parent.on_command(lambda command: loop.call_soon_threadsafe(self._on_command, command))
-        self._address = address = await self.endpoint.listen(assignment.listen)
+        place = resolve_listen(assignment.listen, toward=assignment.coordinator)
+        self._address = address = await self.endpoint.listen(place)
         if isinstance(self.machine, ServerDoor):
             self.machine.address = address
-            assert assignment.coordinator is not None
-            self.endpoint.dial(COORDINATOR, assignment.coordinator)
+            self.parent.follow_coordinator(
+                lambda coordinator, address: loop.call_soon_threadsafe(self.endpoint.dial, coordinator, address)
+            )
         self.parent.report(reports.Listening(address=address))
         tasks = [loop.create_task(self._report_often()), loop.create_task(self._tick_often())]
         for task in tasks:

@@ -177,6 +177,8 @@ class Agenda:
             coordinator = world.node(COORDINATOR)
             if coordinator is None or coordinator.paused or (who, coordinator.identity) in network.wires:
                 return None
+            if not world.launcher.is_reached(who, coordinator.identity):
+                return None
             whom = coordinator.identity
         node = world.nodes.get(who)
         if whom not in world.nodes or node is None or node.paused or (who, whom) in network.wires:

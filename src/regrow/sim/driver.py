@@ -96,21 +96,20 @@ class Driver:
             for member in effect.view.servers:
                 self.world.network.dial(identity, member.identity)
         elif isinstance(effect, Forget):
-            self._forget(node, effect.peer)
+            self.forget(node, effect.peer)
         elif isinstance(effect, Refuse):
             self.world.log(f"{short(identity)} refuses {short(effect.target)}: {effect.reason}")
             self.end_refused(effect.target, identity, effect.reason)
             if effect.target in self.world.nodes:
-                self._forget(node, effect.target)
+                self.forget(node, effect.target)
         elif isinstance(effect, Stop):
             if self.world.is_current(identity) and not self.world.lost and identity not in self.world.condemned:
                 raise Violation("stop", f"{short(identity)} stops: {effect.reason}")
             self.world.probes.hit("zombie stops")
             self.world.launcher.end(node, f"stops: {effect.reason}")
+        elif isinstance(effect, Replace | Condemn) and not self.world.is_current(identity):
+            self.world.probes.hit("zombie gives orders")  # the launcher does not listen to one
         elif isinstance(effect, Replace):
-            if not self.world.is_current(identity):
-                self.world.probes.hit("zombie gives orders")  # the launcher does not listen to one
-                return
             self.world.sabotage.hangs.check_suspicion(effect.peer, effect.reason)
             self.world.sabotage.parted.check_suspicion(effect.peer, effect.reason)
             self.world.condemned.add(effect.peer)
@@ -166,7 +165,7 @@ class Driver:
         else:
             storage.fetch(node, effect)
 
-    def _forget(self, node: Node, peer: Identity) -> None:
+    def forget(self, node: Node, peer: Identity) -> None:
         late = self.world.network.forget(node.identity, peer)
         if late and not self.world.calm and self.world.choices.flag(0.3):
             # Read from the socket already when the link was dropped: the machine itself must fence it off.

@@ -44,6 +44,7 @@ class Node:
     hung: bool = False  # paused for good: nobody lets it go on
     hidden: bool = False  # the launcher cannot reach it: replaced, it goes on as a zombie
     starved: bool = False  # it gets no ticks
+    dials: int = 0  # the incarnation of the coordinator whose address it knows
     changed: bool = True  # something happened since its queues were looked at; a tick that asks for nothing is nothing
 
     @property

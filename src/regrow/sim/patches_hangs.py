@@ -161,3 +161,20 @@ def hung_spares_are_good_enough(original: Any) -> Any:
         self.end(who)  # whoever has a place is taken for well
 
     return promote
+
+
+# --- Coordinators that come back elsewhere ---
+
+
+def servers_keep_the_address(original: Any) -> Any:
+    def on_listens(self: Any, who: Any, address: str) -> Any:
+        return [order for order in original(self, who, address) if order.who.role != "server"]
+
+    return on_listens
+
+
+def newcomers_untold(original: Any) -> Any:
+    def on_listens(self: Any, who: Any, address: str) -> Any:
+        return [order for order in original(self, who, address) if not order.who.incarnation]
+
+    return on_listens

@@ -26,6 +26,7 @@ from regrow.core.serving_async import AsyncServing
 from regrow.core.serving_sync import SyncServing
 from regrow.core.session import Session
 from regrow.core.steady import SteadyTime
+from regrow.launch.supervisor import Supervisor
 from regrow.launch.watch import Watch
 from regrow.sim import patches, patches_hangs, planted_more
 from regrow.sim.bug import Bug
@@ -475,6 +476,26 @@ BUGS |= {
         "_find_suspects",
         patches_hangs.complaints_unheard,
         ("parted", "parted-sync", "parted-2pc"),
+        ("I8",),
+    ),
+}
+
+MOVED = ("moved", "moved-sync", "moved-cuts")
+BUGS |= {
+    "address-kept": Bug(
+        "servers are not told that the coordinator came back elsewhere, and dial where the last one was",
+        Supervisor,
+        "_on_listens",
+        patches_hangs.servers_keep_the_address,
+        MOVED,
+        ("I8",),
+    ),
+    "newcomers-untold": Bug(
+        "whoever was ordered before a coordinator came back elsewhere dials where the last one was",
+        Supervisor,
+        "_on_listens",
+        patches_hangs.newcomers_untold,
+        MOVED,
         ("I8",),
     ),
 }

@@ -108,6 +108,9 @@ PROBES |= {
 
 # Faults of which nobody dies (hangs.py): each happened, and lasted long enough to matter.
 PROBES |= {
+    "coordinator elsewhere": "somebody is told that there is another coordinator, and where",
+    "coordinator out of reach": "the launcher loses sight of a coordinator that goes on",
+    "left for another coordinator": "... and somebody who hears it leaves it for its successor",
     "spare": "a spare was started",
     "spare promoted": "... and took a place",
     "spare dies": "a spare dies before it has a place",

@@ -48,6 +48,7 @@ class Profile:
     paged: bool = False  # rows may be on disk (paged.py), and a death may end everybody: all begin again
     batch: bool = False  # checkpoints stay in the files of the stores
     supervised: bool = False  # the launcher has the real supervisor, with spares (supervised.py)
+    moves: bool = False  # ... and every coordinator has an address of its own (moving.py)
     weights: tuple[tuple[str, int], ...] = (
         ("server", 6),
         ("replacement", 4),
@@ -216,6 +217,20 @@ PROFILES |= {
             weights=(("server for good", 4), ("server", 2), ("replacement", 1), ("spare for good", 1)),
             supervised=True,
         ),
+    )
+}
+
+# A coordinator comes back elsewhere: everybody must be told where (moving.py).
+MOVING = (
+    *(("coordinator", 6), ("coordinator out of reach", 6), ("coordinator for good", 2), ("server", 6)),
+    *(("replacement", 3), ("worker", 3), ("spare death", 1), ("pause", 3), ("reset", 2)),
+)
+PROFILES |= {
+    profile.name: dataclasses.replace(profile, weights=MOVING, faults=12, supervised=True, moves=True)
+    for profile in (
+        Profile(name="moved", r=(1, 1, 2)),
+        Profile(name="moved-sync", mode="sync", r=(1, 1, 2)),
+        Profile(name="moved-cuts", r=(1, 1, 2), cuts=True),
     )
 }
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from regrow.sim import machines
 from regrow.sim.forever import Forever
 from regrow.sim.hangs import Hangs, find_method
+from regrow.sim.moving import Moving
 from regrow.sim.net import COORDINATOR, short
 from regrow.sim.parted import Parted
 
@@ -37,6 +38,7 @@ class Saboteur:
         self.hangs = Hangs(self)
         self.forever = Forever(self)
         self.parted = Parted(self)
+        self.moving = Moving(self)
 
     @property
     def rate_max(self) -> float:
@@ -121,7 +123,7 @@ class Saboteur:
             if place < weight:
                 own = getattr(self, "_" + name.replace(" ", "_"), None)
                 method = find_method(name)
-                others = [getattr(each, method, None) for each in (self.hangs, self.forever, self.parted)]
+                others = [getattr(each, method, None) for each in (self.hangs, self.forever, self.parted, self.moving)]
                 if next(each for each in (own, *others) if each is not None)():
                     self.left -= 1
                     self.serious += name not in MINOR

@@ -31,6 +31,7 @@ from regrow.sim.cuts import Start, Storage
 from regrow.sim.driver import Driver
 from regrow.sim.dumps import Loading
 from regrow.sim.launcher import Launcher
+from regrow.sim.moving import MovingLauncher
 from regrow.sim.net import COORDINATOR, Item, Network, Wire, checksum, short
 from regrow.sim.nodes import Action, Node, Violation, name_value
 from regrow.sim.own_saves import OwnStorage
@@ -93,7 +94,7 @@ class World:
         self.trail: list[int] = []  # who got what in which event: `digest`
         self.driver = Driver(self)
         supervised = scenario.profile.supervised
-        self.launcher = SupervisedLauncher(self) if supervised else Launcher(self)
+        self.launcher = _make_launcher(self)
         self._calm_seconds_max = CALM_SECONDS_MAX + (HANG_SECONDS_MAX if supervised or scenario.profile.parts else 0.0)
         self.sabotage = Saboteur(self)
         self.checker = Checker(self)
@@ -380,6 +381,13 @@ class World:
     def digest(self) -> str:
         """Of all that was handed to anybody: equal for equal runs."""
         return hashlib.blake2b(array("q", self.trail).tobytes(), digest_size=8).hexdigest()
+
+
+def _make_launcher(world: World) -> Launcher:
+    profile = world.scenario.profile
+    if profile.moves:
+        return MovingLauncher(world)
+    return SupervisedLauncher(world) if profile.supervised else Launcher(world)
 
 
 _EVENTS: dict[type, int] = {}  # a number for the name of each kind of event

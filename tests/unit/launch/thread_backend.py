@@ -45,6 +45,9 @@ class ThreadParent:
         self._handle.await_turn(lambda: bool(commands))
         return commands.pop(0)
 
+    def follow_coordinator(self, callback: Callable[[Identity, str], object]) -> None:
+        raise NotImplementedError("none of these roles dials")
+
     def on_command(self, callback: Callable[[AnyCommand], object]) -> None:
         raise NotImplementedError("none of these roles has a loop of its own")
 
