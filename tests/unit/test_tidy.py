@@ -69,6 +69,7 @@ UNITS = {
     "regrow.launch.reports": "orders",
     "regrow.launch.lines": "orders",
     "regrow.launch.supervisor": "supervision",
+    "regrow.launch.events": "supervision",
     "regrow.launch.watch": "supervision",
     "regrow.launch.backend": "supervision",
     "regrow.launch.placement": "supervision",

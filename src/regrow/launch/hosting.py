@@ -15,6 +15,7 @@ from regrow.launch.processes import CHILD_COMMAND, LocalProcesses
 from regrow.launch.rundir import Logs
 
 if TYPE_CHECKING:
+    from regrow.launch.placement import Wish
     from regrow.launch.ray import RayProcesses
 
 
@@ -28,6 +29,7 @@ class Host:
         self._config = config
         self._command = tuple(command)
         self._ray: Any = None
+        self._wish: Wish | None = None
         if config.cluster == "ray":
             self._connect()
         elif memory_check and not config.script:  # how large a script's tables are is not known before it runs
@@ -37,22 +39,23 @@ class Host:
         from regrow.launch import ray_nodes
 
         self._ray = ray_nodes.connect(self._config.address)
+        config = self._config
         nodes, where = ray_nodes.list_nodes(self._ray)
-        ray_nodes.check_nodes(self._ray, nodes, where, self._config)
+        self._wish = ray_nodes.make_wish(config, 0 if config.script else memory.count_server_bytes(config))
+        ray_nodes.plan(nodes, self._wish)
+        ray_nodes.check_nodes(self._ray, nodes, where, config)
 
     def make(self, logs: Logs) -> LocalProcesses | RayProcesses:
         if self._ray is None:
             return LocalProcesses(logs=logs, command=self._command)
         from regrow.launch.outpost import REMOTE_COMMAND
         from regrow.launch.ray import RayProcesses
-        from regrow.launch.ray_nodes import make_wish
 
-        config = self._config
-        server_bytes = 0 if config.script else memory.count_server_bytes(config)
+        assert self._wish is not None
         backend = RayProcesses(
             ray=self._ray,
             logs=logs,
-            wish=make_wish(config, server_bytes),
+            wish=self._wish,
             command=REMOTE_COMMAND if self._command == CHILD_COMMAND else self._command,
             directory=os.getcwd(),
         )

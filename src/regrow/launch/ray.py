@@ -39,16 +39,14 @@ from regrow.launch.placement import (
     Choice,
     Need,
     Node,
-    NoRoom,
     Seats,
     Wish,
     choose_node,
     describe_safety,
     join_words,
-    plan_seats,
     rank_spare,
 )
-from regrow.launch.ray_nodes import ID_LABEL, list_nodes
+from regrow.launch.ray_nodes import ID_LABEL, list_nodes, plan
 from regrow.launch.reading import ReportReader
 from regrow.launch.rundir import Logs
 
@@ -171,11 +169,7 @@ class RayProcesses:
 
     def reserve(self) -> str:
         """Decides who sits where, and reserves room for servers and spares. Says what is survived."""
-        try:
-            self._planned = plan_seats(self._nodes, self._wish)
-        except NoRoom as problem:
-            hint = "more nodes, or less --server-cpus, --server-memory or --worker-cpus"
-            raise UserError(str(problem), hint=hint) from None
+        self._planned = plan(self._nodes, self._wish)
         from ray.util.placement_group import placement_group
 
         nodes = [node for (role, _), node in self._planned.items() if role in SERVER_ROLES]

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from regrow.clusters import parse_label
 from regrow.config import TrainConfig
 from regrow.errors import RegrowError, UserError
-from regrow.launch.placement import Need, Node, Stripes, Wish
+from regrow.launch.placement import Need, Node, NoRoom, Seats, Stripes, Wish, plan_seats
 from regrow.launch.version import version
 from regrow.protection import ErasureCode
 
@@ -148,6 +148,15 @@ def make_wish(config: TrainConfig, server_bytes: int) -> Wish:
         labels=labels,
         per_node=config.servers_per_node,
     )
+
+
+def plan(nodes: Sequence[Node], wish: Wish) -> Seats:
+    """Who sits where, or a UserError that says what is wanted and what there is."""
+    try:
+        return plan_seats(nodes, wish)
+    except NoRoom as problem:
+        hint = "more nodes, or less --server-cpus, --server-memory or --worker-cpus"
+        raise UserError(str(problem), hint=hint) from None
 
 
 # -- can they run it? ---------------------------------------------------------------------------------------
