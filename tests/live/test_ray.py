@@ -10,6 +10,8 @@ from __future__ import annotations
 import functools
 import os
 import signal
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -37,6 +39,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # Ray's own
 ]
 
+DEADLINE_SECONDS = 240.0
 STEPS = 40
 SMALL = {"model": "kaggle", "rows_max": 1500, "batch": 64, "steps": STEPS, "test_rows": 1024, "mode": "sync"}
 EC = {"protection": "ec", "k": 2, "r": 1, "servers": 3, "workers": 1, "check_parity": True}
@@ -201,6 +204,48 @@ def test_without_room_it_waits_until_a_node_joins(tmp_path: Path, nodes: Nodes, 
     check(summary)
     assert "joined" in seen
 
+
+# -- jobs ----------------------------------------------------------------------------------------------------
+
+
+def call(nodes: Nodes, *words: str, at_once: bool = True) -> Any:
+    command = [sys.executable, "-P", "-m", "regrow", *words, "--address", nodes.address]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    if not at_once:
+        return subprocess.Popen(command, **pipes)
+    return subprocess.run(command, timeout=DEADLINE_SECONDS, check=False, **pipes)
+
+
+@pytest.mark.slow
+def test_a_job_goes_on_without_its_terminal(tmp_path: Path, nodes: Nodes) -> None:
+    """The command is killed in the middle; the job is asked, followed again, stopped, and its directory fetched."""
+    options = ["--job", "mine", "--out", str(tmp_path / "run"), "--steps", "100000", "--mode", "sync", "--batch", "64"]
+    options += ["--cluster", "ray", "--rows-max", "500", "--servers", "2", "--workers", "1", "--test-rows", "512"]
+    options += ["--server-cpus", "0.5", "--worker-cpus", "0.3", "--server-memory", "1M"]
+    terminal = call(nodes, "train", *options, at_once=False)
+    assert terminal.stderr is not None
+    for line in terminal.stderr:
+        if line.startswith("training: step"):
+            break
+    terminal.kill()
+    terminal.communicate()
+    assert "mine: running" in call(nodes, "status").stdout
+    again = call(nodes, "train", *options)
+    assert (again.returncode, "a job of the name mine is running" in again.stderr) == (2, True)
+    follower = call(nodes, "attach", "mine", at_once=False)
+    assert call(nodes, "stop", "mine", "--save").returncode == 2, "it makes no checkpoints"
+    assert call(nodes, "stop", "mine").returncode == 0
+    said, errors = follower.communicate(timeout=DEADLINE_SECONDS)
+    assert (follower.returncode, "stopped by SIGTERM" in errors) == (143, True), (said, errors)
+    assert "mine: failed" in call(nodes, "status", "mine").stdout
+    fetched = call(nodes, "fetch", "mine", "--out", str(tmp_path / "copy"))
+    assert fetched.returncode == 0, fetched.stderr
+    assert (tmp_path / "copy" / "summary.json").read_bytes() == (tmp_path / "run" / "summary.json").read_bytes()
+    lost = call(nodes, "attach", "yours")
+    assert (lost.returncode, "there is no job yours" in lost.stderr, "mine" in lost.stderr) == (2, True, True)
+
+
+# -- the same as other backends ------------------------------------------------------------------------------
 
 CONTRACT = [
     test_backend.test_words_go_both_ways_in_order_and_whole,
