@@ -141,6 +141,15 @@ WAITS: tuple[Wait, ...] = (
         calls=("launch/ray.py:RayProcesses.reserve",),
     ),
     Wait(
+        name="job",
+        who="commands about a job on a cluster",
+        what="its launcher to answer",
+        bounds=("launch.ray_job:ANSWER_SECONDS_MAX", "launch.ray_job:READ_SECONDS_MAX"),
+        notices="the command",
+        then="an error; the job goes on",
+        calls=("launch/ray_job.py:Transcript.read", "launch/ray_job.py:_await_gone"),
+    ),
+    Wait(
         name="outpost",
         who="an outpost, and its child",
         what="its launcher to ask, or to read",

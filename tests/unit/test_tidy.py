@@ -234,7 +234,7 @@ def test_servers_run_without_torch() -> None:
     assert done.stdout.split() == ["False"]
 
 
-RAY_MAY_BE_IMPORTED_IN = {"regrow.launch.ray", "regrow.launch.ray_nodes"}
+RAY_MAY_BE_IMPORTED_IN = {"regrow.launch.ray", "regrow.launch.ray_nodes", "regrow.launch.ray_job"}
 
 
 @pytest.mark.parametrize("module", MODULES)
@@ -339,6 +339,7 @@ LOOKED_UP = {
     "regrow.sim.hangs": "inject_",
     "regrow.sim.forever": "inject_",
     "regrow.sim.moving": "inject_",
+    "regrow.sim.vanishing": "inject_",
     "regrow.sim.parted": "inject_",
 }
 
