@@ -189,6 +189,8 @@ def test_two_nodes_are_lost_together(tmp_path: Path, nodes: Nodes, run: Run) -> 
 
 @pytest.mark.slow
 def test_without_room_it_waits_until_a_node_joins(tmp_path: Path, nodes: Nodes, run: Run) -> None:
+    for extra in nodes.list_ids()[4:]:
+        nodes.lose(extra)
     run.at(5, lambda: nodes.lose(run.node_of("server", 1)))
     run.at(15, lambda: nodes.lose(run.node_of("server", 1)))
     seen: list[str] = []
@@ -200,7 +202,7 @@ def test_without_room_it_waits_until_a_node_joins(tmp_path: Path, nodes: Nodes, 
             nodes.add(1)
 
     run.say = say  # type: ignore[method-assign]
-    summary = run.train(tmp_path / "run", server_cpus=1.0, worker_cpus=0.0)
+    summary = run.train(tmp_path / "run", server_cpus=1.0, worker_cpus=0.0, node_label=("server:kind=node",))
     check(summary)
     assert "joined" in seen
 

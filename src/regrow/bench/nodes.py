@@ -41,6 +41,9 @@ class Nodes:
     def count(self) -> int:
         return len(self._cluster.worker_nodes)
 
+    def list_ids(self) -> list[str]:
+        return [str(node.node_id) for node in self._cluster.worker_nodes]
+
     def lose(self, node_id: str) -> None:
         """Everything there is gone at once."""
         node = self._find(node_id)
