@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from regrow.clusters import check_cluster
 from regrow.defaults import OWN_SAVES, derive_values
 from regrow.errors import ConfigError, UserError
 from regrow.fields import SPELLED, check_types, parse_field, read_options
@@ -144,6 +145,22 @@ class TrainConfig:
 
     # -- where it runs -----------------------------------------------------------------------------------
 
+    # local: processes of this machine. ray: on the nodes of a Ray cluster, which is at `address` ("auto": the one that
+    # this machine is part of).
+    cluster: str = "local"
+    address: str = "auto"
+    # Servers on one node at most. None: one, where there are enough nodes, else as few as possible.
+    servers_per_node: int | None = None
+    # What a server, and a worker, takes of its node. Too small: a node gets more than it can bear. Too large: no room.
+    # Memory by default: as much as a server's rows are counted to need.
+    server_cpus: float = 1.0
+    server_memory: int | None = None
+    worker_cpus: float = 1.0
+    worker_gpus: float = 0.0
+    # "KEY=VALUE", or for one role "server:KEY=VALUE": only nodes with this label of Ray.
+    node_label: tuple[str, ...] = ()
+    # The name of the job there. None: one is made up.
+    job: str | None = None
     # Parameter servers. Too few: one holds too many rows and does all the work. Too many: every batch is
     # cut into messages too small to be worth sending, and processes compete for cores.
     servers: int = 5
@@ -422,6 +439,12 @@ class TrainConfig:
         return kind(**{name: getattr(self, name) for name in names})
 
     @property
+    def threads(self) -> dict[str, int]:
+        """By role."""
+        servers = self.threads_per_server
+        return {"server": servers, "standby": servers, "worker": self.threads_per_worker, "coordinator": 1, "merger": 1}
+
+    @property
     def saves_own(self) -> bool:
         """Whether each server saves its own rows, to go back to alone."""
         return self.protection in OWN_SAVES
@@ -513,6 +536,7 @@ def _check(config: TrainConfig) -> None:
     else:
         check_data(config)
         check_model(config)
+    check_cluster(config)
     check_range(config, "servers", 1, SERVERS_MAX)
     check_range(config, "workers", 1, WORKERS_MAX)
     check_range(config, "batch", 1, 1 << 24)

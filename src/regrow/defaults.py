@@ -45,7 +45,7 @@ def derive_values(config: Any) -> dict[str, Any]:
     if given["prefetch"] is None:
         derived["prefetch"] = 0 if given["mode"] == "sync" else 1
     if given["transport"] is None:
-        derived["transport"] = "unix" if sys.platform.startswith("linux") else "tcp"
+        derived["transport"] = "unix" if sys.platform.startswith("linux") and given["cluster"] == "local" else "tcp"
     if given["threads_per_worker"] is None:
         workers = given["workers"] if isinstance(given["workers"], int) else 1
         share = cores_usable() // max(1, workers)
@@ -62,7 +62,7 @@ def derive_values(config: Any) -> dict[str, Any]:
         derived["silent_seconds"] = SCRIPT_SILENT
     if given["flush_pushes"] is None:
         derived["flush_pushes"] = flush_pushes_default(given["commit"])
-    for name in ("kill", "pause", "script"):
+    for name in ("kill", "pause", "script", "node_label"):
         if type(given[name]) is list:  # as JSON and TOML have it
             derived[name] = tuple(given[name])
     if type(given["mtbf_roles"]) is str:  # "servers, workers" is as good

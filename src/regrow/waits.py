@@ -5,8 +5,8 @@ that waits (`core/states.py`), the function that blocks, the constant that bound
 functions and the constants by themselves and fail for those that nobody declared, and for those that are gone; the
 table in `docs/failure-model.md` is made from this file (`make diagrams`).
 
-A bound is a constant by its address, an option of the user, or another wait: then somebody else's verdict ends this
-one, and that somebody is named.
+What only looks like a wait is in `paces.py`. A bound is a constant by its address, an option of the user, or another
+wait: then somebody else's verdict ends this one, and that somebody is named.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ WAITS: tuple[Wait, ...] = (
         name="progress",
         who="launcher",
         what="anything to move while everybody answers",
-        bounds=("launch.local:Patience.stall",),
+        bounds=("launch.patience:Patience.stall",),
         notices="launcher",
         then="the run ends, or begins again from a checkpoint: this would be a mistake in the program",
         calls=("launch/local.py:_Run._until",),
@@ -78,7 +78,7 @@ WAITS: tuple[Wait, ...] = (
         name="cause",
         who="launcher",
         what="the first death to show, when its victims were heard before it",
-        bounds=("launch.local:Patience.cause", "launch.cluster:NEWS_SECONDS_MAX"),
+        bounds=("launch.patience:Patience.cause", "launch.cluster:NEWS_SECONDS_MAX"),
         notices="launcher",
         then="the first that was heard counts as the cause",
         calls=("launch/local.py:_Run._gather", "launch/cluster.py:LocalCluster.client"),
@@ -88,9 +88,9 @@ WAITS: tuple[Wait, ...] = (
         who="launcher",
         what="processes to stop when told",
         bounds=(
-            "launch.local:Patience.stop",
-            "launch.local:Patience.abort",
-            "launch.local:Patience.term",
+            "launch.patience:Patience.stop",
+            "launch.patience:Patience.abort",
+            "launch.patience:Patience.term",
             "launch.cluster:STOP_SECONDS",
         ),
         notices="launcher",
@@ -104,7 +104,59 @@ WAITS: tuple[Wait, ...] = (
         bounds=("launch.backend:KILL_SECONDS_MAX",),
         notices="launcher",
         then="the system does not let it go: it counts as ended, and is left behind",
-        calls=("launch/processes.py:LocalProcesses.close",),
+        calls=("launch/processes.py:LocalProcesses.close", "launch/ray.py:RayProcesses.close"),
+    ),
+    Wait(
+        name="room",
+        who="launcher of a cluster",
+        what="a node with room for a successor",
+        bounds=("wait: rows",),
+        notices="launcher, which says what is missing; the user",
+        then="it goes on when a node joins; workers that have waited too long are followed; the user may end the run",
+    ),
+    Wait(
+        name="node",
+        who="launcher of a cluster",
+        what="an outpost to answer, or any on its node",
+        bounds=("launch.ray:UNREACHABLE_SECONDS", "launch.ray:NODE_SILENT_SECONDS", "launch.outpost:HEAR_SECONDS_MAX"),
+        notices="launcher; usually Ray, or the coordinator, before it",
+        then="all processes of that node count as ended",
+        calls=(
+            "launch/outpost.py:Outpost.hear",
+            "launch/ray.py:RayProcesses._take",
+            "launch/outpost.py:Outpost._reap",
+        ),
+    ),
+    Wait(
+        name="cluster",
+        who="launcher of a cluster, before anything is started",
+        what="an answer of every node; room to be reserved",
+        bounds=(
+            "launch.ray_nodes:PROBE_SECONDS_MAX",
+            "launch.ray_nodes:REACH_SECONDS_MAX",
+            "launch.ray:GROUP_SECONDS_MAX",
+        ),
+        notices="launcher",
+        then="an error that names the node",
+        calls=("launch/ray.py:RayProcesses.reserve",),
+    ),
+    Wait(
+        name="job",
+        who="commands about a job on a cluster",
+        what="its launcher to answer",
+        bounds=("launch.ray_job:ANSWER_SECONDS_MAX", "launch.ray_job:READ_SECONDS_MAX"),
+        notices="the command",
+        then="an error; the job goes on",
+        calls=("launch/ray_job.py:Transcript.read", "launch/ray_job.py:_await_gone"),
+    ),
+    Wait(
+        name="outpost",
+        who="an outpost, and its child",
+        what="its launcher to ask, or to read",
+        bounds=("launch.outpost:LAUNCHER_SECONDS",),
+        notices="the outpost",
+        then="the child is killed, and the outpost ends",
+        calls=("launch/outpost.py:Outpost._watch_launcher", "launch/outpost.py:Outpost._read"),
     ),
     Wait(
         name="launcher",

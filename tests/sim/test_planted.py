@@ -116,8 +116,10 @@ SEEDS |= {
     "address-kept": ("moved", 0, 20),
     "newcomers-untold": ("moved", 0, 40),
 }
+SEEDS |= {"machine-is-one-loss": ("vanish", 0, 40)}
 HANGS = 11
 MOVED = 2
+VANISHED = 1
 PARTED = 4
 TIERED = 5
 # Where a seed that shows it is hard to find: a tape that does, tried before all seeds.
@@ -134,7 +136,7 @@ TAPES = {
 
 def test_every_bug_is_listed() -> None:
     assert set(SEEDS) == set(planted.BUGS)
-    assert len(planted.BUGS) == 17 + 11 + len(states.ALL) + 6 + HANGS + PARTED + MOVED + PARTIAL + TIERED
+    assert len(planted.BUGS) == 17 + 11 + len(states.ALL) + 6 + HANGS + PARTED + MOVED + VANISHED + PARTIAL + TIERED
 
 
 @pytest.mark.parametrize("name", SEEDS)

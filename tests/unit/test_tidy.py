@@ -70,8 +70,10 @@ UNITS = {
     "regrow.launch.lines": "orders",
     "regrow.launch.saving": "orders",
     "regrow.launch.supervisor": "supervision",
+    "regrow.launch.events": "supervision",
     "regrow.launch.watch": "supervision",
     "regrow.launch.backend": "supervision",
+    "regrow.launch.placement": "supervision",
     "regrow.launch.child": "mains",
     "regrow.launch.pipes": "mains",
     "regrow.launch.parents": "mains",
@@ -91,12 +93,13 @@ MAY_IMPORT = {
     "tiers": {"units", "protection"},
     "defaults": {"protection"},
     "hanging": {"units"},
+    "clusters": {"protection"},
     "waits": set(),
     "paces": set(),
     "fields": set(),
     "described": {"fields", "protection"},
     "inputs": {"presets", "protection", "described"},
-    "config": {"presets", "protection", "units", "hanging", "fields", "tiers", "defaults", "inputs"},
+    "config": {"clusters", "presets", "protection", "units", "hanging", "fields", "tiers", "defaults", "inputs"},
     "metrics": set(),
     "planner": {"units"},
     "core": set(),
@@ -119,6 +122,7 @@ MAY_IMPORT = {
         "checkpoint",
         "data",
         "config",
+        "clusters",
         "hanging",
         "metrics",
         "planner",
@@ -130,7 +134,7 @@ MAY_IMPORT = {
     "bench": {"supervision", "core", "orders", "runtime", "store", "checkpoint", "data", "nn", "launch"}
     | {"config", "metrics", "planner", "presets", "protection", "described", "serving"},
     "cli": {"launch", "bench", "sim", "checkpoint", "core", "config", "planner", "presets", "data", "units"}
-    | {"protection", "tiers", "serving"},
+    | {"protection", "tiers", "serving", "clusters"},
     "regrow": {"core", "runtime", "nn", "launch", "config", "protection"},
 }
 
@@ -232,6 +236,18 @@ def test_servers_run_without_torch() -> None:
     assert done.stdout.split() == ["False"]
 
 
+RAY_MAY_BE_IMPORTED_IN = {"regrow.launch.ray", "regrow.launch.ray_nodes", "regrow.launch.ray_job"}
+
+
+@pytest.mark.parametrize("module", MODULES)
+def test_ray_stays_at_its_place(module: str) -> None:
+    """Whatever is not about nodes runs without it, and nothing loads it before it is asked for."""
+    names = {name for name in imported(MODULES[module]) if name.split(".")[0] == "ray"}
+    assert not names or module in RAY_MAY_BE_IMPORTED_IN or unit(module) == "bench"
+    at_the_top = [node for node in ast.parse(MODULES[module].read_text()).body if isinstance(node, ast.Import)]
+    assert not [alias for node in at_the_top for alias in node.names if alias.name.split(".")[0] == "ray"]
+
+
 def test_whoever_reads_the_interface_of_stores_loads_nothing_else() -> None:
     """So core can use it, and stays without what stores are made of."""
     code = "import sys, regrow.store.interface; print(*(name for name in sys.modules if name.startswith('regrow')))"
@@ -328,6 +344,7 @@ LOOKED_UP = {
     "regrow.sim.hangs": "inject_",
     "regrow.sim.forever": "inject_",
     "regrow.sim.moving": "inject_",
+    "regrow.sim.vanishing": "inject_",
     "regrow.sim.parted": "inject_",
 }
 

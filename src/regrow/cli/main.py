@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 
 import click
 
-from regrow.cli import ckpt
+from regrow.cli import ckpt, jobs
 from regrow.cli.bench import bench
 from regrow.cli.demo import demo
 from regrow.cli.init import init
@@ -83,7 +83,8 @@ def simulate(ctx: click.Context) -> Any:
     return sim.main(ctx.args, prog_name="regrow sim", standalone_mode=False)
 
 
-for command in (train, run_script, lead, serve, init, demo, kill, bench, ckpt.ckpt, ckpt.merge, plan, serve_rows):
+COMMANDS = (train, run_script, lead, serve, init, demo, kill, bench, ckpt.ckpt, ckpt.merge, plan, serve_rows)
+for command in (*COMMANDS, *jobs.COMMANDS):
     cli.add_command(command)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from regrow.cli.train import TrainCommand, check_repeat_option, knob_options, start
+from regrow.cli.train import TrainCommand, check_repeat_option, detach_option, knob_options, start
 from regrow.config import SCRIPTS_OWN, TrainConfig
 from regrow.errors import UserError
 
@@ -36,6 +36,7 @@ def run_options(function: Any) -> Any:
 @click.option("--overwrite", is_flag=True, help="Replace the run in --out.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress, no summary; what the script prints, and errors.")
 @check_repeat_option
+@detach_option
 @click.option("-m", "module", is_flag=True, help="SCRIPT is the name of a module.")
 @click.argument("script", nargs=-1, type=click.UNPROCESSED, metavar="SCRIPT [ARGS]...")
 def run(
@@ -43,6 +44,7 @@ def run(
     overwrite: bool,
     quiet: bool,
     check_repeat: bool,
+    detach: bool,
     module: bool,
     script: tuple[str, ...],
     **options: Any,
@@ -65,4 +67,4 @@ def run(
     config = TrainConfig.from_dict(given) if config_path is None else TrainConfig.from_toml(config_path, given)
     if not config.script:
         raise UserError("no script is named", hint="regrow run train.py, or -m package.module")
-    start(config, overwrite=overwrite, quiet=quiet, check_repeat=check_repeat)
+    start(config, overwrite=overwrite, quiet=quiet, check_repeat=check_repeat, detach=detach)

@@ -15,9 +15,11 @@ from typing import Any
 import click
 
 from regrow import config as configuration
+from regrow.cli import jobs
 from regrow.cli.options import BYTES
+from regrow.clusters import CLUSTERS
 from regrow.config import TrainConfig
-from regrow.errors import ConfigError, RegrowError
+from regrow.errors import ConfigError, RegrowError, UserError
 from regrow.protection import PRIORITIES
 from regrow.tiers import CACHE_POLICIES, STORE_IO, STORES
 from regrow.units import MIB
@@ -127,6 +129,32 @@ KNOBS: dict[str, tuple[Knob, ...]] = {
             help="Pushes a worker may have that are not safe yet, before it waits.",
         ),
         Knob(name="frame_bytes_max", type=BYTES, help="The largest message a process accepts."),
+    ),
+    "On a cluster": (
+        Knob(
+            name="cluster",
+            type=CHOICE(CLUSTERS),
+            help="local: processes of this machine. ray: on the nodes of a Ray cluster (pip install 'regrow[ray]').",
+        ),
+        Knob(name="address", metavar="HOST:PORT", help="Of the Ray cluster. auto: the one that this machine is in."),
+        Knob(
+            name="servers_per_node",
+            type=int,
+            default="1; more with too few nodes",
+            help="So many servers on one node at most.",
+        ),
+        Knob(name="server_cpus", type=float, help="What Ray counts for a server."),
+        Knob(name="server_memory", type=BYTES, default="as its rows need", help="The same, of memory."),
+        Knob(name="worker_cpus", type=float, help="What Ray counts for a worker."),
+        Knob(name="worker_gpus", type=float, help="The same, of GPUs."),
+        Knob(
+            name="node_label",
+            metavar="[ROLE:]KEY=VALUE",
+            repeated=True,
+            default="any node",
+            help="Only on nodes with this label: zone=a, or server:zone=a. Repeatable.",
+        ),
+        Knob(name="job", metavar="NAME", default="made up", help="For `regrow status`, `attach`, `stop` and `fetch`."),
     ),
     "Where rows are kept": (
         Knob(
@@ -328,13 +356,19 @@ check_repeat_option = click.option(
 )
 
 
+detach_option = click.option("--detach", is_flag=True, help="With --cluster ray: leave it running, and return.")
+
+
 @click.command(cls=TrainCommand, short_help="Train a model with servers and workers on this machine.")
 @knob_options
 @click.option("--config", "config_path", metavar="FILE", help="Options from a TOML file; the command line wins.")
 @click.option("--overwrite", is_flag=True, help="Replace the run in --out.")
 @click.option("-q", "--quiet", is_flag=True, help="No progress, no summary; errors only.")
 @check_repeat_option
-def train(config_path: str | None, overwrite: bool, quiet: bool, check_repeat: bool, **options: Any) -> None:
+@detach_option
+def train(
+    config_path: str | None, overwrite: bool, quiet: bool, check_repeat: bool, detach: bool, **options: Any
+) -> None:
     """Train a model with servers and workers on this machine.
 
     \b
@@ -352,11 +386,16 @@ def train(config_path: str | None, overwrite: bool, quiet: bool, check_repeat: b
         config = TrainConfig.from_dict(given)
     else:
         config = TrainConfig.from_toml(config_path, given, lambda text: print(f"hint: {text}", file=sys.stderr))
-    start(config, overwrite=overwrite, quiet=quiet, check_repeat=check_repeat)
+    start(config, overwrite=overwrite, quiet=quiet, check_repeat=check_repeat, detach=detach)
 
 
-def start(config: TrainConfig, *, overwrite: bool, quiet: bool, check_repeat: bool) -> None:
+def start(config: TrainConfig, *, overwrite: bool, quiet: bool, check_repeat: bool, detach: bool) -> None:
     """A run, or two that are compared."""
+    if detach and config.cluster == "local":
+        raise UserError("--detach: a run on this machine ends with its terminal", hint="--cluster ray, or nohup")
+    if config.cluster == "ray" and not check_repeat:
+        jobs.start(config, overwrite=overwrite, quiet=quiet, detach=detach)
+        return
     from regrow.launch import display, local, repeat  # late: numpy and rich
 
     if not check_repeat:

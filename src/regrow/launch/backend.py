@@ -38,13 +38,17 @@ KILL_SECONDS_MAX = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exit:
-    """How a process ended, and what it used. `code` is negative for a signal, as subprocess has it."""
+    """How a process ended, and what it used. `code` is negative for a signal, as subprocess has it. `cause`: what
+    happened to it, where it did not end by itself: "was lost with its node"."""
 
     code: int
+    cause: str = ""
     cpu_seconds: float = 0.0
     peak_rss_bytes: int = 0
 
     def __str__(self) -> str:
+        if self.cause:
+            return self.cause
         if self.code >= 0:
             return f"exited with code {self.code}"
         try:
@@ -103,7 +107,31 @@ class Ended:
     exit: Exit
 
 
-News = Said | Ended
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delayed:
+    """A process cannot be started yet, for want of what `reason` says; told again and again until it is. It was told
+    what to do, and will hear it."""
+
+    handle: Handle
+    reason: str
+    is_new: bool  # or this was told before
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begun:
+    """... and now it is started."""
+
+    handle: Handle
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Noted:
+    """Something that the user should know, about no process in particular."""
+
+    text: str
+
+
+News = Said | Ended | Delayed | Begun | Noted
 
 
 class Backend(Protocol):

@@ -40,7 +40,7 @@ class Suspect:
             how = "did not stop when asked and was killed" if ours else f"{exit} while stopping"
         words = handle.read_last_words()
         hint = f"its last words: {words}" if words else None
-        if exit.code == -signal.SIGKILL and not stopping:
+        if exit.code == -signal.SIGKILL and not stopping and not exit.cause:
             hint = "if nobody killed it, the kernel did because memory ran out: `dmesg` says so"
         what = f"{name_of(handle.who)} {how}" if refusal is None else f"{refusal}; the last time it {exit}"
         return cls(

@@ -27,7 +27,7 @@ from pathlib import Path
 from regrow.core.identity import Identity
 from regrow.core.job import JobSpec
 from regrow.errors import ChildFailed, ConfigError, ConnectionLost, UserError
-from regrow.launch.backend import Ended, News, end, list_running, name_of
+from regrow.launch.backend import Ended, News, Said, end, list_running, name_of
 from regrow.launch.connect import FORMAT, Ticket, describe_protection, write_ticket
 from regrow.launch.crew import Crew
 from regrow.launch.orders import Stop
@@ -284,6 +284,7 @@ class LocalCluster:
 
     def _receive(self, news: News) -> None:
         """A failure is kept, for whoever asks next."""
+        assert isinstance(news, Said | Ended)  # nobody waits for room on one machine
         handle, now = news.handle, time.monotonic()
         if self._failure is not None or self._closing.is_set() or not self._supervisor.counts(handle.who):
             return

@@ -20,7 +20,7 @@ import contextlib
 import queue
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -167,6 +167,10 @@ class HostBackend:
 
     def choose_address(self, who: Identity, *, before: str | None) -> str:
         return NODE
+
+    def prefer(self, heir: Identity, spares: Sequence[Identity]) -> Identity | None:
+        """Whoever starts places knows why it starts them where."""
+        return spares[0]
 
     def start(self, assignment: Assignment) -> RemoteProcess | Child:
         process: RemoteProcess | Child

@@ -50,12 +50,14 @@ class _Evaluation:
 
 
 class Judges:
-    """Of one run. `directory`: where files of what was counted may be."""
+    """Of one run. `directory`: where files of what was counted may be. `shares`: whether all workers can reach it; or
+    the first of them judges alone."""
 
-    def __init__(self, *, workers: int, directory: str) -> None:
+    def __init__(self, *, workers: int, directory: str, shares: bool = True) -> None:
         self.notes: list[str] = []  # for the user, to be taken
         self._workers = workers
         self._directory = directory
+        self._shares = shares
         self._at: dict[int, Place] = {}  # who waits where,
         self._merges: dict[int, bool] = {}  # and whether its metrics can be merged
         self._ended: set[int] = set()
@@ -144,7 +146,7 @@ class Judges:
             known = self._evaluations.get(place)
             if len(here) + len(away) < self._workers or (known is not None and not known.awaited & away):
                 continue
-            merges = all(self._merges[worker] for worker in here)
+            merges = self._shares and all(self._merges[worker] for worker in here)
             told += self._begin_round(place, tuple(here) if merges else (here[0],))
         if not told and len(places) > 1 and len(self._at.keys() | self._ended) == self._workers and self._is_stuck():
             at = ", ".join(f"worker {worker} {place}" for worker, place in sorted(self._at.items()))

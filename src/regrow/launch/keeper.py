@@ -25,7 +25,7 @@ import msgspec
 
 from regrow.core.identity import Identity
 from regrow.errors import Interrupted, RegrowError, UserError
-from regrow.launch.backend import Ended, News, name_of
+from regrow.launch.backend import Ended, News, Said, name_of
 from regrow.launch.lines import encode
 from regrow.launch.orders import Assignment, Become
 from regrow.launch.places import (
@@ -159,6 +159,8 @@ class Keeper:
                     last_words=words,
                 )
             )
+        elif not isinstance(news, Said):
+            return  # only clusters have more to tell
         elif isinstance(news.report, Malformed):
             log.warning("a malformed %r: %s", news.report.event, news.report.problem)
             line = msgspec.json.encode({"event": news.report.event}).decode()

@@ -16,19 +16,21 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
 from regrow.config import TrainConfig
 from regrow.errors import CheckpointError, ChildFailed, DataLoss, Interrupted, NotSaved, RegrowError
-from regrow.launch import checkpoints, memory, partial
-from regrow.launch.backend import Ended, Handle, News, end, list_running
+from regrow.launch import checkpoints, partial
+from regrow.launch.backend import Begun, Delayed, Ended, Handle, News, Noted, end, list_running, name_of
 from regrow.launch.causes import KILLED, MISSES_ANOTHER, Suspect, find_cause
 from regrow.launch.crew import Crew
 from regrow.launch.display import Display, QuietDisplay
+from regrow.launch.farewell import Farewell
+from regrow.launch.hosting import Host
 from regrow.launch.judges import Judges
 from regrow.launch.orders import Command, Conclude, Evaluate, MakeCheckpoint, MakePublication
+from regrow.launch.patience import Patience
 from regrow.launch.precheck import check_start
 from regrow.launch.processes import CHILD_COMMAND, LocalProcesses
 from regrow.launch.publications import plan_publications
@@ -64,7 +66,9 @@ from regrow.launch.supervisor import (
     NoteEnd,
     NoteSuccessor,
     ProcessAnswered,
+    ProcessBegun,
     ProcessCondemned,
+    ProcessDelayed,
     ProcessEnded,
     ProcessFailed,
     ProcessFenced,
@@ -92,21 +96,6 @@ PLACES_SECONDS_MAX = 3600.0  # for the place of a coordinator on another host: q
 TALLIES = "tallies"  # in the run directory, while workers judge together
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Patience:
-    """How long the launcher waits for what, in seconds.
-
-    Too short: healthy processes on a busy machine are taken for stuck ones. Too long: the user waits in vain.
-    """
-
-    listen: float = 120.0  # for the coordinator's address; imports on a cold disk are slow
-    stop: float = 30.0  # for a healthy process to finish after "stop"
-    abort: float = 2.0  # for a process of a failed run
-    term: float = 3.0  # from SIGTERM to SIGKILL
-    cause: float = 0.5  # for the first death to show: its victims may be heard before it
-    stall: float = 3600.0  # for anything to move while everybody answers: a mistake in this program, then
-
-
 def train(
     config: TrainConfig,
     *,
@@ -117,12 +106,12 @@ def train(
     memory_check: bool = True,
     token: str | None = None,
     make_backend: Callable[[Logs], Any] | None = None,
+    on_start: Callable[[_Run], object] = lambda run: None,
 ) -> dict[str, Any]:
     """Runs to the end and returns the summary. A run that fails raises, after its summary is written. Without another
     backend its processes are of this machine."""
     check_start(config)
-    if memory_check and not config.script:  # how large a script's tables are is not known before it runs
-        memory.check(config)
+    host = Host(config, command=command, memory_check=memory_check, make_backend=make_backend)
     start = None if config.resume is None else checkpoints.find(config)
     planner = partial.Planner(config) if config.saves_own else None
     planned = None if planner is None else planner.plan()
@@ -133,10 +122,10 @@ def train(
             open_until_then.callback(store_dir.close)
         run_dir = RunDir.create(config, overwrite=overwrite)
         open_until_then.callback(run_dir.close)
-        backend = make_backend or (lambda logs: LocalProcesses(logs=logs, command=tuple(command)))
-        run = _Run(config, run_dir, display or QuietDisplay(), backend(run_dir.logs), patience or Patience(), start)
+        run = _Run(config, run_dir, display or QuietDisplay(), host, patience or Patience(), start)
         run.token = token or run.token
         run.store_dir = store_dir
+        on_start(run)
         if planner is not None and planned is not None:
             run.replanner = Replanner(planner, planned, run.status)
         return run.run()
@@ -150,7 +139,7 @@ class _Run:
         config: TrainConfig,
         run_dir: RunDir,
         display: Display,
-        backend: Any,
+        host: Host,
         patience: Patience,
         start: checkpoints.Start | None,
     ) -> None:
@@ -165,17 +154,20 @@ class _Run:
         self.status = RunStatus(config, started_at=time.monotonic())
         if start is not None and (note := checkpoints.note_protection(config, start)) is not None:
             self.status.notes.append(note)
-        self.backend = backend
+        self.backend = host.make(run_dir.logs)
+        self.status.notes += host.notes
         self.signals = SignalWatch(self.backend.wake)
         self.saboteur = Saboteur(config)
         self.supervisor = Supervisor(replaces=config.replaces_servers)
         self.crew: Crew
         self.run_id = secrets.token_hex(8)
         self.start = self.asked = start  # None: from nothing; `asked` stays what the user said
-        self.judges = Judges(workers=config.workers, directory=str(run_dir.path.resolve() / TALLIES))
+        directory = str(run_dir.path.resolve() / TALLIES)
+        self.judges = Judges(workers=config.workers, directory=directory, shares=config.cluster == "local")
         self.suspects: list[Suspect] = []
         self.data_loss: DataLoss | None = None
         self.not_saved: NotSaved | None = None
+        self.farewell = Farewell()
         self._ending = False  # whoever ends now was told to
         self._metrics_due = 0.0
         self._display_due = 0.0
@@ -296,10 +288,10 @@ class _Run:
         config, status = self.config, self.status
         if self.store_dir is not None and (self.start is None or not self.start.epochs):
             self.store_dir.clear()
-        if sockets is not None:
-            self.backend.use_sockets(sockets.path)
+        if isinstance(self.backend, LocalProcesses):
+            self.backend.use_sockets(None if sockets is None else sockets.path)
         watch = Watch(silent_seconds=config.silent_limits, patience_seconds=config.patience_seconds)
-        self.supervisor = Supervisor(replaces=config.replaces_servers, watch=watch)
+        self.supervisor = Supervisor(replaces=config.replaces_servers, watch=watch, prefer=self.backend.prefer)
         crew = self.crew = self._hire()
         self._supervise(Appoint(role="coordinator", id=0, now=time.monotonic()))
         deadline = time.monotonic() + self.patience.listen
@@ -340,16 +332,9 @@ class _Run:
 
     def _hire(self) -> Crew:
         config, start = self.config, self.start
-        threads = {
-            "coordinator": 1,
-            "server": config.threads_per_server,
-            "standby": config.threads_per_server,
-            "worker": config.threads_per_worker,
-            "merger": 1,
-        }
         return Crew(
             backend=self.backend,
-            threads=threads,
+            threads=config.threads,
             token=self.token,
             servers=config.servers,
             frame_bytes_max=config.frame_bytes_max,
@@ -441,8 +426,21 @@ class _Run:
     def _receive(self, news: News) -> None:
         if isinstance(news, Ended):
             self._supervise(ProcessEnded(who=news.handle.who, exit=news.exit, now=time.monotonic()))
+        elif isinstance(news, Noted):
+            self.display.say(news.text)
+        elif isinstance(news, Begun):
+            self._supervise(ProcessBegun(who=news.handle.who, now=time.monotonic()))
+        elif isinstance(news, Delayed):
+            self._note_delay(news)
         elif self.supervisor.counts(news.handle.who):  # nothing that a zombie says counts any more
             self._on_report(news.handle, news.report)
+
+    def _note_delay(self, news: Delayed) -> None:
+        """For as long as the user likes: that nothing moves then is no mistake."""
+        self.status.moved_at = time.monotonic()
+        self._supervise(ProcessDelayed(who=news.handle.who))
+        if news.is_new:
+            self.display.say(f"{name_of(news.handle.who)} waits: {news.reason}")
 
     def _on_report(self, handle: Handle, report: AnyReport | Malformed) -> None:
         who, now = handle.who, time.monotonic()
@@ -497,6 +495,9 @@ class _Run:
         if wish.extra is not None:
             self.crew.keep_extra(wish.extra)
         self.crew.tell(self.supervisor.current("coordinator", 0), MakeCheckpoint(extra=wish.extra))
+
+    def _save_once(self) -> None:
+        self.crew.tell(self.supervisor.current("coordinator", 0), MakeCheckpoint())
 
     # -- deaths and successors -------------------------------------------------------------------------------
 
@@ -592,12 +593,13 @@ class _Run:
     def _tick(self) -> None:
         now = time.monotonic()
         self.status.failures.tick(now)
+        self.farewell.look(self.status.checkpoints["saved"], save=self._save_once, end=self.signals.stop)
         if self.replanner is not None and (every := self.replanner.look(now)) is not None:
             self.crew.change_saves(every)
             for id in range(self.config.servers):
                 self.crew.tell(self.supervisor.current("server", id), every)
         if self.replanner is not None and self.replanner.is_checkpoint_due(now):
-            self.crew.tell(self.supervisor.current("coordinator", 0), MakeCheckpoint())
+            self._save_once()
         if now >= self._metrics_due:
             self._metrics_due = now + (METRICS_SECONDS_PROTECTED if self.config.replaces_servers else METRICS_SECONDS)
             self.run_dir.write_metrics(self.status.metrics(now))

@@ -86,6 +86,13 @@ def estimate_need(config: TrainConfig, model: ModelConfig) -> Need:
     )
 
 
+def count_server_bytes(config: TrainConfig) -> int:
+    """What one server takes, with its share of the rows."""
+    need = estimate_need(config, config.load_model())
+    flush_bytes = 0 if config.code is None else 2 * config.code.flush_bytes
+    return need.tables // config.servers + BASE_BYTES["server"] + flush_bytes
+
+
 def advise(config: TrainConfig, model: ModelConfig, need: Need, available: int) -> str:
     if config.store == "tiered" and need.processes < available:
         left = (available - need.processes) // config.servers - TIERED_BYTES

@@ -20,15 +20,15 @@ from typing import BinaryIO
 
 from regrow.core.identity import Identity
 from regrow.launch.backend import KILL_SECONDS_MAX, Ended, Exit, News, Said
-from regrow.launch.lines import encode, parse_report
+from regrow.launch.lines import encode
 from regrow.launch.orders import Assignment, Command
-from regrow.launch.reports import AnyReport, Malformed, Stopped
+from regrow.launch.reading import ReportReader
+from regrow.launch.reports import AnyReport, Malformed
 from regrow.launch.rundir import Logs
 from regrow.runtime.sockets import prepare_sockets
 
 # -P: a file named like a module in the user's directory must not replace it.
 CHILD_COMMAND = (sys.executable, "-P", "-m", "regrow.launch.child")
-REPORT_BYTES_MAX = 1 << 20  # a longer line is not a report, and goes to the log cut short
 READ_BYTES = 1 << 16
 READS_PER_HEARING_MAX = 64  # so that a chatterbox cannot keep the launcher from everybody else
 POLL_SECONDS = 0.1  # how late a death is noticed if the child's stdout outlives it
@@ -51,8 +51,7 @@ class Child:
         self.exit: Exit | None = None
         self.closed_at: float | None = None  # when its stdout came to its end
         self._log = log
-        self._pending = b""
-        self._peak_rss_bytes: int | None = None
+        self._reader = ReportReader(self._note_garbage)
         with log_file:
             # A session of its own: Ctrl-C in the terminal reaches the launcher alone, which then stops the
             # children in order; and the whole group can be signalled, should the child have children.
@@ -120,17 +119,7 @@ class Child:
                 return reports, False
             if not chunk:
                 return reports, True
-            *lines, self._pending = (self._pending + chunk).split(b"\n")
-            for line in lines:
-                if (report := parse_report(line)) is not None:
-                    reports.append(report)
-                    if isinstance(report, Stopped):
-                        self._peak_rss_bytes = report.peak_rss_bytes
-                elif line.strip():
-                    self._note_garbage(line)
-            if len(self._pending) > REPORT_BYTES_MAX:
-                self._note_garbage(self._pending)
-                self._pending = b""
+            reports += self._reader.feed(chunk)
         return reports, False
 
     def reap(self) -> Exit | None:
@@ -148,7 +137,7 @@ class Child:
                 cpu_seconds=usage.ru_utime + usage.ru_stime,
                 # By its own account. Of one that was killed, no less than it had: the system counts from the memory
                 # of this process on.
-                peak_rss_bytes=self._peak_rss_bytes or usage.ru_maxrss * unit,
+                peak_rss_bytes=self._reader.peak_rss_bytes or usage.ru_maxrss * unit,
             )
         return self.exit
 
@@ -209,6 +198,10 @@ class LocalProcesses:
             if not is_heir:  # everybody knows its address, and looks nowhere else
                 return ANY_PORT
         return f"unix:{self._sockets / socket_name(who)}"
+
+    def prefer(self, heir: Identity, spares: Sequence[Identity]) -> Identity | None:
+        """On one machine all are the same."""
+        return spares[0]
 
     def start(self, assignment: Assignment) -> Child:
         who = assignment.identity

@@ -32,6 +32,10 @@ class SignalWatch:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
+    def stop(self) -> None:
+        """As if SIGTERM had come; from any thread."""
+        self._receive(signal.SIGTERM, None)
+
     def _receive(self, number: int, frame: FrameType | None) -> None:
         self.count += 1
         if self.first is None:

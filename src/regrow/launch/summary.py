@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 from regrow.config import TrainConfig
 from regrow.errors import NotSaved, RegrowError
-from regrow.launch.processes import LocalProcesses
+from regrow.launch.backend import Backend
 from regrow.launch.replan import Replanner
 from regrow.launch.sabotage import Saboteur
 from regrow.launch.status import RunStatus
@@ -26,7 +26,10 @@ class Finished(Protocol):
     status: RunStatus
     replanner: Replanner | None
     saboteur: Saboteur
-    backend: LocalProcesses
+
+    @property
+    def backend(self) -> Backend: ...
+
     started_at: datetime
 
 

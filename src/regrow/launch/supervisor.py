@@ -27,16 +27,43 @@ come with the events, and the launcher carries the orders out (`launch/crew.py`)
 
 from __future__ import annotations
 
-import enum
 import math
 import signal
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 from regrow.core.identity import Identity
 from regrow.launch.backend import KILL_SECONDS_MAX, Exit, name_of
-from regrow.launch.orders import Ask, Command, CoordinatorAt, PeerDied
-from regrow.launch.reports import Error
+from regrow.launch.events import (
+    Accuse,
+    Appoint,
+    CoordinatorListens,
+    GiveUp,
+    Harm,
+    KeepSpares,
+    Kill,
+    NoteEnd,
+    NoteSuccessor,
+    Pause,
+    ProcessAnswered,
+    ProcessBegun,
+    ProcessCondemned,
+    ProcessDelayed,
+    ProcessEnded,
+    ProcessFailed,
+    ProcessFenced,
+    ProcessMissed,
+    ProcessReady,
+    Promote,
+    Release,
+    Resume,
+    Stance,
+    Start,
+    TakeStance,
+    Tell,
+    Tick,
+)
+from regrow.launch.orders import Ask, CoordinatorAt, PeerDied
 from regrow.launch.watch import Watch
 
 # One that dies by itself so often within so long will not do better next time.
@@ -53,133 +80,6 @@ COORDINATOR = ("coordinator", 0)
 EXPENDABLE = ("standby", "merger")
 
 
-class Stance(enum.Enum):
-    """What a death means; see above."""
-
-    STRICT = "strict"
-    LOADING = "loading"
-    REPLACING = "replacing"
-    STOPPING = "stopping"
-
-
-# -- events ------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Appoint:
-    """This place is to be filled, for the first time."""
-
-    role: str
-    id: int
-    now: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TakeStance:
-    """From now on a death means this."""
-
-    stance: Stance
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class KeepSpares:
-    """So many spares are wanted from now on: as many as servers may die together."""
-
-    count: int
-    now: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessEnded:
-    """A process is gone."""
-
-    who: Identity
-    exit: Exit
-    now: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessMissed:
-    """The coordinator has not heard of `who` for too long, and counts it as dead."""
-
-    who: Identity
-    reason: str
-    now: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessCondemned:
-    """The coordinator will wait no longer for `who`, although rows are lost without it."""
-
-    who: Identity
-    reason: str
-    now: float
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessAnswered:
-    """To `Ask`."""
-
-    who: Identity
-    now: float
-    busy_seconds: float | None = None
-    longest_seconds: float = 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CoordinatorListens:
-    """Others can connect to it, there."""
-
-    who: Identity
-    address: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessReady:
-    """A server has its rows in memory."""
-
-    who: Identity
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessFailed:
-    """A process says why it gives up; its end comes after this."""
-
-    who: Identity
-    words: Error
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ProcessFenced:
-    """A process found that another has its place; its end comes after this."""
-
-    who: Identity
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Harm:
-    """On purpose: the process in this place is killed, or paused for so long. For ever (`math.inf`): it hangs, and is
-    ended like any other that does."""
-
-    role: str
-    id: int
-    now: float
-    pause_seconds: float | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tick:
-    """Time has passed. `busy`: some server is on its way back."""
-
-    now: float
-    busy: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Release:
-    """The run ends: zombies go, and who was only paused can hear again."""
-
-
 Event = (
     Appoint
     | TakeStance
@@ -188,6 +88,8 @@ Event = (
     | ProcessMissed
     | ProcessCondemned
     | ProcessAnswered
+    | ProcessDelayed
+    | ProcessBegun
     | CoordinatorListens
     | ProcessReady
     | ProcessFailed
@@ -198,101 +100,24 @@ Event = (
 )
 
 
-# -- orders ------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
-    """A new process, as `who`."""
-
-    who: Identity
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Promote:
-    """This spare becomes `who`."""
-
-    spare: Identity
-    who: Identity
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tell:
-    """A word to a process."""
-
-    who: Identity
-    command: Command
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kill:
-    """End this process now."""
-
-    who: Identity
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Pause:
-    """Stop this process, for a while."""
-
-    who: Identity
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Resume:
-    """... and let it go on."""
-
-    who: Identity
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NoteEnd:
-    """For the books: nobody is in this place now."""
-
-    who: Identity
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NoteSuccessor:
-    """For the books: `heir` follows `who`, which died at `died_at`, or counts as dead while it may be alive."""
-
-    who: Identity
-    heir: Identity
-    reason: str
-    died_at: float
-    counts_as_dead: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Accuse:
-    """This process is a cause of the run's end, or a victim: by its own words, by its end, or because it was given up
-    (`refusal`)."""
-
-    who: Identity
-    exit: Exit | None = None
-    words: Error | None = None
-    refusal: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GiveUp:
-    """The run ends: `who` is taken for dead too often."""
-
-    who: Identity
-    reason: str
-
-
 Order = Start | Promote | Tell | Kill | Pause | Resume | NoteEnd | NoteSuccessor | Accuse | GiveUp
 
 
 class Supervisor:
-    """One run, or one attempt of it. `replaces`: whether its servers can be replaced at all, at some time."""
+    """One run, or one attempt of it. `replaces`: whether its servers can be replaced at all, at some time. `prefer`:
+    which of these spares a server's successor shall be, where they are not all the same; None: none of them."""
 
-    def __init__(self, *, replaces: bool, watch: Watch | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        replaces: bool,
+        watch: Watch | None = None,
+        prefer: Callable[[Identity, Sequence[Identity]], Identity | None] = lambda heir, spares: spares[0],
+    ) -> None:
         self.stance = Stance.STRICT
         self._watch = watch or Watch()
         self._replaces = replaces
+        self._prefer = prefer
         self._office: dict[tuple[str, int], Identity] = {}
         self._spares: list[Identity] = []
         self._spares_wanted = 0
@@ -336,6 +161,11 @@ class Supervisor:
                 return self._on_condemned(event)
             case ProcessAnswered(who=who, now=now, busy_seconds=busy, longest_seconds=longest):
                 self._watch.hear(who, now, busy_seconds=busy, longest_seconds=longest)
+            case ProcessDelayed(who=who):
+                self._watch.end(who)
+            case ProcessBegun(who=who, now=now):
+                if self.counts(who):
+                    self._watch.begin(who, now)
             case CoordinatorListens(who=who, address=address):
                 return self._on_listens(who, address)
             case ProcessReady(who=who):
@@ -495,7 +325,7 @@ class Supervisor:
             start = self._appoint(heir, now)
             return [note, start, *(self._tell_death(previous_incarnation(server)) for server in servers)]
         death = self._tell_death(who)
-        spare = self._choose_spare(now) if who.role == "server" else None
+        spare = self._choose_spare(heir, now) if who.role == "server" else None
         if spare is not None:
             self._spares.remove(spare)
             self._office[heir.role, heir.id] = heir
@@ -513,9 +343,10 @@ class Supervisor:
         others = [other for other in (*self._office.values(), *self._spares, *self._zombies) if other.role != who.role]
         return [Tell(who=other, command=CoordinatorAt(coordinator=who, address=address)) for other in others]
 
-    def _choose_spare(self, now: float) -> Identity | None:
+    def _choose_spare(self, heir: Identity, now: float) -> Identity | None:
         """One that seems to be alive."""
-        return next((spare for spare in self._spares if not self._watch.is_doubtful(spare, now)), None)
+        alive = [spare for spare in self._spares if not self._watch.is_doubtful(spare, now)]
+        return self._prefer(heir, alive) if alive else None
 
     def _tell_death(self, who: Identity) -> Tell:
         return Tell(who=self._office[COORDINATOR], command=PeerDied(peer=who))

@@ -110,6 +110,8 @@ class Watch:
 
     def is_doubtful(self, who: Identity, now: float) -> bool:
         """Whether it owes an answer for longer than a living spare would."""
+        if who not in self._watched:  # it is not even started
+            return True
         known = self._watched[who]
         limit = min(SPARE_SILENT_SECONDS, self.silent_seconds["spare"] / 2)
         return known.asked is not None and now - known.asked >= limit

@@ -178,3 +178,18 @@ def newcomers_untold(original: Any) -> Any:
         return [order for order in original(self, who, address) if not order.who.incarnation]
 
     return on_listens
+
+
+# --- Nodes that vanish ---
+
+
+def machine_is_one_loss(original: Any) -> Any:
+    seen: dict[Any, float] = {}
+
+    def judge(self: Any, event: Any) -> Any:
+        if seen.get(self) == event.now:
+            return []
+        seen[self] = event.now
+        return original(self, event)
+
+    return judge

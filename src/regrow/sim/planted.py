@@ -516,4 +516,15 @@ BUGS |= {
     ),
 }
 
+BUGS |= {
+    "machine-is-one-loss": Bug(
+        "of processes that end at one instant, as with their node, only the first has a successor",
+        Supervisor,
+        "_judge",
+        patches_hangs.machine_is_one_loss,
+        ("vanish", "vanish-sync", "vanish-cuts"),
+        ("I8",),
+    ),
+}
+
 BUGS |= planted_more.BUGS

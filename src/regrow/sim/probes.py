@@ -111,6 +111,10 @@ PROBES |= {
 
 # Faults of which nobody dies (hangs.py): each happened, and lasted long enough to matter.
 PROBES |= {
+    "machine vanishes": "a server and whoever else is on its machine are gone at one instant",
+    "machine of two servers": "... with another server",
+    "machine of the coordinator": "... with the coordinator",
+    "machine of a spare": "... with a spare",
     "coordinator elsewhere": "somebody is told that there is another coordinator, and where",
     "coordinator out of reach": "the launcher loses sight of a coordinator that goes on",
     "left for another coordinator": "... and somebody who hears it leaves it for its successor",

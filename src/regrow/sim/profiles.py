@@ -257,6 +257,17 @@ PROFILES |= {
     )
 }
 
+# Nodes of a cluster vanish with all that runs there (vanishing.py).
+VANISHING = (("machine", 8), ("replacement", 4), ("coordinator", 2), ("worker", 2), ("pause", 2), ("reset", 2))
+PROFILES |= {
+    profile.name: dataclasses.replace(profile, weights=VANISHING, faults=8, supervised=True)
+    for profile in (
+        Profile(name="vanish", r=(1, 1, 2)),
+        Profile(name="vanish-sync", mode="sync", r=(1, 1, 2)),
+        Profile(name="vanish-cuts", r=(1, 1, 2), cuts=True),
+    )
+}
+
 # Rows on disk, without parities: who dies takes everybody back to the newest checkpoint.
 FALLING = (("fall", 8), ("worker", 4), ("worker zombie", 2), ("coordinator", 2))
 FALLING_SYNC = (("fall", 8), ("coordinator", 2))  # synchronously no worker has a successor without parities

@@ -15,6 +15,7 @@ from regrow.sim.hangs import Hangs, find_method
 from regrow.sim.moving import Moving
 from regrow.sim.net import COORDINATOR, short
 from regrow.sim.parted import Parted
+from regrow.sim.vanishing import Vanishing
 
 if TYPE_CHECKING:
     from regrow.sim.nodes import Node
@@ -39,6 +40,12 @@ class Saboteur:
         self.forever = Forever(self)
         self.parted = Parted(self)
         self.moving = Moving(self)
+        self.vanishing = Vanishing(self)
+
+    @property
+    def _others(self) -> tuple[object, ...]:
+        """Who knows more faults."""
+        return (self.hangs, self.forever, self.parted, self.moving, self.vanishing)
 
     @property
     def rate_max(self) -> float:
@@ -123,7 +130,7 @@ class Saboteur:
             if place < weight:
                 own = getattr(self, "_" + name.replace(" ", "_"), None)
                 method = find_method(name)
-                others = [getattr(each, method, None) for each in (self.hangs, self.forever, self.parted, self.moving)]
+                others = [getattr(each, method, None) for each in self._others]
                 if next(each for each in (own, *others) if each is not None)():
                     self.left -= 1
                     self.serious += name not in MINOR

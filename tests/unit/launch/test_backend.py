@@ -273,6 +273,7 @@ def test_a_supervised_server_is_replaced(backend: Backend) -> None:
 )
 def test_exit_in_words(code: int, text: str) -> None:
     assert str(Exit(code=code)) == text
+    assert str(Exit(code=code, cause="was lost with its node")) == "was lost with its node"
 
 
 @pytest.mark.parametrize(

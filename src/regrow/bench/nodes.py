@@ -1,0 +1,119 @@
+"""Nodes of a Ray cluster on this machine, which can be lost as by a cut of their power: for benchmarks, and tests."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+STARTS_MAX = 4  # of a node: Ray gives up after half a minute, which a busy machine may take
+STORE_BYTES = 80 << 20
+LABELS = {"kind": "node"}  # of all but the head
+RAY_COMMANDS = (b"ray/core/src", b"ray/_private", b"ray/dashboard", b"ray::", b"/ray/autoscaler")
+
+
+class Nodes:
+    """A head, and as many nodes as are added."""
+
+    def __init__(self) -> None:
+        os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 - that is its name; or a busy machine would hardly let them start
+        from ray.cluster_utils import Cluster
+
+        head = {"num_cpus": 2, "include_dashboard": False, "object_store_memory": STORE_BYTES}
+        self._cluster: Any = _try_often(lambda: Cluster(initialize_head=True, head_node_args=head))
+        self._frozen: list[int] = []
+
+    @property
+    def address(self) -> str:
+        return str(self._cluster.address)
+
+    def add(self, count: int = 1, *, cpus: float = 1.0) -> None:
+        for _ in range(count):
+            _try_often(
+                lambda: self._cluster.add_node(
+                    num_cpus=cpus, object_store_memory=STORE_BYTES, labels=LABELS, wait=False
+                )
+            )
+        self._cluster.wait_for_nodes()
+
+    def count(self) -> int:
+        return len(self._cluster.worker_nodes)
+
+    def list_ids(self) -> list[str]:
+        return [str(node.node_id) for node in self._cluster.worker_nodes]
+
+    def lose(self, node_id: str) -> None:
+        """Everything there is gone at once."""
+        node = self._find(node_id)
+        for pid in _list_with_children(_raylet(node)):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self._cluster.remove_node(node, allow_graceful=False)
+
+    def freeze(self, node_id: str) -> None:
+        """Nothing there answers any more, and no connection is closed: as behind a cable that was pulled."""
+        for pid in _list_with_children(_raylet(self._find(node_id))):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGSTOP)
+                self._frozen.append(pid)
+
+    def bury(self, node_id: str) -> None:
+        """What is left of one that was frozen."""
+        for pid in self._frozen:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self._frozen.clear()
+        self._cluster.remove_node(self._find(node_id), allow_graceful=False)
+
+    def close(self) -> None:
+        for pid in self._frozen:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self._cluster.shutdown()
+
+    def _find(self, node_id: str) -> Any:
+        return next(node for node in self._cluster.worker_nodes if node.node_id == node_id)
+
+
+def _try_often(start: Any) -> Any:
+    for attempt in range(STARTS_MAX):
+        try:
+            return start()
+        except Exception:
+            if attempt == STARTS_MAX - 1:
+                raise
+    raise AssertionError
+
+
+def sum_ray_seconds() -> float:
+    """Processor time of all processes of Ray on this machine so far; ours, behind them, are not counted."""
+    ticks = 0
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                command = (entry / "cmdline").read_bytes()
+                if any(word in command for word in RAY_COMMANDS) and b"regrow" not in command:
+                    fields = (entry / "stat").read_text().rpartition(")")[2].split()
+                    ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def _raylet(node: Any) -> int:
+    return int(node.all_processes["raylet"][0].process.pid)
+
+
+def _list_with_children(pid: int) -> list[int]:
+    """A process, its children, theirs, and so on."""
+    parents: dict[int, int] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                parents[int(entry.name)] = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
+    found, due = [], [pid]
+    while due:
+        current = due.pop()
+        found.append(current)
+        due += [child for child, parent in parents.items() if parent == current]
+    return found

@@ -1,0 +1,72 @@
+"""Which backend runs the processes of a run: pipes on this machine, actors on the nodes of a cluster, or what the
+caller has.
+
+Everything that can be known to be wrong with a cluster is found here, before the run has a directory.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from regrow.config import TrainConfig
+from regrow.launch import memory
+from regrow.launch.processes import CHILD_COMMAND, LocalProcesses
+from regrow.launch.rundir import Logs
+
+if TYPE_CHECKING:
+    from regrow.launch.placement import Wish
+
+
+class Host:
+    """Makes the backend of a run. Checked when it is made; `notes` are for the user."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        *,
+        command: Sequence[str] = CHILD_COMMAND,
+        memory_check: bool = True,
+        make_backend: Callable[[Logs], Any] | None = None,
+    ) -> None:
+        self.notes: list[str] = []
+        self._config = config
+        self._command = tuple(command)
+        self._ray: Any = None
+        self._wish: Wish | None = None
+        self._make_backend = make_backend
+        if config.cluster == "ray":
+            self._connect()
+        elif memory_check and not config.script:  # how large a script's tables are is not known before it runs
+            memory.check(config)
+
+    def _connect(self) -> None:
+        from regrow.launch import ray_nodes
+
+        self._ray = ray_nodes.connect(self._config.address)
+        config = self._config
+        nodes, where = ray_nodes.list_nodes(self._ray)
+        self._wish = ray_nodes.make_wish(config, 0 if config.script else memory.count_server_bytes(config))
+        ray_nodes.plan(nodes, self._wish)
+        ray_nodes.check_nodes(self._ray, nodes, where, config)
+
+    def make(self, logs: Logs) -> Any:
+        """A `Backend`."""
+        if self._make_backend is not None:
+            return self._make_backend(logs)
+        if self._ray is None:
+            return LocalProcesses(logs=logs, command=self._command)
+        from regrow.launch.outpost import REMOTE_COMMAND
+        from regrow.launch.ray import RayProcesses
+
+        assert self._wish is not None
+        backend = RayProcesses(
+            ray=self._ray,
+            logs=logs,
+            wish=self._wish,
+            command=REMOTE_COMMAND if self._command == CHILD_COMMAND else self._command,
+            directory=os.getcwd(),
+        )
+        self.notes.append(backend.reserve())
+        return backend

@@ -1,0 +1,304 @@
+"""A run on a cluster that outlives the terminal it was started from: the launcher as a detached actor.
+
+    submit          starts it under a name, and waits until everything that can be wrong is known not to be
+    attach          what it says, from the beginning, until it ends
+    list_jobs, stop, fetch
+
+The actor runs `launch/local.py` in a thread, as the command itself does on one machine, and keeps what is shown; asking
+it costs the run nothing. It stays when the run has ended, for whoever asks for the result, until it is fetched away by
+`stop`, replaced by another of its name, or `KEEP_SECONDS` have passed. When it dies, all processes of the run end.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple, TextIO
+
+from regrow.config import TrainConfig
+from regrow.errors import EXIT_FAILED, RegrowError, UserError
+from regrow.launch import local
+from regrow.launch.display import PlainDisplay
+from regrow.launch.ray_nodes import NAMESPACE
+
+PREFIX = "job/"
+KEEP_SECONDS = 86400.0  # Too short: nobody has looked at the result yet. Too long: a small process for each job.
+READ_SECONDS_MAX = 1.0  # of one question for news
+ANSWER_SECONDS_MAX = 30.0  # for any answer of a job. Too small: a busy cluster counts as a lost job.
+PAGE_LINES_MAX = 200
+LINES_KEPT_MAX = 100_000
+CHUNK_BYTES = 1 << 20
+CALLS_AT_ONCE = 8
+RUNNING, ENDED, FAILED = "running", "ended", "failed"
+
+
+class Failure(NamedTuple):
+    """How a run failed, as an error is: what, what to do, and the code to exit with."""
+
+    message: str
+    hint: str | None
+    exit_code: int
+
+
+class Page(NamedTuple):
+    """What a job has said since somebody looked. `lines` say whether they belong to standard output."""
+
+    lines: tuple[tuple[bool, str], ...]
+    next: int  # what to ask for next
+    state: str
+    is_begun: bool  # everything was checked, and the run has a directory
+    failure: Failure | None
+
+
+class Glance(NamedTuple):
+    """A job in a line."""
+
+    name: str
+    state: str
+    last: str
+    directory: str
+    node: str
+
+
+class Transcript:
+    """What a run shows, kept. The oldest goes where it is too much."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._lines: list[tuple[bool, str]] = []
+        self._dropped = 0
+
+    def open(self, *, is_result: bool) -> TextIO:
+        """As a stream that a display prints to."""
+        return _Stream(self, is_result)  # type: ignore[return-value]
+
+    def add(self, is_result: bool, line: str) -> None:
+        with self._changed:
+            self._lines.append((is_result, line))
+            if len(self._lines) > LINES_KEPT_MAX:
+                self._dropped += len(self._lines) - LINES_KEPT_MAX
+                del self._lines[:-LINES_KEPT_MAX]
+            self._changed.notify_all()
+
+    def notify(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    def read(self, since: int, seconds: float, over: Callable[[], bool]) -> tuple[tuple[tuple[bool, str], ...], int]:
+        """Lines from that one on, and the number of the next."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._dropped + len(self._lines) > since or over(), seconds)
+            first = max(0, since - self._dropped)
+            found = tuple(self._lines[first : first + PAGE_LINES_MAX])
+            return found, self._dropped + first + len(found)
+
+    @property
+    def last(self) -> str:
+        with self._changed:
+            return next((line for _, line in reversed(self._lines) if line.strip()), "")
+
+
+class _Stream:
+    def __init__(self, transcript: Transcript, is_result: bool) -> None:
+        self._transcript, self._is_result, self._pending = transcript, is_result, ""
+
+    def write(self, text: str) -> int:
+        *lines, self._pending = (self._pending + text).split("\n")
+        for line in lines:
+            self._transcript.add(self._is_result, line)
+        return len(text)
+
+    def flush(self) -> None:
+        pass
+
+
+class Job:
+    """The launcher of a run, in a process of its own."""
+
+    def __init__(self, name: str, options: dict[str, Any], *, overwrite: bool, directory: str) -> None:
+        if os.path.isdir(directory):
+            os.chdir(directory)
+        self._name = name
+        self._config = TrainConfig.from_dict(options)
+        self._overwrite = overwrite
+        self._transcript = Transcript()
+        self._run: Any = None  # once it has a directory
+        self._state = RUNNING
+        self._failure: Failure | None = None
+        threading.Thread(target=self._train, name="run", daemon=True).start()
+
+    # -- for whoever asks --------------------------------------------------------------------------------------
+
+    def read(self, since: int, seconds: float = READ_SECONDS_MAX) -> Page:
+        lines, following = self._transcript.read(since, seconds, lambda: self._state != RUNNING)
+        # Its end is told when all lines are.
+        is_all = len(lines) < PAGE_LINES_MAX
+        return Page(lines, following, self._state if is_all else RUNNING, self._run is not None, self._failure)
+
+    def glance(self) -> Glance:
+        directory = "" if self._run is None else str(self._run.run_dir.path.resolve())
+        return Glance(self._name, self._state, self._transcript.last, directory, os.uname().nodename)
+
+    def stop(self, save: bool) -> str | None:
+        """None, or why not."""
+        if self._state != RUNNING or self._run is None:
+            return None if self._state != RUNNING else "it has not begun yet"
+        if save and not self._config.merges:
+            return "it makes no checkpoints: it was started without --ckpt"
+        if save:
+            self._run.farewell.begin()
+        else:
+            self._run.signals.stop()
+        return None
+
+    def list_files(self) -> list[tuple[str, int]]:
+        """Of the run directory: path and size."""
+        if self._run is None:
+            return []
+        root: Path = self._run.run_dir.path
+        return [(str(path.relative_to(root)), path.stat().st_size) for path in root.rglob("*") if path.is_file()]
+
+    def read_file(self, path: str, offset: int) -> bytes:
+        root: Path = self._run.run_dir.path
+        with (root / path).open("rb") as file:
+            file.seek(offset)
+            return file.read(CHUNK_BYTES)
+
+    # -- the run -----------------------------------------------------------------------------------------------
+
+    def _train(self) -> None:
+        streams = [self._transcript.open(is_result=is_result) for is_result in (False, True)]
+        try:
+            local.train(
+                self._config, overwrite=self._overwrite, display=PlainDisplay(*streams), on_start=self._note_start
+            )
+            self._state = ENDED
+        except RegrowError as error:
+            self._failure = Failure(error.message, error.hint, error.exit_code)
+        except BaseException:
+            self._failure = Failure(f"a bug in the launcher:\n{traceback.format_exc()}", None, EXIT_FAILED)
+        if self._failure is not None:
+            self._state = FAILED
+        self._transcript.notify()
+        time.sleep(KEEP_SECONDS)
+        os._exit(0)
+
+    def _note_start(self, run: Any) -> None:
+        self._run = run
+
+
+# -- the other side -----------------------------------------------------------------------------------------
+
+
+def submit(ray: Any, config: TrainConfig, *, name: str, overwrite: bool) -> Any:
+    """The actor of a new job. It runs on this node, where there is one, so that its directory is here."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    old = find(ray, name, missing_ok=True)
+    if old is not None:
+        if _ask(ray, old.glance.remote(), name).state == RUNNING:
+            raise UserError(f"a job of the name {name} is running", hint=f"regrow attach {name}, or another --job")
+        ray.kill(old, no_restart=True)
+        _await_gone(ray, name)
+    here = ray.get_runtime_context().get_node_id()
+    job = (
+        ray.remote(Job)
+        .options(
+            name=PREFIX + name,
+            namespace=NAMESPACE,
+            lifetime="detached",
+            num_cpus=0,
+            max_restarts=0,
+            max_task_retries=0,
+            max_concurrency=CALLS_AT_ONCE,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(here, soft=True),
+        )
+        .remote(name, config.to_dict(), overwrite=overwrite, directory=os.getcwd())
+    )
+    return job
+
+
+def _await_gone(ray: Any, name: str) -> None:
+    deadline = time.monotonic() + ANSWER_SECONDS_MAX
+    while find(ray, name, missing_ok=True) is not None and time.monotonic() < deadline:
+        time.sleep(0.05)
+
+
+def find(ray: Any, name: str, *, missing_ok: bool = False) -> Any:
+    """The actor of a job."""
+    try:
+        return ray.get_actor(PREFIX + name, namespace=NAMESPACE)
+    except ValueError:
+        if missing_ok:
+            return None
+        known = [glance.name for glance in list_jobs(ray)]
+        raise UserError(f"there is no job {name}", hint=f"there are: {', '.join(known)}" if known else None) from None
+
+
+def list_jobs(ray: Any) -> list[Glance]:
+    found = []
+    for entry in ray.util.list_named_actors(all_namespaces=True):
+        if entry["namespace"] == NAMESPACE and (entry["name"] or "").startswith(PREFIX):
+            name = entry["name"].removeprefix(PREFIX)
+            job = find(ray, name, missing_ok=True)
+            if job is not None:
+                try:
+                    found.append(_ask(ray, job.glance.remote(), name))
+                except RegrowError as error:
+                    found.append(Glance(name, "lost", error.message, "", ""))
+    return sorted(found)
+
+
+def follow(ray: Any, job: Any, name: str, show: Callable[[bool, str], None], *, until_begun: bool = False) -> Page:
+    """Shows what a job says, until it ends; or until it has begun."""
+    since = 0
+    while True:
+        page: Page = _ask(ray, job.read.remote(since), name)
+        since = page.next
+        for is_result, line in page.lines:
+            show(is_result, line)
+        if page.state != RUNNING or (until_begun and page.is_begun):
+            return page
+
+
+def stop(ray: Any, name: str, *, save: bool) -> None:
+    job = find(ray, name)
+    refusal = _ask(ray, job.stop.remote(save), name)
+    if refusal is not None:
+        raise UserError(f"job {name} cannot be stopped so: {refusal}")
+
+
+def fetch(ray: Any, name: str, out: Path) -> int:
+    """Copies the run directory; says how many files that were."""
+    job = find(ray, name)
+    files = _ask(ray, job.list_files.remote(), name)
+    if not files:
+        raise UserError(f"job {name} has no directory yet")
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(f"{out} is not empty", hint="choose another --out")
+    for path, size in files:
+        target = out / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with target.open("wb") as file:
+            while file.tell() < size:
+                data = _ask(ray, job.read_file.remote(path, file.tell()), name)
+                if not data:
+                    break
+                file.write(data)
+    return len(files)
+
+
+def _ask(ray: Any, answer: Any, name: str) -> Any:
+    try:
+        return ray.get(answer, timeout=ANSWER_SECONDS_MAX)
+    except ray.exceptions.GetTimeoutError:
+        raise RegrowError(f"job {name} did not answer within {ANSWER_SECONDS_MAX:.0f} s") from None
+    except ray.exceptions.RayActorError:
+        raise RegrowError(
+            f"job {name} is lost: its launcher died, and all of its processes with it",
+            hint="with checkpoints, --resume goes on",
+        ) from None

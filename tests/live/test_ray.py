@@ -1,0 +1,276 @@
+"""Goal: the same run on a cluster; and when a node is lost, whatever ran there, it goes on to the very same bits.
+
+Method: a head and several nodes of Ray on this machine, shared by all tests here. Nodes are lost as by a cut of their
+power, at a step; digests are compared with that of an undisturbed run on one machine. Skipped where Ray is not
+installed.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("ray", reason="Ray is not installed: pip install 'regrow[ray]'")
+
+import echo_role
+import test_backend
+
+from regrow.bench.nodes import Nodes
+from regrow.config import TrainConfig
+from regrow.errors import UserError
+from regrow.launch import local, outpost, ray_nodes
+from regrow.launch.display import QuietDisplay
+from regrow.launch.placement import Stripes, Wish
+from regrow.launch.ray import RayProcesses, RemoteProcess
+from regrow.launch.rundir import Logs, print_warning
+from regrow.launch.status import RunStatus
+
+pytestmark = [
+    pytest.mark.live,
+    pytest.mark.filterwarnings("ignore"),  # Ray's own
+]
+
+DEADLINE_SECONDS = 240.0
+STEPS = 40
+SMALL = {"model": "kaggle", "rows_max": 1500, "batch": 64, "steps": STEPS, "test_rows": 1024, "mode": "sync"}
+EC = {"protection": "ec", "k": 2, "r": 1, "servers": 3, "workers": 1, "check_parity": True}
+LITTLE = {"cluster": "ray", "server_cpus": 0.6, "worker_cpus": 0.3, "server_memory": 1 << 20}
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Nodes]:
+    import ray
+
+    made = Nodes()
+    yield made
+    ray.shutdown()
+    made.close()
+
+
+@pytest.fixture(autouse=True)
+def four_nodes(nodes: Nodes) -> None:
+    """Besides the head: one for each server, and one to spare."""
+    nodes.add(max(0, 4 - nodes.count()))
+
+
+@functools.cache
+def undisturbed(workers: int) -> str:
+    with tempfile.TemporaryDirectory() as directory:
+        summary = local.train(TrainConfig(out=f"{directory}/run", servers=2, workers=workers, **SMALL))
+    return str(summary["model_sha256"])
+
+
+class Run(QuietDisplay):
+    """A run on the cluster, and something that happens to it at a step. `said`: what the user was told."""
+
+    def __init__(self, nodes: Nodes) -> None:
+        self.said: list[str] = []
+        self._nodes = nodes
+        self._backends: list[Any] = []
+        self._acts: list[tuple[int, Callable[[], object]]] = []
+
+    def train(self, path: Path, **options: Any) -> dict[str, Any]:
+        address = {"address": self._nodes.address}
+        config = TrainConfig(out=str(path), **{**SMALL, **EC, **LITTLE, **address, **options})
+        return local.train(config, display=self, on_start=lambda run: self._backends.append(run.backend))
+
+    def at(self, step: int, act: Callable[[], object]) -> None:
+        self._acts.append((step, act))
+
+    def find(self, role: str, id: int = 0) -> RemoteProcess:
+        running = [each for each in self._backends[-1].handles if (each.who.role, each.who.id) == (role, id)]
+        return running[-1]
+
+    def node_of(self, role: str, id: int = 0) -> str:
+        node = self.find(role, id).node
+        assert node is not None
+        return node
+
+    def update(self, status: RunStatus, now: float) -> None:
+        while self._acts and status.step >= self._acts[0][0]:
+            self._acts.pop(0)[1]()
+
+    def say(self, text: str) -> None:
+        self.said.append(text)
+
+
+@pytest.fixture
+def run(nodes: Nodes) -> Run:
+    return Run(nodes)
+
+
+def check(summary: dict[str, Any], *, workers: int = 1) -> None:
+    assert summary["status"] == "ok"
+    assert summary["model_sha256"] == undisturbed(workers)
+    assert summary["parity_wrong"] == 0
+    assert summary["steps"] == STEPS
+
+
+def test_a_node_is_lost_and_the_model_is_the_same(tmp_path: Path, nodes: Nodes, run: Run) -> None:
+    """One run without a loss would show less; what it would show is asked here too."""
+    run.at(10, lambda: nodes.lose(run.node_of("server", 1)))
+    summary = run.train(tmp_path / "run")
+    check(summary)
+    assert "server" in [failure["role"] for failure in summary["failures"]]
+    assert any(text.startswith("server 1 ") and "on node" in text for text in run.said), run.said
+    logs = {path.name for path in (tmp_path / "run" / "logs").iterdir()}
+    assert {"coordinator-0.log", "worker-0.log"} <= logs
+    token = next(iter(run._backends)).handles[0].assignment.token
+    assert not [path for path in (tmp_path / "run").rglob("*") if path.is_file() and token in path.read_text()]
+
+
+@pytest.mark.slow
+def test_what_a_cluster_has_not_is_said_before_anything_starts(tmp_path: Path, run: Run) -> None:
+    for options, words in (
+        ({"servers": 30, "rows_max": 30}, "no room for 30 servers with 0.6 CPUs"),
+        ({"node_label": ("zone=a",)}, "has the label zone=a"),
+        ({"servers_per_node": 1, "servers": 9}, "at most 1 on a node"),
+    ):
+        with pytest.raises(UserError, match=words):
+            run.train(tmp_path / "run", **options)
+    assert not (tmp_path / "run" / "summary.json").exists()
+
+
+@pytest.mark.slow
+def test_a_process_dies_and_its_node_lives(tmp_path: Path, run: Run) -> None:
+    run.at(10, lambda: os.kill(run.find("server", 2).pid, signal.SIGKILL))
+    summary = run.train(tmp_path / "run")
+    check(summary)
+    assert [failure["reason"] for failure in summary["failures"]] == ["was killed by SIGKILL"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("role", ["worker", "coordinator"])
+def test_the_node_of_somebody_else_is_lost(tmp_path: Path, nodes: Nodes, run: Run, role: str) -> None:
+    nodes.add(1)
+    # The head must not be lost: without it there is no Ray.
+    labels = ("worker:kind=node", "coordinator:kind=node")
+    run.at(10, lambda: nodes.lose(run.node_of(role)))
+    summary = run.train(tmp_path / "run", node_label=labels)
+    check(summary)
+    assert role in [failure["role"] for failure in summary["failures"]]
+
+
+@pytest.mark.slow
+def test_a_node_that_falls_silent_is_lost(tmp_path: Path, nodes: Nodes, run: Run) -> None:
+    """No connection is closed, and Ray says nothing for long."""
+    frozen: list[str] = []
+
+    def freeze() -> None:
+        frozen.append(run.node_of("server", 1))
+        nodes.freeze(frozen[0])
+
+    run.at(10, freeze)
+    summary = run.train(tmp_path / "run")
+    nodes.bury(frozen[0])
+    check(summary)
+
+
+@pytest.mark.slow
+def test_two_nodes_are_lost_together(tmp_path: Path, nodes: Nodes, run: Run) -> None:
+    nodes.add(2)
+
+    def lose() -> None:
+        for node in {run.node_of("server", 1), run.node_of("server", 2)}:
+            nodes.lose(node)
+
+    run.at(10, lose)
+    check(run.train(tmp_path / "run", r=2, servers=4))
+
+
+@pytest.mark.slow
+def test_without_room_it_waits_until_a_node_joins(tmp_path: Path, nodes: Nodes, run: Run) -> None:
+    for extra in nodes.list_ids()[4:]:
+        nodes.lose(extra)
+    run.at(5, lambda: nodes.lose(run.node_of("server", 1)))
+    run.at(15, lambda: nodes.lose(run.node_of("server", 1)))
+    seen: list[str] = []
+
+    def say(text: str) -> None:
+        seen.append(text)
+        if "waits: no room" in text and not any("joined" in each for each in seen):
+            seen.append("joined")
+            nodes.add(1)
+
+    run.say = say  # type: ignore[method-assign]
+    summary = run.train(tmp_path / "run", server_cpus=1.0, worker_cpus=0.0, node_label=("server:kind=node",))
+    check(summary)
+    assert "joined" in seen
+
+
+# -- jobs ----------------------------------------------------------------------------------------------------
+
+
+def call(nodes: Nodes, *words: str, at_once: bool = True) -> Any:
+    command = [sys.executable, "-P", "-m", "regrow", *words, "--address", nodes.address]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    if not at_once:
+        return subprocess.Popen(command, **pipes)
+    return subprocess.run(command, timeout=DEADLINE_SECONDS, check=False, **pipes)
+
+
+@pytest.mark.slow
+def test_a_job_goes_on_without_its_terminal(tmp_path: Path, nodes: Nodes) -> None:
+    """The command is killed in the middle; the job is asked, followed again, stopped, and its directory fetched."""
+    options = ["--job", "mine", "--out", str(tmp_path / "run"), "--steps", "100000", "--mode", "sync", "--batch", "64"]
+    options += ["--cluster", "ray", "--rows-max", "500", "--servers", "2", "--workers", "1", "--test-rows", "512"]
+    options += ["--server-cpus", "0.5", "--worker-cpus", "0.3", "--server-memory", "1M"]
+    terminal = call(nodes, "train", *options, at_once=False)
+    assert terminal.stderr is not None
+    for line in terminal.stderr:
+        if line.startswith("training: step"):
+            break
+    terminal.kill()
+    terminal.communicate()
+    assert "mine: running" in call(nodes, "status").stdout
+    again = call(nodes, "train", *options)
+    assert (again.returncode, "a job of the name mine is running" in again.stderr) == (2, True)
+    follower = call(nodes, "attach", "mine", at_once=False)
+    assert call(nodes, "stop", "mine", "--save").returncode == 2, "it makes no checkpoints"
+    assert call(nodes, "stop", "mine").returncode == 0
+    said, errors = follower.communicate(timeout=DEADLINE_SECONDS)
+    assert (follower.returncode, "stopped by SIGTERM" in errors) == (143, True), (said, errors)
+    assert "mine: failed" in call(nodes, "status", "mine").stdout
+    fetched = call(nodes, "fetch", "mine", "--out", str(tmp_path / "copy"))
+    assert fetched.returncode == 0, fetched.stderr
+    assert (tmp_path / "copy" / "summary.json").read_bytes() == (tmp_path / "run" / "summary.json").read_bytes()
+    lost = call(nodes, "attach", "yours")
+    assert (lost.returncode, "there is no job yours" in lost.stderr, "mine" in lost.stderr) == (2, True, True)
+
+
+# -- the same as other backends ------------------------------------------------------------------------------
+
+CONTRACT = [
+    test_backend.test_words_go_both_ways_in_order_and_whole,
+    test_backend.test_a_spare_becomes_somebody,
+    test_backend.test_last_words_are_heard_before_the_end,
+    test_backend.test_a_wait_is_bounded_and_can_be_ended,
+    test_backend.test_whoever_does_not_stop_when_asked_is_ended,
+    test_backend.test_in_a_hurry_nobody_is_waited_for,
+    test_backend.test_all_end_with_their_backend,
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("says", CONTRACT, ids=lambda test: test.__name__.removeprefix("test_"))
+def test_what_every_backend_does(tmp_path: Path, nodes: Nodes, says: Callable[[Any], None]) -> None:
+    """The tests of the other backends, with this one."""
+    backend = RayProcesses(
+        ray=ray_nodes.connect(nodes.address),
+        logs=Logs(tmp_path, print_warning),
+        wish=Wish(stripes=Stripes(servers=1)),
+        command=(outpost.PYTHON, echo_role.__file__),
+    )
+    try:
+        says(backend)
+    finally:
+        backend.close()

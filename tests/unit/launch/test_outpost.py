@@ -1,0 +1,104 @@
+"""Goal: an outpost passes on everything, in order and whole, and leaves no child behind.
+
+Method: the role of the backend tests (echo_role.py) as its child, spoken to as a launcher would. Waiting is with a
+deadline.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import echo_role
+import pytest
+
+from regrow.core.identity import Identity
+from regrow.launch import outpost
+from regrow.launch.lines import encode, parse_report
+from regrow.launch.orders import Assignment, Evaluate, Stop
+from regrow.launch.outpost import Heard, Outpost
+from regrow.launch.reports import Evaluating, Listening, Stopped
+
+DEADLINE_SECONDS = 60.0
+ECHO = (outpost.PYTHON, echo_role.__file__)
+ASSIGNMENT = Assignment(
+    identity=Identity(role="worker", id=1),
+    token="ab" * 32,
+    listen="here",
+    coordinator=None,
+    threads=1,
+    servers=1,
+    frame_bytes_max=1 << 20,
+)
+
+
+@pytest.fixture
+def post() -> Iterator[Outpost]:
+    made = Outpost(role="worker", threads=1, command=ECHO)
+    yield made
+    end(made)
+
+
+def end(post: Outpost) -> None:
+    post.act(signal.SIGKILL)
+    hear_all(post)
+    post.close()
+
+
+def hear_all(post: Outpost) -> tuple[list[object], bytes, Heard]:
+    """Until its end."""
+    data, log, deadline = b"", b"", time.monotonic() + DEADLINE_SECONDS
+    while time.monotonic() < deadline:
+        heard = post.hear(0.1)
+        data, log = data + heard.reports, log + heard.log
+        if heard.exit is not None:
+            return [parse_report(line) for line in data.split(b"\n") if line], log, heard
+    raise AssertionError(f"no end; so far {data!r}")
+
+
+def test_words_go_both_ways_and_the_end_comes_last(post: Outpost) -> None:
+    post.tell(encode(ASSIGNMENT) + b"\n" + encode(Evaluate()) + b"\n")
+    post.tell(encode(Stop()) + b"\n")
+    reports, _, heard = hear_all(post)
+    assert reports == [Listening(address="here"), Evaluating(samples=1), Stopped(peak_rss_bytes=1 << 20)]
+    assert heard.exit is not None and heard.exit[0] == 0
+    assert heard.exit[1] > 0 and heard.exit[2] > 1 << 20
+    assert post.hear(0.0).exit == heard.exit, "and is told again"
+    post.tell(b"nobody hears it\n")
+    post.act(signal.SIGKILL)
+
+
+def test_a_signal_ends_it(post: Outpost) -> None:
+    post.tell(encode(ASSIGNMENT) + b"\n")
+    post.act(signal.SIGSTOP)
+    post.act(signal.SIGKILL)
+    assert hear_all(post)[2].exit[0] == -signal.SIGKILL  # type: ignore[index]
+
+
+def test_a_log_larger_than_an_answer_comes_whole() -> None:
+    code = "import sys; sys.stderr.write('a line of a log\\n' * 20000); print('no report', flush=True)"
+    post = Outpost(role="worker", threads=1, command=(sys.executable, "-c", code))
+    reports, log, _ = hear_all(post)
+    assert log == b"a line of a log\n" * 20000
+    assert reports == [None]
+    post.close()
+
+
+def test_a_launcher_that_asks_nothing_is_gone() -> None:
+    gone = threading.Event()
+    post = Outpost(role="worker", threads=1, command=ECHO, launcher_seconds=0.2, on_abandoned=gone.set)
+    pid = post._process.pid
+    assert gone.wait(DEADLINE_SECONDS)
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while time.monotonic() < deadline:
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            end(post)
+            return
+        time.sleep(0.01)
+    raise AssertionError("its child is still there")
