@@ -21,6 +21,7 @@ import pytest
 import torch
 from bench_runs import overhead_runs, plant_wrong_parity, trace_of
 
+from regrow import _kernels
 from regrow.bench import (
     accuracy,
     balance,
@@ -203,9 +204,12 @@ def test_kernels_run_with_the_peer(small_kernels: kernels.Size, monkeypatch: pyt
     threads = torch.get_num_threads()
     assert kernels.run(quick=True, json_path=str(path), dims=(16,)) == 0
     assert torch.get_num_threads() == threads
-    ratios = json.loads(path.read_text())["ratios"]
+    told = json.loads(path.read_text())
+    ratios, machine = told["ratios"], told["machine"]
+    assert machine["simd"] == _kernels.simd_level()
+    assert machine["simd"] == "portable" or machine["simd"] in " ".join(machine["cpu_features"])
     assert "both_dim16_threads1" in ratios
-    assert all(ratio["target"] == 1.0 for ratio in ratios.values())
+    assert all(ratio["target"] == kernels.TARGET for ratio in ratios.values())
 
 
 # -- the peer ------------------------------------------------------------------------------------------------
