@@ -154,6 +154,9 @@ class TrainConfig:
     # Threads of torch in each worker. Too small: the dense network is slow. Too large: workers fight for
     # cores.
     threads_per_worker: int = DERIVED
+    # Processes with torch imported that wait to succeed a worker. Too few: training waits seconds for an import. Too
+    # many: memory. Default: one where workers are replaced, else none.
+    spare_workers: int = DERIVED
     # Threads of the row kernels in each server. Too small: large batches wait. Too large: same fight,
     # with the workers.
     threads_per_server: int = 1
@@ -497,6 +500,7 @@ def _check(config: TrainConfig) -> None:
     check_range(config, "test_rows", 1, 1 << 40)
     check_range(config, "threads_per_worker", 1, 1024)
     check_range(config, "threads_per_server", 1, 1024)
+    check_range(config, "spare_workers", 0, 64)
     check_range(config, "redo_bytes_max", 64 * KIB, 64 * GIB)
     check_range(config, "frame_bytes_max", 64 * KIB, 4 * GIB - 1)
     _check_protection(config)

@@ -309,7 +309,8 @@ class _Run:
         self._enter("loading")
         self._until(lambda: status.phase == "training")
         if config.code is not None:
-            self._supervise(KeepSpares(count=config.code.copies, now=time.monotonic()))
+            spares = KeepSpares(count=config.code.copies, workers=config.spare_workers, now=time.monotonic())
+            self._supervise(spares)
         self._until(lambda: all(worker.state == "trained" for worker in status.workers))
         if config.saves:
             self._save_the_end()
@@ -334,6 +335,7 @@ class _Run:
             "server": config.threads_per_server,
             "standby": config.threads_per_server,
             "worker": config.threads_per_worker,
+            "understudy": config.threads_per_worker,
             "merger": 1,
         }
         return Crew(
@@ -360,7 +362,7 @@ class _Run:
     def _stop(self) -> None:
         """Nobody is stopped before those who would miss it: workers first, the coordinator last."""
         self._supervise(Release())
-        for role in ("standby", "merger", "worker", "server", "coordinator"):
+        for role in ("standby", "understudy", "merger", "worker", "server", "coordinator"):
             for news in end(
                 self.backend,
                 list_running(self.backend, role),

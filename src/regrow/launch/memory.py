@@ -48,7 +48,7 @@ def check(config: TrainConfig) -> Need:
         raise MemoryShort(
             f"not enough memory: {gib(need.total)} needed ({gib(need.tables)} for the rows of "
             f"{config.servers} servers{', with their caches' if config.store == 'tiered' else ''}, "
-            f"{gib(need.processes)} for processes), {gib(available)} {where}",
+            f"{gib(need.processes)} for processes{say_spares(config)}), {gib(available)} {where}",
             hint=advise(config, model, need, available),
         )
     return need
@@ -82,8 +82,16 @@ def estimate_need(config: TrainConfig, model: ModelConfig) -> Need:
     return Need(
         tables=config.servers * per_server + dense,
         # As many spares as servers may be lost together.
-        processes=BASE_BYTES["coordinator"] + (config.servers + copies) * server + config.workers * worker,
+        processes=BASE_BYTES["coordinator"]
+        + (config.servers + copies) * server
+        + config.workers * worker
+        + config.spare_workers * BASE_BYTES["worker"],
     )
+
+
+def say_spares(config: TrainConfig) -> str:
+    taken = config.spare_workers * BASE_BYTES["worker"]
+    return f", {gib(taken)} of it for {config.spare_workers} spare worker(s)" if taken else ""
 
 
 def advise(config: TrainConfig, model: ModelConfig, need: Need, available: int) -> str:
@@ -91,7 +99,8 @@ def advise(config: TrainConfig, model: ModelConfig, need: Need, available: int) 
         left = (available - need.processes) // config.servers - TIERED_BYTES
         return f"lower --cache-bytes to {max(1, left // MIB)}M or less, or --rows-max"
     if need.processes >= available:
-        return "lower --workers or --servers: the processes alone do not fit"
+        fewer = "--spare-workers, " if config.spare_workers else ""
+        return f"lower {fewer}--workers or --servers: the processes alone do not fit"
     frugal = estimate_need(config.replace(optimizer="rowwise_adagrad"), model).total
     if frugal <= available:
         return f"--optimizer rowwise_adagrad needs {gib(frugal)}; or lower --rows-max"
