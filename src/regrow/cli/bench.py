@@ -23,6 +23,7 @@ BENCHES = (
     "worker",
     "accuracy",
     "overhead",
+    "scale",
     "auth",
     "recovery",
     "checkpoint",
@@ -51,6 +52,7 @@ class BenchCommand(click.Command):
 @click.option("--mtbf", type=float, metavar="X", help="Mean seconds between random failures (soak).  [20]")
 @click.option("--r", type=int, metavar="1|2", help="Parities, and servers that may be down together (soak).  [1]")
 @click.option("--store", metavar="memory|tiered", help="Where rows are (soak).  [memory]")
+@click.option("--sweep", metavar="NAME", help="What grows (scale): servers, workers, rows, k or r.  [servers]")
 @click.option("--part", metavar="NAME", help="Only this part (cpr, tiered): see docs/benchmarks.md.")
 @click.option("--docs", metavar="DIR", help="Draw the picture there too (overhead, recovery, checkpoint, cpr).")
 def bench(name: str, json_path: str | None, quick: bool, **further: Any) -> int:

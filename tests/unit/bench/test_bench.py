@@ -33,6 +33,7 @@ from regrow.bench import (
     peer_run,
     plots,
     recovery,
+    scale,
     soak,
     train,
     worker,
@@ -141,7 +142,7 @@ def test_bandwidth_is_measured_per_thread_count() -> None:
     assert min(one.copy, one.random_rows, two.copy, two.random_rows) > 0
 
 
-@pytest.mark.parametrize("module", [kernels, train, models, worker, accuracy, overhead, recovery, balance, soak])
+@pytest.mark.parametrize("module", [kernels, train, models, worker, accuracy, overhead, scale, recovery, balance, soak])
 def test_benches_have_the_same_door(module: Any) -> None:
     assert module.SUMMARY.endswith(".")
     parameters = inspect.signature(module.run).parameters
