@@ -155,7 +155,7 @@ class TrainConfig:
     # cores.
     threads_per_worker: int = DERIVED
     # Processes with torch imported that wait to succeed a worker. Too few: training waits seconds for an import. Too
-    # many: memory. Default: one where workers are replaced, else none.
+    # many: memory. Default: one. Where workers are not replaced there are none.
     spare_workers: int = DERIVED
     # Threads of the row kernels in each server. Too small: large batches wait. Too large: same fight,
     # with the workers.
@@ -420,6 +420,10 @@ class TrainConfig:
     def replaces_servers(self) -> bool:
         """Whether a process that dies has a successor and training goes on."""
         return self.code is not None
+
+    @property
+    def spare_workers_kept(self) -> int:
+        return self.spare_workers if self.replaces_servers else 0
 
     @property
     def saves(self) -> bool:

@@ -23,7 +23,6 @@ LEARNING_RATES = {
 }
 DENSE_LEARNING_RATES = {"adam": 0.0003, "adagrad": 0.01, "sgd": 0.1, "momentum": 0.01}
 
-CODED = ("ec", "ec+delta", "partial", "ec+partial")  # protections under which whoever dies is replaced
 OWN_SAVES = ("partial", "ec+partial")  # protections whose servers save their own rows
 EVERY_DEFAULT = "60s"
 STEPS_DEFAULT = 300  # of a synthetic run, which has no end of its own
@@ -52,7 +51,7 @@ def derive_values(config: Any) -> dict[str, Any]:
         share = cores_usable() // max(1, workers)
         derived["threads_per_worker"] = max(1, min(THREADS_PER_WORKER_DEFAULT_MAX, share))
     if given["spare_workers"] is None:
-        derived["spare_workers"] = int(given["protection"] in CODED)
+        derived["spare_workers"] = 1
     if given["batch"] is None:
         derived["batch"] = choose_batch(given)
     if given["steps"] is None and given["epochs"] is None and not given["script"]:

@@ -306,11 +306,11 @@ class _Run:
         for role, count in counts.items():
             for id in range(count):
                 self._supervise(Appoint(role=role, id=id, now=time.monotonic()))
+        copies = 0 if config.code is None else config.code.copies
+        self._supervise(KeepSpares(count=copies, now=time.monotonic()))
         self._enter("loading")
         self._until(lambda: status.phase == "training")
-        if config.code is not None:
-            spares = KeepSpares(count=config.code.copies, workers=config.spare_workers, now=time.monotonic())
-            self._supervise(spares)
+        self._supervise(KeepSpares(count=copies, workers=config.spare_workers_kept, now=time.monotonic()))
         self._until(lambda: all(worker.state == "trained" for worker in status.workers))
         if config.saves:
             self._save_the_end()

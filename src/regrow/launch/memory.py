@@ -85,13 +85,13 @@ def estimate_need(config: TrainConfig, model: ModelConfig) -> Need:
         processes=BASE_BYTES["coordinator"]
         + (config.servers + copies) * server
         + config.workers * worker
-        + config.spare_workers * BASE_BYTES["worker"],
+        + config.spare_workers_kept * BASE_BYTES["worker"],
     )
 
 
 def say_spares(config: TrainConfig) -> str:
-    taken = config.spare_workers * BASE_BYTES["worker"]
-    return f", {gib(taken)} of it for {config.spare_workers} spare worker(s)" if taken else ""
+    taken = config.spare_workers_kept * BASE_BYTES["worker"]
+    return f", {gib(taken)} of it for {config.spare_workers_kept} spare worker(s)" if taken else ""
 
 
 def advise(config: TrainConfig, model: ModelConfig, need: Need, available: int) -> str:
@@ -99,7 +99,7 @@ def advise(config: TrainConfig, model: ModelConfig, need: Need, available: int) 
         left = (available - need.processes) // config.servers - TIERED_BYTES
         return f"lower --cache-bytes to {max(1, left // MIB)}M or less, or --rows-max"
     if need.processes >= available:
-        fewer = "--spare-workers, " if config.spare_workers else ""
+        fewer = "--spare-workers, " if config.spare_workers_kept else ""
         return f"lower {fewer}--workers or --servers: the processes alone do not fit"
     frugal = estimate_need(config.replace(optimizer="rowwise_adagrad"), model).total
     if frugal <= available:

@@ -532,7 +532,11 @@ class Supervisor:
         """When nothing else is urgent."""
         orders: list[Order] = []
         for role, due in list(self._spares_due.items()):
-            if not self._survives or event.now < due or (event.busy and event.now < due + SPARE_SECONDS_MAX):
+            # The first come while the run loads: training has all cores from its first step on.
+            is_first = not self._spares_started[role] and self.stance is not Stance.STOPPING and not self._accused
+            if not (self._survives or is_first) or event.now < due:
+                continue
+            if event.busy and event.now < due + SPARE_SECONDS_MAX:
                 continue
             del self._spares_due[role]
             missing = self._spares_wanted[role] - sum(spare.role == role for spare in self._spares)

@@ -328,15 +328,23 @@ def test_spares_wait_until_nothing_is_urgent() -> None:
     assert feed(subject, [Tick(now=1000.0)]) == []
 
 
-@pytest.mark.parametrize(
-    "stance", [each for each in Stance if each is not Stance.REPLACING], ids=lambda stance: stance.value
-)
-def test_spares_are_started_where_they_can_be_needed(stance: Stance) -> None:
+@pytest.mark.parametrize("stance", Stance, ids=lambda stance: stance.value)
+def test_the_first_spares_are_started_while_the_run_loads(stance: Stance) -> None:
     subject = staffed(stance)
-    assert feed(subject, [KeepSpares(count=1, now=0.0), Tick(now=9.0)]) == []
-    assert feed(subject, [TakeStance(stance=Stance.REPLACING), Tick(now=9.0)]) == [Start(who=SPARE)]
+    first = [] if stance is Stance.STOPPING else [Start(who=SPARE)]
+    assert feed(subject, [KeepSpares(count=1, now=0.0), Tick(now=9.0)]) == first
+    later = [Start(who=SPARE)] if stance is Stance.STOPPING else []
+    assert feed(subject, [TakeStance(stance=Stance.REPLACING), Tick(now=9.0)]) == later
     # Asked again, or for fewer, changes nothing.
     assert feed(subject, [KeepSpares(count=1, now=9.0), KeepSpares(count=0, now=9.0), Tick(now=10.0)]) == []
+
+
+@pytest.mark.parametrize("stance", [Stance.STRICT, Stance.LOADING], ids=lambda stance: stance.value)
+def test_a_spare_that_is_lost_is_started_again_where_it_can_be_needed(stance: Stance) -> None:
+    subject = staffed(stance)
+    assert feed(subject, [KeepSpares(count=1, now=0.0), Tick(now=0.0)]) == [Start(who=SPARE)]
+    assert feed(subject, [ended(SPARE, now=1.0), Tick(now=50.0)]) == []
+    assert feed(subject, [TakeStance(stance=Stance.REPLACING), Tick(now=51.0)]) == [Start(who=who("standby", 1))]
 
 
 def rehearsed() -> Supervisor:
