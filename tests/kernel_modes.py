@@ -17,7 +17,7 @@ class Mode(NamedTuple):
     threads: int
 
 
-LEVELS = ["portable"] if _kernels.simd_level() == "portable" else ["portable", "avx2"]
+LEVELS = _kernels.simd_levels()
 MODES = [Mode(simd, threads) for simd in LEVELS for threads in (1, 3)]
 
 

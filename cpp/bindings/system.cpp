@@ -1,4 +1,5 @@
 #include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
 
 #include <cstdlib>
 #if defined(__GLIBC__)
@@ -103,7 +104,8 @@ void bind_system(nb::module_& m) {
   m.def("simd_level", [] { return std::string(kernels().name); }, "The instruction set the kernels use now.");
   m.def(
       "set_simd", [](const std::string& level) { set_simd(level); }, "level"_a,
-      "Chooses 'avx2' or 'portable'; both give the same bits.");
+      "Chooses one of simd_levels(); all give the same bits.");
+  m.def("simd_levels", &simd_levels, "The instruction sets that this CPU and build have, the best first.");
   m.def("get_threads", [] { return ThreadPool::shared().size(); }, "Threads that share the loops over rows.");
   m.def(
       "set_threads", [](int n) { ThreadPool::shared().resize(n); }, "n"_a, nb::call_guard<nb::gil_scoped_release>(),

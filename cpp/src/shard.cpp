@@ -228,15 +228,19 @@ void Shard::gather(std::span<const int32_t> counts, std::span<const uint32_t> sl
   });
 }
 
+void Shard::reserve_room(std::span<const int32_t> counts) {
+  for (size_t t = 0; t < counts.size(); ++t) {
+    if (tables_[t].pending && counts[t]) tables_[t].pending->reserve(static_cast<size_t>(counts[t]));
+    if (tables_[t].aside && counts[t]) tables_[t].aside->reserve(static_cast<size_t>(counts[t]));
+  }
+}
+
 void Shard::update(std::span<const int32_t> counts, std::span<const uint32_t> slots, std::span<const float> grads,
                    int64_t step, std::span<const double> rates) {
   check_call(counts, slots, grads.size());
   if (recovering_) check_present(counts, slots);
   const std::vector<UpdateNumbers> numbers = numbers_of(tables_, step, rates);
-  for (size_t t = 0; t < counts.size(); ++t) {
-    if (tables_[t].pending && counts[t]) tables_[t].pending->reserve(static_cast<size_t>(counts[t]));
-    if (tables_[t].aside && counts[t]) tables_[t].aside->reserve(static_cast<size_t>(counts[t]));
-  }
+  reserve_room(counts);
   const Kernels& kernel = kernels();
   for_runs(counts, slots, Width::weights, [&](const Run& run) {
     if (run.table.pending) run.table.pending->save(run.slots, run.count);

@@ -23,11 +23,14 @@ _U32 = Any
 _U64 = Any
 _U8 = Any
 
-def simd_level() -> Literal["avx2", "portable"]:
+def simd_level() -> Literal["avx512", "avx2", "portable"]:
     """The instruction set the kernels use now."""
 
 def set_simd(level: str) -> None:
-    """Chooses "avx2" or "portable". Both give the same bits; tests and benchmarks compare them."""
+    """Chooses one of `simd_levels`. All give the same bits; tests and benchmarks compare them."""
+
+def simd_levels() -> list[str]:
+    """The instruction sets that this CPU and build have, the best first."""
 
 def get_threads() -> int: ...
 def set_threads(n: int) -> None:
@@ -159,6 +162,13 @@ class Shard:
     def update(self, counts: _I32, slots: _U32, grads: _F32, step: int, rates: Sequence[float] = ()) -> None:
         """Runs each table's optimizer on rows, and marks them touched. A table's slots must be distinct. `rates`: each
         table's learning rate for this call; none: the one it was made with."""
+
+    def gather_pooled(self, plan: Plan, out: _F32) -> None:
+        """What `gather` and `Plan.pool` give, without rows in between. Where this is the only server, for plans all of
+        whose tables are pooled."""
+
+    def update_pooled(self, plan: Plan, grad: _F32, step: int) -> None:
+        """What `Plan.unpool` and `update` do, without gradients in between."""
 
     def assign_untouched(self, counts: _I32, slots: _U32, weights: _F32) -> None:
         """Sets the weights of those rows that were never touched, and marks them touched."""

@@ -172,6 +172,9 @@ class TrainConfig:
     # Threads of torch in each worker. Too small: the dense network is slow. Too large: workers fight for
     # cores.
     threads_per_worker: int = DERIVED
+    # Processes with torch imported that wait to succeed a worker. Too few: training waits seconds for an import. Too
+    # many: memory. Default: one. Where workers are not replaced there are none.
+    spare_workers: int = DERIVED
     # Threads of the row kernels in each server. Too small: large batches wait. Too large: same fight,
     # with the workers.
     threads_per_server: int = 1
@@ -441,8 +444,9 @@ class TrainConfig:
     @property
     def threads(self) -> dict[str, int]:
         """By role."""
-        servers = self.threads_per_server
-        return {"server": servers, "standby": servers, "worker": self.threads_per_worker, "coordinator": 1, "merger": 1}
+        servers, workers = self.threads_per_server, self.threads_per_worker
+        own = {"server": servers, "standby": servers, "worker": workers, "understudy": workers}
+        return {**own, "coordinator": 1, "merger": 1}
 
     @property
     def saves_own(self) -> bool:
@@ -461,6 +465,10 @@ class TrainConfig:
     def replaces_servers(self) -> bool:
         """Whether a process that dies has a successor and training goes on."""
         return self.code is not None
+
+    @property
+    def spare_workers_kept(self) -> int:
+        return self.spare_workers if self.replaces_servers else 0
 
     @property
     def saves(self) -> bool:
@@ -549,6 +557,7 @@ def _check(config: TrainConfig) -> None:
     check_range(config, "test_rows", 1, 1 << 40)
     check_range(config, "threads_per_worker", 1, 1024)
     check_range(config, "threads_per_server", 1, 1024)
+    check_range(config, "spare_workers", 0, 64)
     check_range(config, "redo_bytes_max", 64 * KIB, 64 * GIB)
     check_range(config, "frame_bytes_max", 64 * KIB, 4 * GIB - 1)
     _check_protection(config)

@@ -50,6 +50,8 @@ def derive_values(config: Any) -> dict[str, Any]:
         workers = given["workers"] if isinstance(given["workers"], int) else 1
         share = cores_usable() // max(1, workers)
         derived["threads_per_worker"] = max(1, min(THREADS_PER_WORKER_DEFAULT_MAX, share))
+    if given["spare_workers"] is None:
+        derived["spare_workers"] = 1
     if given["batch"] is None:
         derived["batch"] = choose_batch(given)
     if given["steps"] is None and given["epochs"] is None and not given["script"]:

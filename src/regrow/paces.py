@@ -76,6 +76,7 @@ PACES: dict[str, str] = {
     "launch.role_status:RATE_WINDOW_SECONDS": "what the figure on the display is measured over",
     "launch.status:STALL_SECONDS": "after this the display says that nothing moves",
     "launch.supervisor:RESTARTS_SECONDS": "within which deaths are counted",
+    "launch.supervisor:FIRST_SPARE_WORKER_SECONDS": "from the beginning of training to the first spare of workers",
     "launch.supervisor:SPARE_SECONDS": "from a death to the start of the next spare",
     "launch.supervisor:SPARE_SECONDS_MAX": "how long a recovery may hold up the next spare",
     "launch.watch:ASK_SECONDS": "from an answer to the next question",

@@ -28,7 +28,7 @@ from regrow.config import TrainConfig
 from regrow.core.job import JobSpec, OptimizerSpec, TableSpec
 from regrow.core.protection import Coded, FlushSpec
 from regrow.errors import DataLoss
-from regrow.launch import local
+from regrow.launch import local, supervisor
 from regrow.launch.cluster import LocalCluster
 from regrow.nn.routing import make_router
 
@@ -82,6 +82,16 @@ def test_every_optimizer_comes_back_bit_for_bit(tmp_path: Path, optimizer: str) 
     kill = ("server:0@step:6",)
     summary = train(tmp_path / "run", optimizer=optimizer, k=2, servers=3, kill=kill, **EC)
     check(summary, optimizer=optimizer, roles=["server"])
+
+
+def test_a_spare_takes_the_place_of_a_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is the process that has been waiting, and the model is the same."""
+    monkeypatch.setattr(supervisor, "FIRST_SPARE_WORKER_SECONDS", 0.0)
+    summary = train(tmp_path / "run", k=2, servers=3, kill=("worker:0@step:5",), **EC)
+    check(summary, roles=["worker"])
+    logs = sorted(path.stem for path in (tmp_path / "run" / "logs").iterdir())
+    assert "understudy-0" in logs  # it keeps the log that it has
+    assert "worker-0.1" not in logs
 
 
 @pytest.mark.parametrize("victim", ["worker:0", "worker:1", "coordinator"])

@@ -28,6 +28,7 @@ FAULT_HINT = "for a server, a worker (with their numbers) or the coordinator (wi
 BAD_OPTIONS: list[tuple[dict[str, Any], str, str | None]] = [
     ({"servers": 0}, "servers = 0: must be at least 1", None),
     ({"servers": 100_000}, "servers = 100000: must be at most 1024", None),
+    ({"spare_workers": -1}, "spare_workers = -1: must be at least 0", None),
     ({"servers": True}, "servers = True: must be a whole number", None),
     ({"servers": 2.0}, "servers = 2.0: must be a whole number", None),
     ({"servers": None}, "servers = None: must be a whole number", None),

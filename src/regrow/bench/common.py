@@ -27,6 +27,7 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from regrow import _kernels
 from regrow.errors import RegrowError
 
 QUARTILE_PAIRS_MIN = 8  # with fewer pairs than this, quartiles say less than the extremes
@@ -34,6 +35,9 @@ MALLOC_KEEP_BYTES = 1 << 30
 MALLOC_MMAP_BYTES = 32 << 20  # the most glibc accepts
 HUGE_PAGE_BYTES = 2 << 20
 OTHERS_CORES_QUIET = 0.1  # what other processes may use before figures are called doubtful
+
+# How the names of what kernels could use begin, on x86-64 and on ARM.
+CPU_FEATURES = ("sse4", "avx", "fma", "bmi", "f16c", "gfni", "vaes", "vpclmulqdq", "amx", "asimd", "sve")
 
 console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
 
@@ -120,6 +124,8 @@ def machine() -> dict[str, Any]:
         cores = os.cpu_count() or 1
     return {
         "cpu": _cpu_model(),
+        "cpu_features": _cpu_features(),
+        "simd": _kernels.simd_level(),
         "cores": cores,
         "cache_l3_bytes": cache_l3_bytes(),
         "memory_bytes": memory_bytes(),
@@ -139,7 +145,7 @@ def machine_line(facts: Mapping[str, Any]) -> str:
     return ", ".join(
         part
         for part in (
-            f"{facts['cpu']}, {facts['cores']} cores",
+            f"{facts['cpu']}, {facts['cores']} cores, {facts['simd']} kernels",
             f"{cache / 2**20:.0f} MiB L3" if cache else "",
             f"{memory / 2**30:.0f} GiB" if memory else "",
             str(facts["kernel"]),
@@ -170,6 +176,14 @@ def _cpu_model() -> str:
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
+
+
+def _cpu_features() -> list[str]:
+    """Of the names that the system gives them, those of instructions for many numbers at once."""
+    for line in _lines("/proc/cpuinfo"):
+        if line.startswith(("flags", "Features")):
+            return [name for name in line.partition(":")[2].split() if name.startswith(CPU_FEATURES)]
+    return []
 
 
 def _module_version(distribution: str) -> str | None:

@@ -26,7 +26,14 @@ TELL_SECONDS = 30.0
 # answered: a coordinator's successor, say, without which no worker can be replaced. Then a worker still has to import
 # torch, and in synchronous mode all wait for it.
 STILL_SECONDS_MAX = START_SECONDS_MAX + 60.0
-ROLES = {"coordinator": "coordinator", "server": "server", "worker": "worker", "standby": "spare", "merger": "merger"}
+ROLES = {
+    "coordinator": "coordinator",
+    "server": "server",
+    "worker": "worker",
+    "standby": "spare",
+    "understudy": "spare",
+    "merger": "merger",
+}
 
 Samples = list[tuple[float, int]]  # (when, how many)
 

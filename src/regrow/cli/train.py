@@ -107,6 +107,12 @@ KNOBS: dict[str, tuple[Knob, ...]] = {
         Knob(name="threads_per_worker", type=int, default="by cores", help="For the dense network."),
         Knob(name="threads_per_server", type=int, help="For gathers and updates."),
         Knob(
+            name="spare_workers",
+            type=int,
+            default="1 where workers are replaced",
+            help="Processes that wait, with torch imported, to succeed a worker.",
+        ),
+        Knob(
             name="transport",
             type=CHOICE(configuration.TRANSPORTS),
             default="unix on Linux",

@@ -30,6 +30,9 @@ ERROR_KINDS: tuple[tuple[type[RegrowError], ErrorKind], ...] = (
 )
 
 
+WORKERS = ("worker", "understudy")  # whoever needs torch
+
+
 def main() -> int:
     # The launcher decides when to stop: Ctrl-C in a terminal reaches only it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -37,7 +40,7 @@ def main() -> int:
     replace_standard_streams()
     who = parent.assignment.identity
     logging.basicConfig(stream=sys.stderr, level=logging.INFO, format=log_format(who))
-    _kernels.tune_malloc(one_heap=who.role != "worker")
+    _kernels.tune_malloc(one_heap=who.role not in WORKERS)
     try:
         return _run(parent)
     finally:
@@ -68,10 +71,10 @@ def _run(parent: Parent) -> int:
 def run_role(parent: Parent) -> None:
     """Does what this process is for, until it is told to stop. Imports are late: only workers need torch."""
     role = parent.assignment.identity.role
-    if role == "worker":
+    if role in WORKERS:
         from regrow.nn import worker
 
-        worker.run(parent)
+        worker.stand_by(parent) if role == "understudy" else worker.run(parent)
     elif role == "merger":
         from regrow.runtime import merging
 

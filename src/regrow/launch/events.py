@@ -44,10 +44,11 @@ class TakeStance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeepSpares:
-    """So many spares are wanted from now on: as many as servers may die together."""
+    """So many spares are wanted from now on: as many as servers may die together, and so many for workers."""
 
     count: int
     now: float
+    workers: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

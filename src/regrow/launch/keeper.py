@@ -144,7 +144,7 @@ class Keeper:
     # -- the process -------------------------------------------------------------------------------------------
 
     def _on_news(self, news: News) -> None:
-        if news.handle is not self._child:
+        if not isinstance(news, Ended | Said) or news.handle is not self._child:
             return  # of one that was ended for another
         if isinstance(news, Ended):
             exit, words = news.exit, news.handle.read_last_words()
@@ -159,8 +159,6 @@ class Keeper:
                     last_words=words,
                 )
             )
-        elif not isinstance(news, Said):
-            return  # only clusters have more to tell
         elif isinstance(news.report, Malformed):
             log.warning("a malformed %r: %s", news.report.event, news.report.problem)
             line = msgspec.json.encode({"event": news.report.event}).decode()

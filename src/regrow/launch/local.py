@@ -307,10 +307,11 @@ class _Run:
         for role, count in counts.items():
             for id in range(count):
                 self._supervise(Appoint(role=role, id=id, now=time.monotonic()))
+        copies = 0 if config.code is None else config.code.copies
+        self._supervise(KeepSpares(count=copies, now=time.monotonic()))
         self._enter("loading")
         self._until(lambda: status.phase == "training")
-        if config.code is not None:
-            self._supervise(KeepSpares(count=config.code.copies, now=time.monotonic()))
+        self._supervise(KeepSpares(count=copies, workers=config.spare_workers_kept, now=time.monotonic()))
         self._until(lambda: all(worker.state == "trained" for worker in status.workers))
         if config.saves:
             self._save_the_end()
@@ -358,7 +359,7 @@ class _Run:
     def _stop(self) -> None:
         """Nobody is stopped before those who would miss it: workers first, the coordinator last."""
         self._supervise(Release())
-        for role in ("standby", "merger", "worker", "server", "coordinator"):
+        for role in ("standby", "understudy", "merger", "worker", "server", "coordinator"):
             for news in end(
                 self.backend,
                 list_running(self.backend, role),

@@ -48,7 +48,7 @@ def check(config: TrainConfig) -> Need:
         raise MemoryShort(
             f"not enough memory: {gib(need.total)} needed ({gib(need.tables)} for the rows of "
             f"{config.servers} servers{', with their caches' if config.store == 'tiered' else ''}, "
-            f"{gib(need.processes)} for processes), {gib(available)} {where}",
+            f"{gib(need.processes)} for processes{say_spares(config)}), {gib(available)} {where}",
             hint=advise(config, model, need, available),
         )
     return need
@@ -82,7 +82,10 @@ def estimate_need(config: TrainConfig, model: ModelConfig) -> Need:
     return Need(
         tables=config.servers * per_server + dense,
         # As many spares as servers may be lost together.
-        processes=BASE_BYTES["coordinator"] + (config.servers + copies) * server + config.workers * worker,
+        processes=BASE_BYTES["coordinator"]
+        + (config.servers + copies) * server
+        + config.workers * worker
+        + config.spare_workers_kept * BASE_BYTES["worker"],
     )
 
 
@@ -93,12 +96,18 @@ def count_server_bytes(config: TrainConfig) -> int:
     return need.tables // config.servers + BASE_BYTES["server"] + flush_bytes
 
 
+def say_spares(config: TrainConfig) -> str:
+    taken = config.spare_workers_kept * BASE_BYTES["worker"]
+    return f", {gib(taken)} of it for {config.spare_workers_kept} spare worker(s)" if taken else ""
+
+
 def advise(config: TrainConfig, model: ModelConfig, need: Need, available: int) -> str:
     if config.store == "tiered" and need.processes < available:
         left = (available - need.processes) // config.servers - TIERED_BYTES
         return f"lower --cache-bytes to {max(1, left // MIB)}M or less, or --rows-max"
     if need.processes >= available:
-        return "lower --workers or --servers: the processes alone do not fit"
+        fewer = "--spare-workers, " if config.spare_workers_kept else ""
+        return f"lower {fewer}--workers or --servers: the processes alone do not fit"
     frugal = estimate_need(config.replace(optimizer="rowwise_adagrad"), model).total
     if frugal <= available:
         return f"--optimizer rowwise_adagrad needs {gib(frugal)}; or lower --rows-max"

@@ -291,7 +291,7 @@ def child_env(role: str, threads: int) -> dict[str, str]:
     # Idle OpenMP threads would spin on cores that servers need.
     env.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     env["PYTHONUNBUFFERED"] = "1"
-    if role != "worker":
+    if role not in ("worker", "understudy"):
         # glibc keeps up to 8 arenas per core, each with unused memory of its own; rows are not in them.
         env.setdefault("MALLOC_ARENA_MAX", "2")
     return env

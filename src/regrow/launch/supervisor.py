@@ -1,7 +1,8 @@
 """Who is in office, and what is done when somebody is not any more: decisions, and nothing else.
 
 Every role and number is a place, and one process holds it: its incarnation. A process that dies is succeeded by its
-next incarnation; a server by a spare that has been waiting with everything imported, so that it takes milliseconds.
+next incarnation; a server, and a worker, by a spare of its kind that has been waiting with everything imported, so that
+it takes milliseconds instead of the time to import torch.
 Whoever was succeeded is out of office for good, alive or not: nothing it says counts, and when it comes back it is a
 zombie that finds itself fenced off. Everybody that the coordinator must forget is named to it (`PeerDied`), as only it
 makes views; its own successor is told again what the last one may not have heard. That successor may listen elsewhere,
@@ -71,13 +72,18 @@ RESTARTS_MAX = 5
 RESTARTS_SECONDS = 60.0
 # ... and one that is taken for dead so often: a machine too busy to hear everybody in time.
 REPLACEMENTS_MAX = 20
-SPARES_FAILED_MAX = 5  # then servers are replaced by fresh processes, which takes a second longer
+SPARES_FAILED_MAX = 5  # of a kind; then fresh processes replace those of that role, which takes seconds longer
 # Starting a spare takes a core for a moment, which a recovery needs more; but the next failure may come during it.
 SPARE_SECONDS, SPARE_SECONDS_MAX = 1.0, 10.0
+# From the beginning of training to the first spares of workers. Too small: importing torch takes a core from the first
+# steps, which are slow enough. Too large: a worker that dies before has no spare.
+FIRST_SPARE_WORKER_SECONDS = 10.0
 
 COORDINATOR = ("coordinator", 0)
 # Nothing depends on these: their words and their ends are no reason to end a run.
-EXPENDABLE = ("standby", "merger")
+EXPENDABLE = ("standby", "understudy", "merger")
+# What a spare is called while it has no place, by the role that it has everything imported for.
+SPARE_ROLES = {"server": "standby", "worker": "understudy"}
 
 
 Event = (
@@ -120,10 +126,10 @@ class Supervisor:
         self._prefer = prefer
         self._office: dict[tuple[str, int], Identity] = {}
         self._spares: list[Identity] = []
-        self._spares_wanted = 0
-        self._spares_started = 0
-        self._spares_failed = 0
-        self._spares_due: float | None = None  # when missing spares are started; None: none are missing
+        self._spares_wanted = dict.fromkeys(SPARE_ROLES.values(), 0)
+        self._spares_started = dict.fromkeys(SPARE_ROLES.values(), 0)
+        self._spares_failed = dict.fromkeys(SPARE_ROLES.values(), 0)
+        self._spares_due: dict[str, float] = {}  # when missing spares are started; only where some may be missing
         self._zombies: list[Identity] = []  # alive for all we know, and out of office
         self._accused: list[tuple[str, int]] = []
         self._complaints: dict[Identity, str] = {}  # why it will end, in its own words
@@ -150,9 +156,9 @@ class Supervisor:
                 return [self._appoint(Identity(role=role, id=id, incarnation=0), now)]
             case TakeStance(stance=stance):
                 self.stance = stance
-            case KeepSpares(count=count, now=now):
-                if count > self._spares_wanted:
-                    self._spares_wanted, self._spares_due = count, now
+            case KeepSpares(count=count, now=now, workers=workers):
+                self._want_spares("standby", count, now)
+                self._want_spares("understudy", workers, now + FIRST_SPARE_WORKER_SECONDS)
             case ProcessEnded():
                 return self._on_ended(event)
             case ProcessMissed():
@@ -198,7 +204,7 @@ class Supervisor:
             self._zombies.remove(who)
         if not self.counts(who):
             return []
-        if who.role == "standby":
+        if who in self._spares:
             self._lose_spare(who, event.now)
             return []
         if who.role == "merger":  # training does not depend on it
@@ -246,7 +252,7 @@ class Supervisor:
     def _on_hung(self, who: Identity, reason: str, now: float) -> list[Order]:
         if self.stance is Stance.STOPPING or who in self._killed_at or not self.counts(who):
             return []  # whoever stops is waited for elsewhere, and a spare may just have been given a place
-        if who.role == "standby":
+        if who in self._spares:
             self._lose_spare(who, now)
             return self._leave(who, reason)
         if self._survives and who.role != "merger":
@@ -269,8 +275,8 @@ class Supervisor:
 
     def _lose_spare(self, who: Identity, now: float) -> None:
         self._spares.remove(who)
-        self._spares_failed += who not in self._harmed_at
-        self._spares_due = now + SPARE_SECONDS
+        self._spares_failed[who.role] += who not in self._harmed_at
+        self._spares_due[who.role] = now + SPARE_SECONDS
 
     def _on_failed(self, event: ProcessFailed) -> list[Order]:
         if event.words.kind == "lost" and self._survives:
@@ -318,14 +324,15 @@ class Supervisor:
             died_at=self._harmed_at.get(who, now),
             counts_as_dead=counts_as_dead,
         )
-        self._spares_due = now + SPARE_SECONDS
+        for role in SPARE_ROLES.values():
+            self._spares_due[role] = max(self._spares_due.get(role, 0.0), now + SPARE_SECONDS)
         if who.role == "coordinator":
             # The last words to the old one may not have been heard.
             servers = [server for (role, _), server in self._office.items() if role == "server" and server.incarnation]
             start = self._appoint(heir, now)
             return [note, start, *(self._tell_death(previous_incarnation(server)) for server in servers)]
         death = self._tell_death(who)
-        spare = self._choose_spare(heir, now) if who.role == "server" else None
+        spare = self._choose_spare(heir, now)
         if spare is not None:
             self._spares.remove(spare)
             self._office[heir.role, heir.id] = heir
@@ -344,9 +351,14 @@ class Supervisor:
         return [Tell(who=other, command=CoordinatorAt(coordinator=who, address=address)) for other in others]
 
     def _choose_spare(self, heir: Identity, now: float) -> Identity | None:
-        """One that seems to be alive."""
-        alive = [spare for spare in self._spares if not self._watch.is_doubtful(spare, now)]
+        """One of that role's that seems to be alive."""
+        spares = [spare for spare in self._spares if spare.role == SPARE_ROLES.get(heir.role)]
+        alive = [spare for spare in spares if not self._watch.is_doubtful(spare, now)]
         return self._prefer(heir, alive) if alive else None
+
+    def _want_spares(self, role: str, count: int, due: float) -> None:
+        if count > self._spares_wanted[role]:
+            self._spares_wanted[role], self._spares_due[role] = count, due
 
     def _tell_death(self, who: Identity) -> Tell:
         return Tell(who=self._office[COORDINATOR], command=PeerDied(peer=who))
@@ -368,18 +380,22 @@ class Supervisor:
 
     def _start_spares(self, event: Tick) -> list[Order]:
         """When nothing else is urgent."""
-        if not self._survives or self._spares_due is None or event.now < self._spares_due:
-            return []
-        if event.busy and event.now < self._spares_due + SPARE_SECONDS_MAX:
-            return []
-        self._spares_due = None
         orders: list[Order] = []
-        while len(self._spares) < self._spares_wanted and self._spares_failed < SPARES_FAILED_MAX:
-            spare = Identity(role="standby", id=self._spares_started, incarnation=0)
-            self._spares_started += 1
-            self._spares.append(spare)
-            self._watch.begin(spare, event.now)
-            orders.append(Start(who=spare))
+        for role, due in list(self._spares_due.items()):
+            # The first come while the run loads: training has all cores from its first step on.
+            is_first = not self._spares_started[role] and self.stance is not Stance.STOPPING and not self._accused
+            if not (self._survives or is_first) or event.now < due:
+                continue
+            if event.busy and event.now < due + SPARE_SECONDS_MAX:
+                continue
+            del self._spares_due[role]
+            missing = self._spares_wanted[role] - sum(spare.role == role for spare in self._spares)
+            for _ in range(missing if self._spares_failed[role] < SPARES_FAILED_MAX else 0):
+                spare = Identity(role=role, id=self._spares_started[role], incarnation=0)
+                self._spares_started[role] += 1
+                self._spares.append(spare)
+                self._watch.begin(spare, event.now)
+                orders.append(Start(who=spare))
         return orders
 
     # -- on purpose --------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from typing import Any
 
 from regrow.errors import ChildFailed
 from regrow.launch.backend import Handle, name_of
+from regrow.launch.supervisor import SPARE_ROLES
 
 
 def explain_malformed(handle: Handle, event: str, problem: str) -> ChildFailed:
@@ -31,7 +32,7 @@ def sum_usage(handles: Sequence[Handle]) -> dict[str, Any]:
     places: dict[tuple[str, int], int] = {}
     for handle in handles:
         if handle.exit is not None:
-            role = "server" if handle.who.role == "standby" else handle.who.role
+            role = {spare: role for role, spare in SPARE_ROLES.items()}.get(handle.who.role, handle.who.role)
             place = (handle.who.role, handle.who.id)
             cpu[role] += handle.exit.cpu_seconds
             peak[role] = max(peak[role], handle.exit.peak_rss_bytes)

@@ -142,6 +142,8 @@ class Watch:
                 return limits["coordinator"]
             case "standby":
                 return limits["spare"]
+            case "understudy":  # importing torch keeps the interpreter like a step
+                return max(limits["spare"], limits["worker"])
             case "server" if known.serves:
                 return self.starting_server_seconds + self.patience_seconds
             case "server":

@@ -16,8 +16,8 @@ from regrow import _kernels
 from regrow.config import TrainConfig
 from regrow.data.catalog import open_dataset
 from regrow.errors import DataError, RegrowError, UserError
-from regrow.launch.orders import AnyCommand, Evaluate, Stop
-from regrow.launch.reports import Evaluated, Evaluating, Planned, Trained
+from regrow.launch.orders import AnyCommand, Become, Evaluate, Stop
+from regrow.launch.reports import Evaluated, Evaluating, Planned, Standby, Trained
 from regrow.nn import script, seat
 from regrow.nn.check import check_parity
 from regrow.nn.job import join
@@ -71,6 +71,22 @@ def run(parent: Parent) -> None:
         _obey(parent, client, config, lambda: judge_by_trainer(parent, trainer))
     finally:
         client.close()
+
+
+def stand_by(parent: Parent) -> None:
+    """A process without a place yet: torch is imported and has computed once, so that it trains at once when it is told
+    whose place to take (`Become`). A script is run only then. Returns when it has stopped."""
+    torch.set_num_threads(max(1, parent.assignment.threads))
+    warm = torch.nn.Linear(8, 1)
+    optimizer = torch.optim.Adam(warm.parameters())  # what torch imports when it is first used
+    warm(torch.zeros(2, 8)).sum().backward()
+    optimizer.step()
+    parent.report(Standby())
+    while not isinstance(command := parent.next_command(), Stop):
+        if isinstance(command, Become):
+            parent.become(command.assignment)
+            run(parent)
+            return
 
 
 def _run_script(parent: Parent, config: TrainConfig) -> None:

@@ -21,6 +21,7 @@ import pytest
 import torch
 from bench_runs import overhead_runs, plant_wrong_parity, trace_of
 
+from regrow import _kernels
 from regrow.bench import (
     accuracy,
     balance,
@@ -32,6 +33,7 @@ from regrow.bench import (
     peer_run,
     plots,
     recovery,
+    scale,
     soak,
     train,
     worker,
@@ -141,7 +143,7 @@ def test_bandwidth_is_measured_per_thread_count() -> None:
     assert min(one.copy, one.random_rows, two.copy, two.random_rows) > 0
 
 
-@pytest.mark.parametrize("module", [kernels, train, models, worker, accuracy, overhead, recovery, balance, soak])
+@pytest.mark.parametrize("module", [kernels, train, models, worker, accuracy, overhead, scale, recovery, balance, soak])
 def test_benches_have_the_same_door(module: Any) -> None:
     assert module.SUMMARY.endswith(".")
     parameters = inspect.signature(module.run).parameters
@@ -204,9 +206,12 @@ def test_kernels_run_with_the_peer(small_kernels: kernels.Size, monkeypatch: pyt
     threads = torch.get_num_threads()
     assert kernels.run(quick=True, json_path=str(path), dims=(16,)) == 0
     assert torch.get_num_threads() == threads
-    ratios = json.loads(path.read_text())["ratios"]
+    told = json.loads(path.read_text())
+    ratios, machine = told["ratios"], told["machine"]
+    assert machine["simd"] == _kernels.simd_level()
+    assert machine["simd"] == "portable" or machine["simd"] in " ".join(machine["cpu_features"])
     assert "both_dim16_threads1" in ratios
-    assert all(ratio["target"] == 1.0 for ratio in ratios.values())
+    assert all(ratio["target"] == kernels.TARGET for ratio in ratios.values())
 
 
 # -- the peer ------------------------------------------------------------------------------------------------

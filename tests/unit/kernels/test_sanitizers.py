@@ -29,13 +29,14 @@ FLAGS = [
     "-Werror",
     "-Wno-psabi",
 ]
+LEVELS = {"kernels_avx2": "-march=x86-64-v3", "kernels_avx512": "-march=x86-64-v4"}
 X86 = platform.machine() in ("x86_64", "AMD64")
 
 
 def compiled(source: Path, *, into: Path) -> Path:
     target = into / f"{source.stem}.o"
-    isa = ["-march=x86-64-v3"] if X86 and source.stem == "kernels_avx2" else []
-    defines = ["-DREGROW_HAS_AVX2"] if X86 else []
+    isa = [LEVELS[source.stem]] if X86 and source.stem in LEVELS else []
+    defines = ["-DREGROW_HAS_X86_LEVELS"] if X86 else []
     command = [str(COMPILER), *FLAGS, *SANITIZE, *isa, *defines, f"-I{CPP / 'include'}", "-c", str(source)]
     subprocess.run([*command, "-o", str(target)], check=True)
     return target

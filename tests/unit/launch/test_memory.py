@@ -73,6 +73,16 @@ def test_advice_for_too_many_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (caught.value.hint or "").startswith("lower --workers or --servers")
 
 
+def test_spare_workers_are_counted_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(monkeypatch, 1 * GIB)
+    config = TrainConfig(model="tiny", workers=2, servers=5, protection="ec", spare_workers=3)
+    none = memory.estimate_need(config.replace(spare_workers=0), config.load_model())
+    assert memory.estimate_need(config, config.load_model()).processes == none.processes + 3 * 400 * 2**20
+    with pytest.raises(MemoryShort, match=r"1\.2 GiB of it for 3 spare worker") as caught:
+        memory.check(config)
+    assert (caught.value.hint or "").startswith("lower --spare-workers, --workers or --servers")
+
+
 def test_machine_that_does_not_tell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     missing = tmp_path / "missing"
     assert memory.available_bytes(meminfo=missing, cgroup=missing, root=missing)[0] is None

@@ -60,7 +60,7 @@ def who(role: str, id: int = 0, incarnation: int = 0) -> Identity:
 
 
 C, S0, S1, W0, M = who("coordinator"), who("server", 0), who("server", 1), who("worker"), who("merger")
-SPARE = who("standby", 0)
+SPARE, UNDERSTUDY = who("standby", 0), who("understudy", 0)
 
 
 def staffed(stance: Stance = Stance.STRICT, *, replaces: bool = True, spares: int = 0) -> Supervisor:
@@ -329,15 +329,58 @@ def test_spares_wait_until_nothing_is_urgent() -> None:
     assert feed(subject, [Tick(now=1000.0)]) == []
 
 
-@pytest.mark.parametrize(
-    "stance", [each for each in Stance if each is not Stance.REPLACING], ids=lambda stance: stance.value
-)
-def test_spares_are_started_where_they_can_be_needed(stance: Stance) -> None:
+@pytest.mark.parametrize("stance", Stance, ids=lambda stance: stance.value)
+def test_the_first_spares_are_started_while_the_run_loads(stance: Stance) -> None:
     subject = staffed(stance)
-    assert feed(subject, [KeepSpares(count=1, now=0.0), Tick(now=9.0)]) == []
-    assert feed(subject, [TakeStance(stance=Stance.REPLACING), Tick(now=9.0)]) == [Start(who=SPARE)]
+    first = [] if stance is Stance.STOPPING else [Start(who=SPARE)]
+    assert feed(subject, [KeepSpares(count=1, now=0.0), Tick(now=9.0)]) == first
+    later = [Start(who=SPARE)] if stance is Stance.STOPPING else []
+    assert feed(subject, [TakeStance(stance=Stance.REPLACING), Tick(now=9.0)]) == later
     # Asked again, or for fewer, changes nothing.
     assert feed(subject, [KeepSpares(count=1, now=9.0), KeepSpares(count=0, now=9.0), Tick(now=10.0)]) == []
+
+
+@pytest.mark.parametrize("stance", [Stance.STRICT, Stance.LOADING], ids=lambda stance: stance.value)
+def test_a_spare_that_is_lost_is_started_again_where_it_can_be_needed(stance: Stance) -> None:
+    subject = staffed(stance)
+    assert feed(subject, [KeepSpares(count=1, now=0.0), Tick(now=0.0)]) == [Start(who=SPARE)]
+    assert feed(subject, [ended(SPARE, now=1.0), Tick(now=50.0)]) == []
+    assert feed(subject, [TakeStance(stance=Stance.REPLACING), Tick(now=51.0)]) == [Start(who=who("standby", 1))]
+
+
+def rehearsed() -> Supervisor:
+    """A spare for servers and one for workers, which was started when the first steps were over."""
+    subject = staffed(Stance.REPLACING)
+    assert feed(subject, [KeepSpares(count=1, workers=1, now=0.0), Tick(now=0.0)]) == [Start(who=SPARE)]
+    first = supervisor.FIRST_SPARE_WORKER_SECONDS
+    assert feed(subject, [Tick(now=first - 0.1)]) == []
+    assert feed(subject, [Tick(now=first)]) == [Start(who=UNDERSTUDY)]
+    for spare in (SPARE, UNDERSTUDY):
+        assert subject.receive(ProcessAnswered(who=spare, now=first)) == []
+    return subject
+
+
+def test_each_role_has_spares_of_its_own() -> None:
+    subject = rehearsed()
+    heir = who("worker", 0, 1)
+    promoted = [died(W0), Promote(spare=UNDERSTUDY, who=heir)]
+    assert subject.receive(ended(W0, now=12.0)) == [NoteEnd(who=W0), succession(W0, at=12.0), *promoted]
+    # No other spare of workers is there yet, and that of servers has not what a worker needs.
+    fresh = [NoteEnd(who=heir), succession(heir, at=12.5), died(heir), Start(who=who("worker", 0, 2))]
+    assert subject.receive(ended(heir, now=12.5)) == fresh
+    assert feed(subject, [Tick(now=12.5 + supervisor.SPARE_SECONDS)]) == [Start(who=who("understudy", 1))]
+    promoted = [died(S0), Promote(spare=SPARE, who=who("server", 0, 1))]
+    assert subject.receive(ended(S0, now=14.0)) == [NoteEnd(who=S0), succession(S0, at=14.0), *promoted]
+
+
+def test_a_spare_worker_that_hangs_is_ended_and_another_is_started() -> None:
+    subject = rehearsed()
+    others = (C, S0, S1, W0, M, SPARE)
+    hung = [Kill(who=UNDERSTUDY, reason="has not answered for 10 s")]
+    assert live(subject, *others, start=10.0, until=40.0) == hung
+    assert live(subject, *others, start=22.0, until=40.0) == [Start(who=who("understudy", 1))]
+    heir = Promote(spare=who("understudy", 1), who=who("worker", 0, 1))
+    assert subject.receive(ended(W0, now=25.0))[-1] == heir
 
 
 def test_spares_that_fail_are_given_up() -> None:

@@ -368,7 +368,7 @@ def test_thread_counts_are_bounded(threads: int) -> None:
 
 
 def test_simd_levels_are_named() -> None:
-    with pytest.raises(ValueError, match="unknown SIMD level 'sse9'; choose 'avx2' or 'portable'"):
+    with pytest.raises(ValueError, match="unknown SIMD level 'sse9'; choose 'avx512', 'avx2' or 'portable'"):
         _kernels.set_simd("sse9")
 
 
