@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "arrays.hpp"
-#include "regrow/router.hpp"
 #include "regrow/sums.hpp"
 
 namespace regrow::bindings {
@@ -57,18 +56,6 @@ void update(Shard& shard, const Input& counts, const Input& slots, const Input& 
   const auto grads_span = read<float>(grads, "grads");
   nb::gil_scoped_release release;
   shard.update(counts_span, slots_span, grads_span, step, rates);
-}
-
-void gather_pooled(const Shard& shard, const Plan& plan, const Output& out) {
-  const auto out_span = write<float>(out, "out");
-  nb::gil_scoped_release release;
-  shard.gather_pooled(plan, out_span);
-}
-
-void update_pooled(Shard& shard, const Plan& plan, const Input& grad, int64_t step) {
-  const auto grad_span = read<float>(grad, "grad");
-  nb::gil_scoped_release release;
-  shard.update_pooled(plan, grad_span, step);
 }
 
 void assign_untouched(Shard& shard, const Input& counts, const Input& slots, const Input& weights) {
@@ -138,8 +125,6 @@ void bind_shard(nb::module_& m) {
       .def("slots", &Shard::slots, "table"_a)
       .def("gather", &gather, "counts"_a, "slots"_a, "out"_a)
       .def("update", &update, "counts"_a, "slots"_a, "grads"_a, "step"_a, "rates"_a = std::vector<double>{})
-      .def("gather_pooled", &gather_pooled, "plan"_a, "out"_a)
-      .def("update_pooled", &update_pooled, "plan"_a, "grad"_a, "step"_a)
       .def("assign_untouched", &assign_untouched, "counts"_a, "slots"_a, "weights"_a)
       .def("read_records", &read_records, "table"_a, "first_slot"_a, "count"_a, "out"_a)
       .def("write_records", &write_records, "table"_a, "first_slot"_a, "count"_a, "src"_a)

@@ -229,15 +229,9 @@ REGROW_INLINE float sum_of_squares(const float* values, size_t dim_given) {
   return ((lanes[0] + lanes[4]) + (lanes[2] + lanes[6])) + ((lanes[1] + lanes[5]) + (lanes[3] + lanes[7]));
 }
 
-// Summed: the gradient is a sum as it stands. Else it is the only term of one: 0 + g, as if a zeroed row had been added
-// to, which is another number where g is -0.
-template <Optimizer Rule, size_t Dim, bool Summed>
-REGROW_INLINE void update_row(float* record, const float* __restrict source, size_t dim_given, const UpdateNumbers& n) {
+template <Optimizer Rule, size_t Dim>
+REGROW_INLINE void update_row(float* record, const float* __restrict grad, size_t dim_given, const UpdateNumbers& n) {
   const size_t dim = length<Dim>(dim_given);
-  struct {
-    const float* __restrict terms;
-    REGROW_INLINE float operator[](size_t i) const { return Summed ? terms[i] : 0.0f + terms[i]; }
-  } grad{source};
   float* __restrict weights = record;
   float* __restrict state = record + dim;
   if constexpr (Rule == Optimizer::sgd) {
@@ -253,7 +247,7 @@ REGROW_INLINE void update_row(float* record, const float* __restrict source, siz
       weights[i] -= n.learning_rate * grad[i] / (__builtin_sqrtf(state[i]) + n.eps);
     }
   } else if constexpr (Rule == Optimizer::rowwise_adagrad) {
-    const float sum = state[0] + sum_of_squares<Dim>(source, dim) / static_cast<float>(dim);
+    const float sum = state[0] + sum_of_squares<Dim>(grad, dim) / static_cast<float>(dim);
     state[0] = sum;
     const float rate = n.learning_rate / (__builtin_sqrtf(sum) + n.eps);
     for (size_t i = 0; i < dim; ++i) weights[i] -= rate * grad[i];
@@ -265,7 +259,7 @@ REGROW_INLINE void update_row(float* record, const float* __restrict source, siz
     const float keep2 = 1.0f - n.beta2;
     float row_root = 0.0f;
     if constexpr (rowwise) {
-      const float mean = sum_of_squares<Dim>(source, dim) / static_cast<float>(dim);
+      const float mean = sum_of_squares<Dim>(grad, dim) / static_cast<float>(dim);
       second[0] = n.beta2 * second[0] + keep2 * mean;
       row_root = __builtin_sqrtf(second[0] / n.bias2) + n.eps;
     }
@@ -291,22 +285,8 @@ REGROW_INLINE void mark(uint64_t* changed, uint32_t slot) {
   if (!(__atomic_load_n(word, __ATOMIC_RELAXED) & bit)) __atomic_fetch_or(word, bit, __ATOMIC_RELAXED);
 }
 
-// Gradients one after the other, or each at a place of its own.
-struct InOrder {
-  const float* grads;
-  static constexpr bool scattered = false;
-  REGROW_INLINE const float* at(size_t i, size_t dim) const { return grads + i * dim; }
-  REGROW_INLINE bool is_sum(size_t) const { return true; }
-};
-struct Scattered {
-  const GradPlace* places;
-  static constexpr bool scattered = true;
-  REGROW_INLINE const float* at(size_t i, size_t) const { return places[i].grad; }
-  REGROW_INLINE bool is_sum(size_t i) const { return places[i].is_sum; }
-};
-
-template <Optimizer Rule, size_t Dim, typename Grads>
-void update_dim(const Records& records, const uint32_t* slots, size_t count, Grads grads,
+template <Optimizer Rule, size_t Dim>
+void update_dim(const Records& records, const uint32_t* slots, size_t count, const float* grads,
                 const UpdateNumbers& numbers) {
   constexpr bool adam = Rule == Optimizer::adam || Rule == Optimizer::partial_rowwise_adam;
   const UpdateNumbers n = numbers;
@@ -316,34 +296,27 @@ void update_dim(const Records& records, const uint32_t* slots, size_t count, Gra
   const bool decays = !adam && n.weight_decay != 0.0f;
   // Where the gradient with the decay added goes; dims are bounded (dim_max), so the stack holds any row.
   float* decayed = decays ? static_cast<float*>(__builtin_alloca(dim * sizeof(float))) : nullptr;
-  const auto prefetch = [&](size_t i) __attribute__((always_inline)) {
-    prefetch_write(records.base + slots[i] * stride, stride);
-    REGROW_PREFETCH_WRITE(records.changed + slots[i] / 64);
-    if constexpr (Grads::scattered) prefetch_read(grads.at(i, dim), dim);
+  const auto prefetch = [&](uint32_t slot) __attribute__((always_inline)) {
+    prefetch_write(records.base + slot * stride, stride);
+    REGROW_PREFETCH_WRITE(records.changed + slot / 64);
   };
-  for (size_t i = 0; i < count && i < ahead; ++i) prefetch(i);
+  for (size_t i = 0; i < count && i < ahead; ++i) prefetch(slots[i]);
   for (size_t i = 0; i < count; ++i) {
-    if (i + ahead < count) prefetch(i + ahead);
+    if (i + ahead < count) prefetch(slots[i + ahead]);
     float* record = records.base + slots[i] * stride;
-    const float* grad = grads.at(i, dim);
+    const float* grad = grads + i * dim;
     if (decays) {
-      if (grads.is_sum(i))
-        for (size_t c = 0; c < dim; ++c) decayed[c] = grad[c] + n.weight_decay * record[c];
-      else
-        for (size_t c = 0; c < dim; ++c) decayed[c] = (0.0f + grad[c]) + n.weight_decay * record[c];
-      update_row<Rule, Dim, true>(record, decayed, dim, n);
-    } else if (grads.is_sum(i)) {
-      update_row<Rule, Dim, true>(record, grad, dim, n);
-    } else {
-      update_row<Rule, Dim, false>(record, grad, dim, n);
+      for (size_t c = 0; c < dim; ++c) decayed[c] = grad[c] + n.weight_decay * record[c];
+      grad = decayed;
     }
+    update_row<Rule, Dim>(record, grad, dim, n);
     mark(records.changed, slots[i]);
   }
 }
 
-template <Optimizer Rule, typename Grads>
-REGROW_INLINE void update_any(const Records& records, const uint32_t* slots, size_t count, Grads grads,
-                              const UpdateNumbers& numbers) {
+template <Optimizer Rule>
+void update(const Records& records, const uint32_t* slots, size_t count, const float* grads,
+            const UpdateNumbers& numbers) {
   switch (records.dim) {
     case 8:
       return update_dim<Rule, 8>(records, slots, count, grads, numbers);
@@ -358,18 +331,6 @@ REGROW_INLINE void update_any(const Records& records, const uint32_t* slots, siz
     default:
       return update_dim<Rule, 0>(records, slots, count, grads, numbers);
   }
-}
-
-template <Optimizer Rule>
-void update(const Records& records, const uint32_t* slots, size_t count, const float* grads,
-            const UpdateNumbers& numbers) {
-  update_any<Rule>(records, slots, count, InOrder{grads}, numbers);
-}
-
-template <Optimizer Rule>
-void update_scattered(const Records& records, const uint32_t* slots, size_t count, const GradPlace* grads,
-                      const UpdateNumbers& numbers) {
-  update_any<Rule>(records, slots, count, Scattered{grads}, numbers);
 }
 
 // ---- pooling
@@ -526,8 +487,6 @@ void add_rows(const uint32_t* targets, size_t count, size_t dim, const float* so
   }
 }
 
-#include "pooled.inl"
-
 // ---- CRC-32C
 
 REGROW_INLINE uint64_t load64(const uint8_t* data) {
@@ -596,13 +555,8 @@ extern const Kernels kernels = {
     gather,
     {update<Optimizer::sgd>, update<Optimizer::momentum>, update<Optimizer::adagrad>,
      update<Optimizer::rowwise_adagrad>, update<Optimizer::adam>, update<Optimizer::partial_rowwise_adam>},
-    {update_scattered<Optimizer::sgd>, update_scattered<Optimizer::momentum>, update_scattered<Optimizer::adagrad>,
-     update_scattered<Optimizer::rowwise_adagrad>, update_scattered<Optimizer::adam>,
-     update_scattered<Optimizer::partial_rowwise_adam>},
     pool,
-    pool_records,
     unpool,
-    place_grads,
     add_rows,
     crc32c,
     xor_bytes,

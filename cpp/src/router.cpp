@@ -105,8 +105,9 @@ struct Router::Placed {
 struct Router::Work {
   std::vector<size_t> table_begin;  // where each table's part begins
   std::vector<uint32_t> table_distinct;
-  Buffer<uint32_t> distinct;  // rows in order of first occurrence
-  Buffer<Placed> placed;      // the same rows
+  Buffer<uint32_t> distinct;     // rows in order of first occurrence
+  Buffer<Placed> placed;         // the same rows
+  std::vector<size_t> row_base;  // [server][table]: where its slots begin
   std::vector<Wrong> wrong;
 };
 
@@ -195,13 +196,13 @@ void Router::lay_out(Plan& plan, Work& work) const {
   size_t row = 0;
   size_t offset = 0;
   plan.float_base_.resize(tables_->servers * tables);
-  plan.row_base_.resize(tables_->servers * tables);
+  work.row_base.resize(tables_->servers * tables);
   for (size_t s = 0; s < tables_->servers; ++s) {
     plan.row_start.push_back(static_cast<int64_t>(row));
     plan.float_start.push_back(static_cast<int64_t>(offset));
     for (size_t t = 0; t < tables; ++t) {
       plan.float_base_[s * tables + t] = offset;
-      plan.row_base_[s * tables + t] = row;
+      work.row_base[s * tables + t] = row;
       const auto count = static_cast<size_t>(plan.counts[s * tables + t]);
       row += count;
       offset += count * tables_->tables[t].dim;
@@ -222,14 +223,14 @@ void Router::place_table(Plan& plan, const Work& work, size_t t) const {
   const size_t tables = tables_->tables.size();
   if (table.is_static) {
     for (size_t row = 0; row < table.rows; ++row)
-      plan.slots[plan.row_base_[table.places[row].server * tables + t] + table.ranks[row]] = table.places[row].slot;
+      plan.slots[work.row_base[table.places[row].server * tables + t] + table.ranks[row]] = table.places[row].slot;
     return;
   }
   uint32_t* offsets = work.distinct.data() + work.table_begin[t];  // the rows are no longer needed
   const Placed* placed = work.placed.data() + work.table_begin[t];
   for (size_t u = 0; u < work.table_distinct[t]; ++u) {
     const size_t at = placed[u].server * tables + t;
-    plan.slots[plan.row_base_[at] + placed[u].rank] = placed[u].slot;
+    plan.slots[work.row_base[at] + placed[u].rank] = placed[u].slot;
     offsets[u] = static_cast<uint32_t>(plan.float_base_[at] + size_t{placed[u].rank} * table.dim);
   }
   for (const uint32_t f : table.features) {
@@ -293,10 +294,6 @@ Feature Plan::feature(size_t index) const {
   const bool bags = bag_start_.size() != 0;
   return {bags ? lookups_.data() : lookups_.data() + index * batch_,
           bags ? bag_start_.data() + index * batch_ : nullptr, tables_->width, table.dim, table.mean};
-}
-
-PlannedRows Plan::rows_of(size_t table) const {
-  return {slots.data() + row_base_[table], static_cast<uint32_t>(float_base_[table])};
 }
 
 void Plan::pool(std::span<const float> rows, std::span<float> out) const {

@@ -404,40 +404,6 @@ std::string gf_digest() {
   return digest;
 }
 
-// What is read and updated straight from and to the vectors of bags, against the way through a buffer.
-std::string pooled_digest(bool bags, int64_t dim) {
-  RouterSettings settings{{40}, {dim}, {1}, {0}, {0}, {bags}, {false}, {0, 0}, {}, 1, 1};
-  Router router(settings);
-  constexpr size_t batch = 70;
-  std::vector<int32_t> lengths;
-  std::vector<int64_t> values;
-  for (size_t bag = 0; bag < 2 * batch; ++bag) {
-    lengths.push_back(bags ? static_cast<int32_t>(chance() % 4) : 1);
-    for (int32_t i = 0; i < lengths.back(); ++i) values.push_back(static_cast<int64_t>(chance() % 40));
-  }
-  const Plan plan = router.plan(values, lengths, batch);
-  Exact<float> grad = random_floats(batch * plan.tables().width);
-  std::string digests[2];
-  for (const bool straight : {false, true}) {
-    TableSettings table;
-    table.rows = 40;
-    table.dim = dim;
-    table.optimizer = bags ? Optimizer::adam : Optimizer::rowwise_adagrad;
-    table.numbers.learning_rate = table.init_bound = 0.1;
-    Shard shard({1, 0, 1, {}, false});
-    shard.add_table(table);
-    Exact<float> rows(static_cast<size_t>(plan.floats()));
-    Exact<float> pooled(grad.size);
-    if (!straight) plan.unpool(grad.span(), rows.span());
-    straight ? shard.update_pooled(plan, grad.span(), 1) : shard.update(plan.counts, plan.slots.span(), rows.span(), 1);
-    shard.gather(plan.counts, plan.slots.span(), rows.span());
-    straight ? shard.gather_pooled(plan, pooled.span()) : plan.pool(rows.span(), pooled.span());
-    add_bytes<float>(digests[straight], pooled.span());
-  }
-  CHECK(digests[0] == digests[1]);
-  return digests[0];
-}
-
 std::string router_digest(bool bags, int64_t servers, int64_t batch) {
   RouterSettings settings;
   settings.rows = {100000, 9, 50, 300};
@@ -574,8 +540,6 @@ std::string all_digests() {
   for (const bool bags : {false, true})
     for (const int64_t servers : {1, 3, 7})
       for (const int64_t batch : {0, 1, 200}) digest += router_digest(bags, servers, batch);
-  for (const bool bags : {false, true})
-    for (const int64_t dim : {1, 7, 33, 64}) digest += pooled_digest(bags, dim);
   return digest + merge_digest() + crc_digest() + gf_digest();
 }
 

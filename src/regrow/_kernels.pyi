@@ -163,13 +163,6 @@ class Shard:
         """Runs each table's optimizer on rows, and marks them touched. A table's slots must be distinct. `rates`: each
         table's learning rate for this call; none: the one it was made with."""
 
-    def gather_pooled(self, plan: Plan, out: _F32) -> None:
-        """What `gather` and `Plan.pool` give, without rows in between. Where this is the only server, for plans all of
-        whose tables are pooled."""
-
-    def update_pooled(self, plan: Plan, grad: _F32, step: int) -> None:
-        """What `Plan.unpool` and `update` do, without gradients in between."""
-
     def assign_untouched(self, counts: _I32, slots: _U32, weights: _F32) -> None:
         """Sets the weights of those rows that were never touched, and marks them touched."""
 

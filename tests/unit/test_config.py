@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 
 from regrow import protection
-from regrow.config import OPTIMIZERS, RENAMED, ErasureCode, Sabotage, TrainConfig
+from regrow.checks import OPTIMIZERS
+from regrow.config import RENAMED, ErasureCode, Sabotage, TrainConfig
 from regrow.defaults import LEARNING_RATES, STEPS_DEFAULT
 from regrow.errors import ConfigError, UserError
 from regrow.inputs import FORMS

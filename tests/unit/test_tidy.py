@@ -99,7 +99,8 @@ MAY_IMPORT = {
     "fields": set(),
     "described": {"fields", "protection"},
     "inputs": {"presets", "protection", "described"},
-    "config": {"clusters", "presets", "protection", "units", "hanging", "fields", "tiers", "defaults", "inputs"},
+    "checks": {"clusters", "protection", "units", "hanging", "fields", "tiers", "inputs"},
+    "config": {"checks", "presets", "protection", "units", "hanging", "fields", "tiers", "defaults", "inputs"},
     "metrics": set(),
     "planner": {"units"},
     "core": set(),
@@ -134,7 +135,7 @@ MAY_IMPORT = {
     "bench": {"supervision", "core", "orders", "runtime", "store", "checkpoint", "data", "nn", "launch"}
     | {"config", "metrics", "planner", "presets", "protection", "described", "serving"},
     "cli": {"launch", "bench", "sim", "checkpoint", "core", "config", "planner", "presets", "data", "units"}
-    | {"protection", "tiers", "serving", "clusters"},
+    | {"protection", "tiers", "serving", "clusters", "checks"},
     "regrow": {"core", "runtime", "nn", "launch", "config", "protection"},
 }
 

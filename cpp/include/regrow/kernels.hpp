@@ -40,18 +40,6 @@ struct Feature {
   bool mean;
 };
 
-// Where the gradient of a row is: a sum, or the only term of one.
-struct GradPlace {
-  const float* grad;
-  bool is_sum;
-};
-
-// The rows of one table in a plan for one server: its slots, and where its rows begin in those of the batch.
-struct PlannedRows {
-  const uint32_t* slots;
-  uint32_t offset_begin;
-};
-
 // Multiplication by one number of GF(2^8): the products of both halves of a byte, to be XORed.
 struct GfTable {
   uint8_t low[16];
@@ -69,20 +57,10 @@ struct Kernels {
   void (*gather)(const Records& records, const uint32_t* slots, size_t count, float* out, bool past_caches);
   void (*update[optimizer_count])(const Records& records, const uint32_t* slots, size_t count, const float* grads,
                                   const UpdateNumbers& numbers);
-  // The same with each gradient at a place of its own.
-  void (*update_scattered[optimizer_count])(const Records& records, const uint32_t* slots, size_t count,
-                                            const GradPlace* grads, const UpdateNumbers& numbers);
   void (*pool)(const Feature& feature, const float* rows, size_t bag_begin, size_t bag_end, float* matrix);
-  // The same straight from the records, without gathering rows first.
-  void (*pool_records)(const Feature& feature, const PlannedRows& rows, const Records& records, size_t bag_begin,
-                       size_t bag_end, float* matrix, bool past_caches);
   // Adds only into offsets begin <= offset < end, so that several threads can share a table without a lock.
   void (*unpool)(const Feature& feature, const float* matrix, size_t bag_begin, size_t bag_end, uint32_t offset_begin,
                  uint32_t offset_end, float* grads);
-  // What unpool sums, but rows number_begin <= number < number_end alone, and a row that occurs once stays where it is.
-  // The others are summed behind each other in `sums`; returns where the next one goes.
-  float* (*place_grads)(const Feature& feature, const PlannedRows& rows, const float* matrix, size_t bags,
-                        uint32_t number_begin, uint32_t number_end, GradPlace* places, float* sums);
   // Row i is copied to target + index * dim when targets[i] = index | lookup_first, and added there
   // otherwise.
   void (*add_rows)(const uint32_t* targets, size_t count, size_t dim, const float* source, float* target);

@@ -61,9 +61,6 @@ class Plan {
   size_t batch() const { return batch_; }
   const RouterTables& tables() const { return *tables_; }
 
-  Feature feature(size_t index) const;
-  PlannedRows rows_of(size_t table) const;  // where there is one server
-
   void pool(std::span<const float> rows, std::span<float> out) const;
   void unpool(std::span<const float> grad, std::span<float> grads) const;
   // Of a feature whose table is expanded: one vector for each of its ids, in their order; and the way back, feature
@@ -76,6 +73,7 @@ class Plan {
 
  private:
   friend class Router;
+  Feature feature(size_t index) const;
   Feature expanded_feature(int64_t index) const;
   size_t feature_begin(size_t feature) const {  // in lookups_
     return bag_start_.size() ? bag_start_[feature * batch_] : feature * batch_;
@@ -88,7 +86,6 @@ class Plan {
   Buffer<uint32_t> lookups_;        // one per value, as in kernels.hpp
   Buffer<uint32_t> bag_start_;      // empty when every bag has one id
   std::vector<size_t> float_base_;  // [server][table]: where its rows begin
-  std::vector<size_t> row_base_;    // and its slots
 };
 
 class Router {

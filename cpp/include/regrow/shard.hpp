@@ -29,8 +29,6 @@
 
 namespace regrow {
 
-class Plan;
-
 struct TableSettings {
   int64_t rows = 0;
   int64_t dim = 0;
@@ -108,11 +106,6 @@ class Shard {
   // `rates`: the learning rate of each table for this call; none: those of its settings.
   void update(std::span<const int32_t> counts, std::span<const uint32_t> slots, std::span<const float> grads,
               int64_t step, std::span<const double> rates = {});
-  // The same for a worker in this process whose only server this is, straight to and from the vectors of its bags:
-  // what gather and pool, and unpool and update, would do through a buffer of distinct rows. Rows that are wanted whole
-  // or one by one have no vectors; a plan with such tables is refused.
-  void gather_pooled(const Plan& plan, std::span<float> out) const;
-  void update_pooled(const Plan& plan, std::span<const float> grad, int64_t step);
   void assign_untouched(std::span<const int32_t> counts, std::span<const uint32_t> slots,
                         std::span<const float> weights);
 
@@ -310,7 +303,6 @@ class Shard {
     uint32_t* slots_next = nullptr;  // of that table
     uint32_t* words_next = nullptr;
   };
-  void check_pooled(const Plan& plan, size_t floats) const;
   void reserve_room(std::span<const int32_t> counts);  // for what is saved of rows before they change
   struct Run;                                          // a piece of a call that lies within one table
   enum class Width { weights, record };                // how much of a row the floats of a call are

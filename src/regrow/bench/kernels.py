@@ -1,14 +1,12 @@
 """How fast rows are read and updated, against FBGEMM's CPU kernels and against the memory itself.
 
-Operations on a batch of 26 x 2048 lookups, in tables far larger than the cache:
+Three operations on a batch of 26 x 2048 lookups, in tables far larger than the cache:
 
     gather   rows to an output matrix                    FBGEMM: forward
-    update   group equal ids, sum, row-wise Adagrad      FBGEMM: backward; ours: plan + update_pooled
-    both     one after the other                         ours: plan + gather_pooled + update_pooled
+    update   group equal ids, sum, row-wise Adagrad      FBGEMM: backward; ours: plan + unpool + update
+    both     one after the other                         ours: plan + gather + pool + unpool + update
 
-the last two once more as they are done where a server is elsewhere, through the buffer of distinct rows which is then
-sent (`update-sent`: plan + unpool + update; `both-sent`: plan + gather + pool + unpool + update), and what it costs a
-server to count updates for a priority (`note`), beside the update of the same rows alone.
+and what it costs a server to count updates for a priority (`note`), beside the update of the same rows alone.
 
 Both sides start every repetition with a cold cache and ids never used before, take turns, and are checked
 first to compute the same numbers. FBGEMM runs in the fastest of its layouts (see `peer`), chosen per
@@ -37,7 +35,7 @@ TARGET = 1.1
 FEATURES = 26
 BATCH = 2048
 DIMS = (16, 64, 128)
-OPERATIONS = ("gather", "update", "both", "update-sent", "both-sent")
+OPERATIONS = ("gather", "update", "both")
 LEARNING_RATE = 0.02
 EPS = 1e-8
 TOLERANCE = 1e-5
@@ -131,26 +129,16 @@ class Ours:
         self.shard.gather(self.counts, slots, self._rows)
 
     def update(self, values: NDArray[np.int64], gradient: NDArray[np.float32]) -> None:
-        self._step += 1
-        self.shard.update_pooled(self.router.plan(values, None, BATCH), gradient, self._step)
+        self._update(self.router.plan(values, None, BATCH), gradient)
 
     def both(self, values: NDArray[np.int64], gradient: NDArray[np.float32]) -> None:
-        plan = self.router.plan(values, None, BATCH)
-        self.shard.gather_pooled(plan, self.pooled)
-        self._step += 1
-        self.shard.update_pooled(plan, gradient, self._step)
-
-    def update_sent(self, values: NDArray[np.int64], gradient: NDArray[np.float32]) -> None:
-        self._update_sent(self.router.plan(values, None, BATCH), gradient)
-
-    def both_sent(self, values: NDArray[np.int64], gradient: NDArray[np.float32]) -> None:
         plan = self.router.plan(values, None, BATCH)
         rows = self._rows[: plan.floats]
         self.shard.gather(plan.counts[0], plan.slots, rows)
         plan.pool(rows, self.pooled)
-        self._update_sent(plan, gradient)
+        self._update(plan, gradient)
 
-    def _update_sent(self, plan: _kernels.Plan, gradient: NDArray[np.float32]) -> None:
+    def _update(self, plan: _kernels.Plan, gradient: NDArray[np.float32]) -> None:
         grads = self._grads[: plan.floats]
         plan.unpool(gradient, grads)
         self._step += 1
@@ -356,8 +344,6 @@ def _measure(
         "gather": lambda index: ours.gather(slots[index]),
         "update": lambda index: ours.update(batches[index], gradient),
         "both": lambda index: ours.both(batches[index], gradient),
-        "update-sent": lambda index: ours.update_sent(batches[index], gradient),
-        "both-sent": lambda index: ours.both_sent(batches[index], gradient),
     }
 
     def our_seconds(index: int) -> float:
@@ -388,14 +374,14 @@ def _peer_seconds(
     torch.set_num_threads(1 if tables.layout.endswith("-threads") else threads)
     prepared = tables.prepare(values, BATCH)
     gradients = tables.split_columns(work.gradient)
-    if operation.startswith("update"):
+    if operation == "update":
         outputs = tables.forward(prepared)
         flush()
         return common.seconds_of(lambda: tables.backward(outputs, gradients))
     flush()
     started = time.perf_counter()
     outputs = tables.forward(prepared)
-    if operation.startswith("both"):
+    if operation == "both":
         tables.backward(outputs, gradients)
     return time.perf_counter() - started
 
@@ -412,7 +398,7 @@ def bytes_moved(operation: str, *, lookups: int, distinct: float, dim: int) -> f
         "update": lookups * row + distinct * 2 * (row + state),
         # The row read for the output is the one updated.
         "both": 2 * lookups * row + distinct * 2 * (row + state),
-    }[operation.removesuffix("-sent")]
+    }[operation]
 
 
 def _record(
@@ -452,7 +438,7 @@ def _record(
         }
         # Skewed ids mostly measure the cache; they are shown, and nothing is claimed about them.
         if ids == "uniform":
-            report.ratios[f"{operation.replace('-', '_')}_dim{dim}_threads{threads}"] = ratio
+            report.ratios[f"{operation}_dim{dim}_threads{threads}"] = ratio
     report.rows.append(row)
 
 

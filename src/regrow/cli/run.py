@@ -10,8 +10,9 @@ from typing import Any
 
 import click
 
+from regrow.checks import SCRIPTS_OWN
 from regrow.cli.train import TrainCommand, check_repeat_option, detach_option, knob_options, start
-from regrow.config import SCRIPTS_OWN, TrainConfig
+from regrow.config import TrainConfig
 from regrow.errors import UserError
 
 # Besides what the configuration refuses with a script: options that are about models and data of ours.

@@ -14,13 +14,14 @@ from typing import Any
 
 import click
 
+from regrow import checks
 from regrow import config as configuration
 from regrow.cli import jobs
 from regrow.cli.options import BYTES
 from regrow.clusters import CLUSTERS
 from regrow.config import TrainConfig
 from regrow.errors import ConfigError, RegrowError, UserError
-from regrow.protection import PRIORITIES
+from regrow.protection import COMMITS, PRIORITIES
 from regrow.tiers import CACHE_POLICIES, STORE_IO, STORES
 from regrow.units import MIB
 
@@ -85,12 +86,12 @@ KNOBS: dict[str, tuple[Knob, ...]] = {
         Knob(name="batch", type=int, default="2048; less for a small file", help="Samples per worker and step."),
         Knob(
             name="mode",
-            type=CHOICE(configuration.MODES),
+            type=CHOICE(checks.MODES),
             help="async: every push at once. sync: a step's pushes together, so the same bits in every run.",
         ),
-        Knob(name="optimizer", type=CHOICE(configuration.OPTIMIZERS), help="Of the embedding rows."),
+        Knob(name="optimizer", type=CHOICE(checks.OPTIMIZERS), help="Of the embedding rows."),
         Knob(name="learning_rate", type=float, default="by optimizer", help="Of the embedding rows."),
-        Knob(name="dense_optimizer", type=CHOICE(configuration.DENSE_OPTIMIZERS), help="Of the dense network."),
+        Knob(name="dense_optimizer", type=CHOICE(checks.DENSE_OPTIMIZERS), help="Of the dense network."),
         Knob(name="dense_learning_rate", type=float, default="by optimizer", help="Of the dense network."),
         Knob(
             name="prefetch",
@@ -114,13 +115,13 @@ KNOBS: dict[str, tuple[Knob, ...]] = {
         ),
         Knob(
             name="transport",
-            type=CHOICE(configuration.TRANSPORTS),
+            type=CHOICE(checks.TRANSPORTS),
             default="unix on Linux",
             help="Unix sockets in a private directory, or TCP on the loopback interface.",
         ),
         Knob(
             name="authenticate",
-            type=CHOICE(configuration.AUTHENTICATE),
+            type=CHOICE(checks.AUTHENTICATE),
             help="Messages that nobody in between can change. auto: over TCP.",
         ),
         Knob(
@@ -191,7 +192,7 @@ KNOBS: dict[str, tuple[Knob, ...]] = {
     "What to survive": (
         Knob(
             name="protection",
-            type=CHOICE(configuration.PROTECTIONS),
+            type=CHOICE(checks.PROTECTIONS),
             flag_short="--protect",
             help="What keeps rows when a process dies. none: the run ends. ec: erasure coding. full, delta: storage. "
             "partial: who dies goes back alone, and loses a little. batch: in the files of tiered rows.",
@@ -208,7 +209,7 @@ KNOBS: dict[str, tuple[Knob, ...]] = {
         Knob(name="flush_bytes", type=BYTES, help="... or when so many bytes of rows have changed."),
         Knob(
             name="commit",
-            type=CHOICE(configuration.COMMITS),
+            type=CHOICE(COMMITS),
             help="exactly-once; 2pc: the same in two phases per push (flushes every push); none: losses tolerated.",
         ),
         Knob(

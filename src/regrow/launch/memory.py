@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from regrow import _kernels
-from regrow.config import GIB, MIB, TrainConfig
+from regrow.config import TrainConfig
 from regrow.core.job import OptimizerSpec
 from regrow.data.catalog import table_rows
 from regrow.errors import MemoryShort
 from regrow.nn.presets import ModelConfig
 from regrow.protection import ErasureCode
+from regrow.units import GIB, MIB
 
 # Resident memory of an interpreter with what its role imports, before it holds any data.
 BASE_BYTES = {"coordinator": 60 * MIB, "server": 60 * MIB, "worker": 400 * MIB}

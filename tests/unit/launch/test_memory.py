@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from regrow.config import DENSE_OPTIMIZERS, GIB, OPTIMIZERS, TrainConfig
+from regrow.checks import DENSE_OPTIMIZERS, OPTIMIZERS
+from regrow.config import TrainConfig
 from regrow.errors import MemoryShort
 from regrow.launch import memory
+from regrow.units import GIB
 
 
 def test_every_optimizer_has_a_size() -> None:

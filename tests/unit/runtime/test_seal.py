@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from helpers import arrays, example_messages, plain
 
-from regrow import config
+from regrow import checks
 from regrow.core.framing import HEADER_BYTES, TAG_BYTES, FrameReader, Limits, Stamp, encode
 from regrow.core.messages import Message, Open, Pull, Push, Pushed, Rows
 from regrow.errors import ProtocolError
@@ -175,4 +175,4 @@ def test_no_two_parts_have_a_nonce_in_common() -> None:
 
 
 def test_the_wishes_of_a_user_and_of_an_endpoint_are_the_same() -> None:
-    assert config.AUTHENTICATE == transport.AUTHENTICATE
+    assert checks.AUTHENTICATE == transport.AUTHENTICATE
