@@ -472,6 +472,8 @@ PACES: dict[str, str] = {
     "core.place:STEADY_SECONDS": "a silence that others may have waited for",
     "core.cuts:WHOLE_SECONDS": "between two questions whether a cut can be made",
     "core.door:BEAT_SECONDS": "between two beats",
+    "core.pace:WINDOW_SECONDS": "what training does in so long decides how fast rows come back",
+    "core.pace:STALL_SECONDS": "after a loss, what training does decides nothing",
     "core.flusher:IDLE_SECONDS": "how long changes wait for others to go along",
     "core.server:NOTICE_SECONDS": "between two reports of a way back",
     "hanging:SILENT_SECONDS_MAX": "the most that a user may ask for",
