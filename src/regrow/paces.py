@@ -24,6 +24,8 @@ PACES: dict[str, str] = {
     "core.answers:WORTH_SECONDS": "what is worth a word",
     "core.coordinator:OWN_PAUSE_SECONDS": "what counts as a stop of its own",
     "core.partings:FORGET_SECONDS": "how long it is remembered that a replacement did not help",
+    "core.pace:WINDOW_SECONDS": "what training does in so long decides how fast rows come back",
+    "core.pace:STALL_SECONDS": "after a loss, what training does decides nothing",
     "core.place:STEADY_SECONDS": "a silence that others may have waited for",
     "core.cuts:WHOLE_SECONDS": "between two questions whether a cut can be made",
     "core.door:BEAT_SECONDS": "between two beats",

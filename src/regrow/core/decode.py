@@ -130,7 +130,7 @@ class Decoder:
             floats = self._floats.tolist()
             changes = by_table((flush.counts, flush.slots, flush.deltas), floats)
             stripes = batch.stripes
-            parts = by_table((stripes.counts, stripes.blocks, _sum_of(batch)), floats)
+            parts = by_table((stripes.counts, stripes.blocks, batch.sum_up()), floats)
             for table in parts.keys() & changes.keys():
                 (mine_blocks, accumulator), (changed, deltas) = parts[table], changes[table]
                 blocks = (changed // np.uint32(sweep.k)).astype(np.uint32)
@@ -405,7 +405,7 @@ class Decoder:
         if batch.parity_without is None and factor == 1 and snap.relatives.flags.writeable:
             batch.parity_without = snap.relatives  # nobody else has it: it becomes the sum
         else:
-            _kernels.gf_xor(_sum_of(batch), snap.relatives, factor)
+            _kernels.gf_xor(batch.sum_up(), snap.relatives, factor)
         batch.waiting.discard(members[0])
         return self._finish(snap.request)
 
@@ -430,7 +430,7 @@ class Decoder:
             return []
         del self._batches[request]
         sweep = batch.sweep
-        own = _sum_of(batch)
+        own = batch.sum_up()
         self._store.parity_add(sweep.q, batch.stripes.counts, batch.stripes.blocks, own)
         numbers = self._numbers(sweep)
         if batch.asked_by is not None:
@@ -597,10 +597,3 @@ class Decoder:
         tables = self._tables(places)
         counts = np.bincount(tables, minlength=self._floats.size).astype(np.int32)
         return Stripes(counts=counts, blocks=(places - self._first[tables]).astype(np.uint32))
-
-
-def _sum_of(batch: Batch) -> Float32Array:
-    """What is taken out of the parity. It takes memory when there is something."""
-    if batch.parity_without is None:
-        batch.parity_without = np.zeros(batch.floats, np.float32)
-    return batch.parity_without

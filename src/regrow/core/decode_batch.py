@@ -74,3 +74,9 @@ class Batch:
     changes: list[tuple[int, int, Places]]  # and since: (index of the member, flush, what it changed)
     asked_by: Identity | None = None  # another holder wants the syndrome
     asked_request: int = 0
+
+    def sum_up(self) -> Float32Array:
+        """What is taken out of the parity. It takes memory when there is something."""
+        if self.parity_without is None:
+            self.parity_without = np.zeros(self.floats, np.float32)
+        return self.parity_without

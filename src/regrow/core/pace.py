@@ -122,6 +122,7 @@ class PaceKeeper:
         self.pace = Pace(spec.sweep_bytes_per_s / sharers, "")
         self._spec, self._sharers = spec, sharers
         self._lost_at = 0.0  # when somebody was lost
+        self.text = ""  # the last pace of a recovery, and why, as people read it
         self._windows: list[float] = []  # pushes per second, while nothing was lost
         self._trials: list[Trial] = []
         self._began: tuple[float, int, int] | None = None  # of this window: time, pushes, bytes
@@ -169,4 +170,6 @@ class PaceKeeper:
                 sharers=self._sharers,
             )
             self.pace = choose_pace(self._spec, seen)
+            rate = f"{self.pace.bytes_per_s / 1e6:.1f} MB/s" if self.pace.bytes_per_s else "no limit"
+            self.text = f"{rate}: {self.pace.reason}"
         return self.pace != before

@@ -179,7 +179,6 @@ class Server:
         self._keeper = PaceKeeper(job.protection.flush, sharers=max(1, len(groups)))
         rate = self._keeper.pace.bytes_per_s
         self._row_budget, self._parity_budget = Budget(rate), Budget(rate)
-        self.pace = ""  # at which rows came back last, and why
         self._retry_due = False  # rows of the background have come; somebody may have waited for one of them
         self._notice_at = 0.0
         # Before this time ticks find nothing to do, unless a budget fills: most ticks of most servers. The door ends it
@@ -258,7 +257,7 @@ class Server:
             "faults_served": self.holder.decoder.faults,
             "faults": self.ways.count("faults"),
             "recovering": not self.recovered,
-            "pace": self.pace,
+            "pace": self._keeper.text,
             "updates": self.flusher.updates,
             "priority_bytes": self.store.priority_bytes(),
             "count_bytes": self.store.count_bytes(),
@@ -520,11 +519,7 @@ class Server:
         pace = self._keeper.pace
         self._row_budget.set_rate(pace.bytes_per_s)
         self._parity_budget.set_rate(pace.bytes_per_s)
-        if not pace.reason:
-            return []
-        rate = f"{pace.bytes_per_s / 1e6:.1f} MB/s" if pace.bytes_per_s else "no limit"
-        self.pace = f"{rate}: {pace.reason}"
-        return [Log(text=f"rows come back with {self.pace}")]
+        return [Log(text=f"rows come back with {self._keeper.text}")] if pace.reason else []
 
     def _refill(self, now: float) -> bool:
         """Whether background work that waited for its budget may go on."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from regrow.core.identity import Identity
 from regrow.errors import ChildFailed
 from regrow.launch.backend import Exit, Handle, name_of
+from regrow.launch.events import Accuse
 from regrow.launch.reports import Error
 
 # From the cause to its echoes. Nobody is killed by a signal, or goes without a word, because of another; a
@@ -30,6 +31,13 @@ class Suspect:
     hint: str | None
     damage: bool = False  # it could not load a checkpoint
     rows_damaged: bool = False  # rows in its own files are not what was written
+
+    @classmethod
+    def from_order(cls, handle: Handle, order: Accuse, *, step: int, stopping: bool) -> Suspect:
+        if order.words is not None:
+            return cls.from_error(handle, order.words)
+        assert order.exit is not None
+        return cls.from_exit(handle, order.exit, step=step, stopping=stopping, refusal=order.refusal)
 
     @classmethod
     def from_exit(cls, handle: Handle, exit: Exit, *, step: int, stopping: bool, refusal: str | None = None) -> Suspect:

@@ -529,20 +529,13 @@ class _Run:
                 case NoteSuccessor():
                     self._note_successor(order)
                 case Accuse():
-                    self.suspects.append(self._make_suspect(order))
+                    stopping = self.supervisor.stance is Stance.STOPPING
+                    handle = self.crew.handle(order.who)
+                    self.suspects.append(Suspect.from_order(handle, order, step=self.status.step, stopping=stopping))
                 case GiveUp(reason=reason):
                     raise ChildFailed(reason, hint="is this machine too busy?")
                 case _:
                     self.crew.carry_out(order)
-
-    def _make_suspect(self, order: Accuse) -> Suspect:
-        handle = self.crew.handle(order.who)
-        if order.words is not None:
-            return Suspect.from_error(handle, order.words)
-        assert order.exit is not None
-        stopping = self.supervisor.stance is Stance.STOPPING
-        step = self.status.step
-        return Suspect.from_exit(handle, order.exit, step=step, stopping=stopping, refusal=order.refusal)
 
     def _note_successor(self, order: NoteSuccessor) -> None:
         who, failures = order.who, self.status.failures

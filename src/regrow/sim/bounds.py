@@ -69,6 +69,7 @@ BOUNDS = (
 # have none that a run could meet: STATIC.)
 STATIC = ("coding", "framing", "job", "layout", "messages", "names", "protection", "twins")
 UNSHRUNK = {
+    "pace.TRIALS_MAX": "what is remembered; forgotten, it is tried again",
     "link.FRAME_BYTES": "what a kept message counts, not a bound",
     "flusher.STREAM_BYTES": "always small in the simulator (runner.BATCH_BYTES)",
     "decode.SWEEP_BYTES": "always small in the simulator (runner.BATCH_BYTES)",

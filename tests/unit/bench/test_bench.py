@@ -485,12 +485,16 @@ def test_the_default_is_compared_with_the_old_one_per_byte() -> None:
     recovery.compare(report)
     assert {name for name in found if name not in report.ratios} == {"lost_to_old_default_k4", "lost_to_old_default_k2"}
     assert found == {
-        "stall_seconds_k4": (0.3, True),
+        "stall_seconds_k4": (0.3, False),
         "unprotected_to_old_default_k4": (0.1, True),
         "lost_to_old_default_k4": (0.1, True),
-        "stall_seconds_k2": (0.3, True),
+        "stall_seconds_k2": (0.3, False),
         "unprotected_to_old_default_k2": (2.0, False),
         "lost_to_old_default_k2": (2.0, False),
+        "lost_s_per_gb_k4": (2.0, True),
+        "lost_s_per_gb_k4_to_k2": (2.0, False),
+        "unprotected_s_per_gb_k4": (2.0, True),
+        "unprotected_s_per_gb_k4_to_k2": (2.0, False),
         "recovery_time_codes": (2.0, False),
     }
 

@@ -52,6 +52,7 @@ def test_failure_from_death_to_recovery() -> None:
             "rows": 100,
             "bytes": 900,
             "faults": 5,
+            "pace": None,
             "throughput_before": 1000.0,
             "throughput_during": 900.0,
             "ratio": 0.9,
