@@ -72,6 +72,7 @@ from regrow.core.messages import (
     Undo,
     View,
     Welcome,
+    Words,
     WriteRecords,
 )
 from regrow.core.protection import Coded, FlushSpec, Protection, Unprotected
@@ -330,6 +331,7 @@ def cut_messages() -> list[Message]:
         CutSaved(number=1, error="no space left there", chunks=chunks[:0]),
         CutEnd(number=ends, durable=True),
         CutEnd(number=0, durable=False),
+        Words(text=np.array([1, 255], np.uint8)),
     ]
 
 

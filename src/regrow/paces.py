@@ -107,6 +107,7 @@ PACED = (
     "checkpoint/guard.py:Stop.wait",
     "checkpoint/merger.py:watch",
     "launch/cluster.py:LocalCluster._watch",
+    "launch/hosts.py:HostBackend.wait",
     "launch/processes.py:LocalProcesses.wait",
     "launch/ray_job.py:Job._train",
     "runtime/serve.py:Node._report_often",

@@ -193,23 +193,6 @@ WAITS: tuple[Wait, ...] = (
         then="the process is ended, and so is the place",
         calls=("launch/keeper.py:Keeper.run",),
     ),
-    Wait(
-        name="wires",
-        who="a lead or a place",
-        what="its own thread of links",
-        bounds=("launch.wires:CALL_SECONDS_MAX",),
-        notices="lead or place",
-        then="it is left behind",
-        calls=("launch/wires.py:Wires._call", "launch/wires.py:Wires.close"),
-    ),
-    Wait(
-        name="tls",
-        who="any process",
-        what="the TLS handshake of a connection",
-        bounds=("runtime.tls:TLS_SECONDS_MAX",),
-        notices="the endpoint",
-        then="the connection ends; whoever dialed dials again",
-    ),
     # -- servers, as the coordinator sees them -----------------------------------------------------------------
     Wait(
         name="beat",
@@ -311,12 +294,15 @@ WAITS: tuple[Wait, ...] = (
     ),
     Wait(
         name="own thread",
-        who="worker",
-        what="the thread of its links to start and to end",
-        bounds=("runtime.client:START_SECONDS_MAX",),
-        notices="worker",
+        who="worker, lead, place",
+        what="the thread of its links to start, to answer and to end",
+        bounds=("runtime.client:START_SECONDS_MAX", "launch.wires:CALL_SECONDS_MAX"),
+        notices="worker, lead, place",
         then="an error; at the end it is left to the process",
-        calls=("runtime/client.py:SocketClient.__init__", "runtime/client.py:SocketClient.close"),
+        calls=(
+            *("runtime/client.py:SocketClient.__init__", "runtime/client.py:SocketClient.close"),
+            *("launch/wires.py:Wires._call", "launch/wires.py:Wires.close"),
+        ),
     ),
     Wait(
         name="check",
@@ -352,8 +338,11 @@ WAITS: tuple[Wait, ...] = (
     Wait(
         name="stranger",
         who="whoever listens",
-        what="the first byte of a new connection; the whole handshake",
-        bounds=("runtime.connection:FIRST_BYTE_SECONDS_MAX", "runtime.connection:HANDSHAKE_SECONDS_MAX"),
+        what="the first byte of a new connection; the whole handshake; that of TLS before it",
+        bounds=(
+            *("runtime.connection:FIRST_BYTE_SECONDS_MAX", "runtime.connection:HANDSHAKE_SECONDS_MAX"),
+            "runtime.tls:TLS_SECONDS_MAX",
+        ),
         notices="the listener",
         then="the connection is closed; where there are too many, the oldest that is silent",
     ),

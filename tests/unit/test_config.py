@@ -227,6 +227,11 @@ BAD_OPTIONS: list[tuple[dict[str, Any], str, str | None]] = [
     ),
     ({"transport": "udp"}, "transport = 'udp': must be one of: unix, tcp", None),
     ({"authenticate": "yes"}, "authenticate = 'yes': must be one of: auto, always, never", None),
+    (
+        {"tls": "auto", "transport": "unix"},
+        "tls = 'auto': Unix sockets leave no machine",
+        "--transport tcp, or --tls off",
+    ),
     ({"device": "gpu"}, 'device = \'gpu\': must be "cpu", "cuda" or "cuda:N"', None),
     ({"device": "cuda:"}, 'device = \'cuda:\': must be "cpu", "cuda" or "cuda:N"', None),
     ({"skew": 5.0}, "skew = 5.0: must be between 0 and 4", None),

@@ -1,6 +1,6 @@
-"""What do authenticated frames cost? Training with them against the same without, over Unix sockets and over TCP.
+"""What do authenticated frames cost, and TLS? Training with them against the same without, over Unix sockets and TCP.
 
-All four train the same model on the same data, in processes of their own, one after the other in rounds whose order
+All five train the same model on the same data, in processes of their own, one after the other in rounds whose order
 rotates; a figure is the ratio of two runs of one round. Before that, the tags alone: the form that is used against the
 others that were considered, for frames from 100 bytes to a megabyte.
 
@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from regrow.bench import common, train
+from regrow.bench import auth_tls, common, train
 from regrow.config import TrainConfig
 from regrow.runtime.seal import Seal
 
@@ -36,6 +36,11 @@ TAG_TURNS = 5
 RATE_GUESS = 8_000.0  # samples per second, before anything is known
 TRANSPORTS = ("unix", "tcp")
 WISHES = ("never", "always")
+TLS = "always, TLS"  # over TCP, tags and TLS
+TLS_TARGET = 0.9
+TLS_FRAMES, TLS_FRAMES_QUICK = 1000, 200
+
+SHOWN = {"never": "without tags", "always": "with tags", TLS: "with tags and TLS"}
 
 Tag = Callable[[Any], object]
 
@@ -67,6 +72,9 @@ def run(*, quick: bool, json_path: str | None) -> int:
     report.rows += runs
     compare(report, runs)
     print_runs(runs)
+    found = auth_tls.measure_bytes(rounds=size.rounds, frames=TLS_FRAMES_QUICK if quick else TLS_FRAMES)
+    report.rows += found
+    auth_tls.print_bytes(found)
     return report.finish(json_path)
 
 
@@ -126,7 +134,8 @@ def measure_training(size: Size) -> list[dict[str, Any]]:
     runs = []
     for turn in range(size.rounds):
         for transport, wish in order(turn):
-            chosen = config.replace(transport=transport, authenticate=wish)
+            tls = "auto" if wish == TLS else "off"
+            chosen = config.replace(transport=transport, authenticate=wish.partition(",")[0], tls=tls)
             row = train.run_ours(chosen, size=size.runs, rate=rate)
             runs.append({"kind": "run", "transport": transport, "authenticate": wish, "round": turn, **row})
             common.console.print(
@@ -140,6 +149,9 @@ def order(turn: int) -> list[tuple[str, str]]:
     wishes = WISHES if turn % 2 == 0 else WISHES[::-1]
     pairs = [(transport, wish) for transport in TRANSPORTS for wish in wishes]
     start = 2 * (turn // 2 % 2)
+    # Beside the one it is compared with, before or after it.
+    beside = pairs.index(("tcp", "always")) + turn % 2
+    pairs.insert(beside, ("tcp", TLS))
     return pairs[start:] + pairs[:start]
 
 
@@ -167,6 +179,8 @@ def compare(report: common.Report, runs: list[dict[str, Any]]) -> None:
         if len(cpu[0]) == len(cpu[1]) > 0:
             ratios = common.pair_ratios(cpu[1], cpu[0])
             report.ratios[f"auth_{transport}_cpu"] = common.Ratio.of(ratios, target=1 / TARGET, better="lower")
+    plain, hidden = (_figures(runs, "tcp", wish, "samples_per_second") for wish in ("always", TLS))
+    report.ratios["tls_tcp"] = common.Ratio.of(common.pair_ratios(hidden, plain), target=TLS_TARGET)
 
 
 def _figures(runs: list[dict[str, Any]], transport: str, wish: str, name: str) -> list[float]:
@@ -196,12 +210,12 @@ def print_tags(rows: list[dict[str, Any]]) -> None:
 def print_runs(runs: list[dict[str, Any]]) -> None:
     rows = []
     for transport in TRANSPORTS:
-        for wish in WISHES:
+        for wish in (*WISHES, *([TLS] if transport == "tcp" else ())):
             rates = _figures(runs, transport, wish, "samples_per_second")
             cpu = _figures(runs, transport, wish, "cpu_seconds_per_1000_samples")
             rows.append(
                 (
-                    f"{transport}, {'with' if wish == 'always' else 'without'} tags",
+                    f"{transport}, {SHOWN[wish]}",
                     f"{statistics.median(rates):,.0f}",
                     f"{min(rates):,.0f} to {max(rates):,.0f}",
                     f"{statistics.median(cpu):.4f}" if cpu else "-",

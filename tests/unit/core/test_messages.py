@@ -71,6 +71,7 @@ WIRE = {
     60: "CutBegun(number, late)",
     61: "CutSaved(number, error, chunks: |u1)",
     62: "CutEnd(number, durable)",
+    70: "Words(text: |u1)",
     63: "StreamAsk(group, number)",
     64: "StreamBegin(group, number)",
     65: "Mended(left)",
