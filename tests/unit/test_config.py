@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from regrow import protection
+    limits |= {"servers_per_node", "server_memory", "job"}
 from regrow.checks import OPTIMIZERS
 from regrow.config import RENAMED, ErasureCode, Sabotage, TrainConfig
 from regrow.defaults import LEARNING_RATES, STEPS_DEFAULT
@@ -317,6 +318,7 @@ def test_bad_option(options: dict[str, Any], message: str, hint: str | None) -> 
 def test_every_bounded_field_is_in_the_table() -> None:
     """A new knob without a check here is a knob without a check."""
     free = {"test_rows", "train_rows", "out", "skip_bad_lines", "threads_per_worker", "threads_per_server"}
+    free |= {"cluster", *CLUSTER_OPTIONS}  # in tests/unit/launch/test_clusters.py
     tested = {name for options, _, _ in BAD_OPTIONS for name in options}
     assert {field.name for field in dataclasses.fields(TrainConfig)} - free == tested
 
@@ -357,6 +359,7 @@ def test_no_field_is_left_open() -> None:
     """What is None afterwards means something: no limit, or the other one of steps and epochs."""
     none = {name for name, value in TrainConfig().to_dict().items() if value is None}
     limits = {"rows_max", "train_rows", "test_rows", "ckpt_bytes_per_s", "store_bytes_max"}
+    limits |= {"servers_per_node", "server_memory", "job"}
     assert none == limits | {"epochs", "out", "mtbf", "ckpt", "resume", "expect_mtbf", "store_dir", "schema", "publish"}
 
 
