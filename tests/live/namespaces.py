@@ -31,7 +31,7 @@ def find_obstacle(*, netem: bool = False) -> str | None:
             if netem:
                 hosts.disturb(0, "delay", "1ms")
     except OSError as error:
-        return f"network namespaces are not permitted: {error}"
+        return f"network namespaces, or netem, are not permitted here: {error}"
     return None
 
 

@@ -70,6 +70,7 @@ class Run:
 
     def finish(self) -> dict[str, Any]:
         assert self.lead.wait(SECONDS_MAX) == 0, self.describe()
+        assert [place.wait(SECONDS_MAX) for place in self.places] == [0] * len(ROLES), "all are told that it is over"
         summary: dict[str, Any] = json.loads((self.path / "out" / "summary.json").read_text())
         return summary
 
@@ -99,7 +100,6 @@ def test_a_host_that_is_cut_off_is_replaced_and_does_no_harm(hosts: Hosts, tmp_p
     assert [(failure["role"], failure["id"]) for failure in summary["failures"]] == [("server", 1)]
     assert summary["parity_stripes"] > 0
     assert summary["parity_wrong"] == 0
-    assert [place.wait(SECONDS_MAX) for place in run.places] == [0] * len(ROLES), "all are told that it is over"
     secret = run.token.read_text().strip()
     for path in tmp_path.rglob("*"):
         if path.is_file() and path != run.token:
