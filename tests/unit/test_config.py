@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from regrow import protection
-    limits |= {"servers_per_node", "server_memory", "job"}
 from regrow.checks import OPTIMIZERS
+from regrow.clusters import OPTIONS as CLUSTER_OPTIONS
 from regrow.config import RENAMED, ErasureCode, Sabotage, TrainConfig
 from regrow.defaults import LEARNING_RATES, STEPS_DEFAULT
 from regrow.errors import ConfigError, UserError

@@ -497,9 +497,6 @@ class _Run:
             self.crew.keep_extra(wish.extra)
         self.crew.tell(self.supervisor.current("coordinator", 0), MakeCheckpoint(extra=wish.extra))
 
-    def _save_once(self) -> None:
-        self.crew.tell(self.supervisor.current("coordinator", 0), MakeCheckpoint())
-
     # -- deaths and successors -------------------------------------------------------------------------------
 
     @property
@@ -529,8 +526,7 @@ class _Run:
                 case NoteSuccessor():
                     self._note_successor(order)
                 case Accuse():
-                    stopping = self.supervisor.stance is Stance.STOPPING
-                    handle = self.crew.handle(order.who)
+                    handle, stopping = self.crew.handle(order.who), self.supervisor.stance is Stance.STOPPING
                     self.suspects.append(Suspect.from_order(handle, order, step=self.status.step, stopping=stopping))
                 case GiveUp(reason=reason):
                     raise ChildFailed(reason, hint="is this machine too busy?")
@@ -587,7 +583,9 @@ class _Run:
     def _tick(self) -> None:
         now = time.monotonic()
         self.status.failures.tick(now)
-        self.farewell.look(self.status.checkpoints["saved"], save=self._save_once, end=self.signals.stop)
+        self.farewell.look(
+            self.status.checkpoints["saved"], save=lambda: self._save_now(SaveNow()), end=self.signals.stop
+        )
         if self.replanner is not None and (every := self.replanner.look(now)) is not None:
             self.crew.change_saves(every)
             for id in range(self.config.servers):
