@@ -18,7 +18,7 @@ import pytest
 
 from regrow import protection
 from regrow.checks import OPTIMIZERS
-from regrow.clusters import OPTIONS as CLUSTER_OPTIONS
+from regrow.clusters import CLUSTER_OPTIONS
 from regrow.config import RENAMED, ErasureCode, Sabotage, TrainConfig
 from regrow.defaults import LEARNING_RATES, STEPS_DEFAULT
 from regrow.errors import ConfigError, UserError
