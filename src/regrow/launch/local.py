@@ -591,7 +591,7 @@ class _Run:
             for id in range(self.config.servers):
                 self.crew.tell(self.supervisor.current("server", id), every)
         if self.replanner is not None and self.replanner.is_checkpoint_due(now):
-            self._save_once()
+            self._save_now(SaveNow())
         if now >= self._metrics_due:
             self._metrics_due = now + (METRICS_SECONDS_PROTECTED if self.config.replaces_servers else METRICS_SECONDS)
             self.run_dir.write_metrics(self.status.metrics(now))
