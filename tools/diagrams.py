@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from regrow import waits
+from regrow import waits_table
 from regrow.core import states
 
 PAGE = Path(__file__).parents[1] / "docs" / "protocol.md"
@@ -45,7 +45,7 @@ def fill_waits(page: str) -> str:
     """The page with the table of waits made anew."""
     before, _, rest = page.partition(BEGIN_WAITS)
     _, _, after = rest.partition(END_WAITS)
-    table = "\n".join(waits.render())
+    table = "\n".join(waits_table.render())
     return f"{before}{BEGIN_WAITS}\n{table}\n{END_WAITS}{after}"
 
 

@@ -3,7 +3,7 @@
 The rule: **every wait has a bound, an owner and a verdict.** Whoever adds one declares it here: the state of a machine
 that waits (`core/states.py`), the function that blocks, the constant that bounds it. Tests find the states, the
 functions and the constants by themselves and fail for those that nobody declared, and for those that are gone; the
-table in `docs/failure-model.md` is made from this file (`make diagrams`).
+table in `docs/failure-model.md` is made from this file (`waits_table.py`, `make diagrams`).
 
 What only looks like a wait is in `paces.py`. A bound is a constant by its address, an option of the user, or another
 wait: then somebody else's verdict ends this one, and that somebody is named.
@@ -11,10 +11,7 @@ wait: then somebody else's verdict ends this one, and that somebody is named.
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -583,34 +580,3 @@ WAITS: tuple[Wait, ...] = (
         then="it is closed",
     ),
 )
-
-
-def find_constant(address: str) -> float:
-    """The value of "module:NAME", or of "module:Class.field" as it is by default."""
-    module, _, path = address.partition(":")
-    value: Any = importlib.import_module(f"regrow.{module}")
-    for name in path.split("."):
-        value = getattr(value, name)
-        value = value() if isinstance(value, type) else value
-    return float(value)
-
-
-def show_bound(bound: str) -> str:
-    """As the table has it: the name, and how long that is."""
-    if bound.startswith("wait: "):
-        return f"*{bound.removeprefix('wait: ')}*"
-    if bound.startswith("--"):
-        return f"`{bound}`"
-    name = bound.partition(":")[2].rpartition(".")[2]
-    if name.endswith("_FACTOR"):
-        return f"{find_constant(bound):g} times the longest so far"
-    return f"{find_constant(bound):g} s (`{name}`)"
-
-
-def render() -> Iterator[str]:
-    """The lines of the table."""
-    yield "| | who | waits for | at most | who notices | then |"
-    yield "| --- | --- | --- | --- | --- | --- |"
-    for wait in WAITS:
-        bounds = ", ".join(show_bound(bound) for bound in wait.bounds)
-        yield f"| *{wait.name}* | {wait.who} | {wait.what} | {bounds} | {wait.notices} | {wait.then} |"

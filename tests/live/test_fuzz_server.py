@@ -238,7 +238,7 @@ def likely(rng: random.Random) -> Message:
     kinds: list[Any] = [
         lambda: Open(),
         lambda: Pull(request=rng.randint(0, 9), step=rng.randint(0, 9), **part),
-        lambda: Push(seq=rng.randint(0, 3), **part, **arrays(grads=floats)),
+        lambda: Push(seq=rng.choice((0, 1, 1, 1, 2, 3)), **part, **arrays(grads=floats)),
         lambda: Assign(**part, **arrays(weights=floats)),
         lambda: ReadRecords(
             request=1,
@@ -271,7 +271,7 @@ def insider(rng: random.Random, world: World, address: str) -> list[Message]:
     peer, link, said = open_link(rng, world, address, who)
     if link is None:
         return said + peer.finish()
-    for _ in range(rng.randint(1, 6)):
+    for _ in range(rng.randint(3, 9)):
         message = likely(rng) if rng.random() < 0.8 else rng.choice(example_messages())
         stamp = link.send(message)
         if rng.random() < 0.1:
@@ -288,7 +288,7 @@ def insider(rng: random.Random, world: World, address: str) -> list[Message]:
 
 @pytest.mark.parametrize("target", ["server 0", "coordinator"])
 def test_insiders(world: World, target: str) -> None:
-    rng = random.Random(f"insiders {target}")
+    rng = random.Random(f"insider at {target}")
     address = world.server if target == "server 0" else world.coordinator
     said: Counter[str] = Counter()
     reasons: Counter[str] = Counter()

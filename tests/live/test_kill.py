@@ -77,7 +77,9 @@ def test_a_server_dies_and_the_model_is_the_same(tmp_path: Path, k: int, r: int,
     assert summary["flush_bytes"] > 0
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS[1:])
+@pytest.mark.parametrize(
+    "optimizer", ["adam", *(pytest.param(name, marks=pytest.mark.slow) for name in OPTIMIZERS[1:] if name != "adam")]
+)
 def test_every_optimizer_comes_back_bit_for_bit(tmp_path: Path, optimizer: str) -> None:
     kill = ("server:0@step:6",)
     summary = train(tmp_path / "run", optimizer=optimizer, k=2, servers=3, kill=kill, **EC)

@@ -39,7 +39,12 @@ def test_sync_gives_the_same_bits_from_run_to_run_and_for_any_number_of_servers(
     assert other["model_sha256"] != runs[0]["model_sha256"]
 
 
-@pytest.mark.parametrize("optimizer", ["rowwise_adagrad", "adagrad", "sgd", "momentum", "adam", "partial_rowwise_adam"])
+OTHERS = ["adagrad", "sgd", "momentum", "partial_rowwise_adam"]  # kernels and twins are compared for all in unit tests
+
+
+@pytest.mark.parametrize(
+    "optimizer", ["rowwise_adagrad", "adam", *(pytest.param(name, marks=pytest.mark.slow) for name in OTHERS)]
+)
 def test_every_optimizer_trains_and_repeats(tmp_path, optimizer):
     options = {"servers": 2, "mode": "sync", "optimizer": optimizer, "steps": 4}
     first = _train(tmp_path, "first", **options)

@@ -13,12 +13,14 @@ from regrow.sim.choices import Choices
 from regrow.sim.forever import Forever
 from regrow.sim.hangs import Clock, Hangs, find_method
 from regrow.sim.launcher import PARTED_SECONDS
+from regrow.sim.moving import Moving
 from regrow.sim.net import COORDINATOR
 from regrow.sim.nodes import Violation
 from regrow.sim.parted import Parted
 from regrow.sim.probes import Probes
 from regrow.sim.profiles import PROFILES, make_scenario
 from regrow.sim.sabotage import Saboteur
+from regrow.sim.vanishing import Vanishing
 from regrow.sim.world import World
 
 
@@ -43,7 +45,7 @@ def test_every_profile_names_faults_that_exist() -> None:
         for name, weight in profile.weights:
             own, method = "_" + name.replace(" ", "_"), find_method(name)
             assert weight > 0
-            others = any(hasattr(kind, method) for kind in (Hangs, Forever, Parted))
+            others = any(hasattr(kind, method) for kind in (Hangs, Forever, Moving, Parted, Vanishing))
             assert hasattr(Saboteur, own) or others, (profile.name, name)
 
 

@@ -95,6 +95,7 @@ MAY_IMPORT = {
     "hanging": {"units"},
     "clusters": {"protection"},
     "waits": set(),
+    "waits_table": {"waits"},
     "paces": set(),
     "fields": set(),
     "described": {"fields", "protection"},

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from regrow import waits
+from regrow import waits_table
 from regrow.core import states
 from regrow.paces import PACED, PACES
 from regrow.waits import WAITS
@@ -110,7 +110,7 @@ def test_every_constant_of_time_bounds_a_wait_or_is_a_pace() -> None:
 
 @pytest.mark.parametrize("bound", sorted({bound for bound in declared("bounds") if "." in bound and ":" in bound}))
 def test_a_bound_is_a_number(bound: str) -> None:
-    assert 0.0 < waits.find_constant(bound) < 86400.0 * 7
+    assert 0.0 < waits_table.find_constant(bound) < 86400.0 * 7
 
 
 def test_bounds_by_another_name_are_there() -> None:
@@ -140,7 +140,7 @@ def test_every_function_that_blocks_is_declared() -> None:
 def test_the_page_has_this_table() -> None:
     begin, end = "<!-- waits: made by `make diagrams` -->\n", "<!-- end of waits -->"
     table = PAGE.read_text().partition(begin)[2].partition(end)[0]
-    assert table.strip() == "\n".join(waits.render()), "`make diagrams` writes it anew"
+    assert table.strip() == "\n".join(waits_table.render()), "`make diagrams` writes it anew"
 
 
 def test_a_module_of_every_address_can_be_imported() -> None:

@@ -116,8 +116,8 @@ def derive_guards(drawn: Bounds, job: JobSpec, *, window_pushes: int) -> Bounds:
     # In two phases `stable` is as old as the staging, and what is staged is bounded by the workers' windows; a last one
     # may have rows only.
     staged = job.workers * max(window_pushes, 2) + 1 if commit == "2pc" else 0
-    # Twice: so many since the flush that a holder was told is stable, and as many that it gets from others as tails.
-    return {"holder.TAIL_FLUSHES_MAX": 2 * (unanswered + staged)}
+    # Since the flush that a holder was told is stable, by its source or with a tail of another holder.
+    return {"holder.TAIL_FLUSHES_MAX": unanswered + staged}
 
 
 @contextlib.contextmanager

@@ -113,10 +113,10 @@ def complaints_unheard(original: Any) -> Any:
 
 
 def cut_waits_for_workers(original: Any) -> Any:
-    def tick(self: Any, now: float) -> Any:
+    def tick(self: Any, now: float, **turn: Any) -> Any:
         if self._attempt is not None:
             self._attempt.at_since = now
-        return original(self, now)
+        return original(self, now, **turn)
 
     return tick
 
