@@ -126,11 +126,11 @@ def test_sharded_rows_that_changed_are_stored_and_come_back(rule: str, tmp_path:
     with DeltaCheckpointer(model, str(tmp_path), optimizers=[optimizer], every=None) as checkpointer:
         ranks.train(model, optimizer, 1, 0)
         checkpointer.save()
-        before = ranks.held(checkpointer._state)
+        before = ranks.copy_state(checkpointer._state)
         ranks.train(model, optimizer, 2, 0)
         ranks.look_up(model, 2, 0)
         checkpointer.save()
-        after = ranks.held(checkpointer._state)
+        after = ranks.copy_state(checkpointer._state)
     (delta,) = [piece for piece in Storage.open(str(tmp_path)).manifests()[0] if piece.source is not None]
     for name in ("bags.embedding_bags.a.weight", "bags.embedding_bags.b.weight", "sequence.embeddings.s.weight"):
         stored = sum(info.rows.get(name, 0) for info in delta.chunks)
@@ -139,10 +139,12 @@ def test_sharded_rows_that_changed_are_stored_and_come_back(rule: str, tmp_path:
     other, other_optimizer = make(1)
     ranks.train(other, other_optimizer, 5, 0)
     DeltaCheckpointer.restore(other, str(tmp_path), optimizers=[other_optimizer])
-    assert_held(ranks.held(ModelState(other, [other_optimizer])), after)
+    assert_held(ranks.copy_state(ModelState(other, [other_optimizer])), after)
     for each, own in ((model, optimizer), (other, other_optimizer)):  # goes on in the same way
         ranks.train(each, own, 3, 0)
-    assert_held(ranks.held(ModelState(other, [other_optimizer])), ranks.held(ModelState(model, [optimizer])))
+    assert_held(
+        ranks.copy_state(ModelState(other, [other_optimizer])), ranks.copy_state(ModelState(model, [optimizer]))
+    )
 
 
 def test_columns_are_refused(tmp_path: Path, alone: None) -> None:
@@ -203,7 +205,7 @@ def test_two_ranks_become_one(merged: bool, two_ranks: Path, tmp_path: Path, alo
         sharded = ranks.shard(model, 1)
         restored = DeltaCheckpointer.restore(sharded, str(two_ranks / "url"), at=cut)
         assert restored.extra == {"position": index + 1}
-        found = ranks.held(ModelState(sharded, []))
+        found = ranks.copy_state(ModelState(sharded, []))
         for rank in range(2):
             expected = read_rest_of(two_ranks, rank)["cuts"][index][1]
             assert_held(found["dense"], expected["dense"])

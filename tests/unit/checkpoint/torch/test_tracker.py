@@ -19,7 +19,7 @@ from torch_models import ROWS, RULES, Model, tables, train
 from regrow.checkpoint.chunks import split
 from regrow.checkpoint.storage import Storage
 from regrow.checkpoint.torch.checkpointer import DeltaCheckpointer
-from regrow.checkpoint.torch.tracker import Tracker
+from regrow.checkpoint.torch.tracker import TENANTS_MAX, Handover, Tracker
 from regrow.errors import CheckpointError
 
 
@@ -62,14 +62,76 @@ def test_views_are_of_the_tensors_where_these_are_all_taken() -> None:
     """Parts that are joined by nobody, so that a table of any size takes no memory to write."""
     tracker, weight, half = Tracker(), torch.rand(1000, 8), torch.rand(1000).half()
     tracker.track("t", torch.tensor([1, 5]), {"weight": weight, "sum": half})
-    some = next(tracker.compact().chunks(views=True))["t"]
+    handover = tracker.compact()
+    some = next(handover.chunks(views=True))["t"]
     assert np.array_equal(some.weight, weight[[1, 5]].numpy())
-    tracker._open.again()
+    handover.again()
     parts = list(tracker.compact(full=True).chunks(chunk_bytes=9000, views=True))
     assert len(parts) > 1
     assert all(np.shares_memory(part["t"].weight, weight.numpy()) for part in parts)
     assert all(np.shares_memory(chunk["t"].weight, weight.numpy()) for chunk in split(parts, 9000))
     assert np.array_equal(np.concatenate([part["t"].states["sum"] for part in parts])[:, 0], half.float().numpy())
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_each_tenant_gets_what_changed_since_its_own_cut(seed: int) -> None:
+    """Tenants come, go, make cuts at their own times, and lose some of them; sets say what each must be given."""
+    random, tracker, weight = np.random.default_rng(seed), Tracker(), torch.zeros(40, 2)
+    tracker.track("t", torch.empty(0, dtype=torch.int64), {"weight": weight})
+    waiting: dict[int, set[int]] = {0: set()}
+    under_way: dict[int, tuple[Handover, set[int]]] = {}
+    for _ in range(120):
+        tenant = int(random.choice(list(waiting)))
+        match int(random.integers(8)):
+            case 0 if len(waiting) < TENANTS_MAX:
+                waiting[tracker.add_tenant()] = set(range(40))
+            case 1 if len(waiting) > 1 and random.random() < 0.3:
+                tracker.remove_tenant(tenant)
+                del waiting[tenant]
+                if tenant in under_way:
+                    under_way.pop(tenant)[0].again()  # too late, and harmless
+            case 2 if random.random() < 0.1:
+                tracker.track("t", None)
+                waiting = {each: set(range(40)) for each in waiting}
+            case 3 | 4 if tenant in under_way:
+                handover, rows = under_way.pop(tenant)
+                if random.random() < 0.5:
+                    handover.durable()
+                else:
+                    handover.again()
+                    waiting[tenant] |= rows
+            case 3 | 4:
+                assert tracker.pending("t", tenant=tenant) == len(waiting[tenant])
+                handover = tracker.compact(tenant=tenant)
+                given = handover.rows()["t"][0].tolist() if "t" in handover.ids else []
+                assert given == sorted(waiting[tenant])
+                under_way[tenant] = handover, waiting[tenant]
+                waiting[tenant] = set()
+            case _:
+                ids = random.integers(40, size=int(random.integers(1, 6)))
+                tracker.track("t", torch.from_numpy(ids))
+                for rows in waiting.values():
+                    rows.update(ids.tolist())
+
+
+def test_tenants_are_few_and_known() -> None:
+    tracker = Tracker()
+    tracker.track("t", torch.tensor([1]), {"weight": torch.zeros(4, 2)})
+    assert [tracker.add_tenant() for _ in range(TENANTS_MAX - 1)] == [1, 2, 3]
+    with pytest.raises(CheckpointError, match="at most 4 tenants"):
+        tracker.add_tenant()
+    tracker.remove_tenant(2)
+    with pytest.raises(CheckpointError, match="no tenant 2"):
+        tracker.compact(tenant=2)
+    assert tracker.add_tenant() == 2
+
+
+def test_a_table_that_comes_later_waits_for_every_tenant() -> None:
+    tracker = Tracker()
+    second = tracker.add_tenant()
+    tracker.track("t", torch.tensor([1, 3]), {"weight": torch.zeros(4, 2)})
+    for tenant in (0, second):
+        assert tracker.compact(tenant=tenant).rows()["t"][0].tolist() == [1, 3]
 
 
 @pytest.mark.parametrize("seed", range(20))
