@@ -1,4 +1,4 @@
-"""A script as somebody who has a model of TorchRec would write it: `torchrec.models`, TorchRec's tables and batches, and
+"""A script as somebody with a model of TorchRec would write it: `torchrec.models`, TorchRec's tables and batches, and
 a job's collection in the place of TorchRec's. Which model is its argument. Run by test_torchrec.py."""
 
 from __future__ import annotations
@@ -42,7 +42,9 @@ def make_batches() -> list[tuple[Tensor, torchrec.KeyedJaggedTensor, Tensor]]:
 def main(name: str) -> None:
     job = regrow.join()
     tables = [
-        torchrec.EmbeddingBagConfig(num_embeddings=ROWS, embedding_dim=DIM, name=f"t_{feature}", feature_names=[feature])
+        torchrec.EmbeddingBagConfig(
+            num_embeddings=ROWS, embedding_dim=DIM, name=f"t_{feature}", feature_names=[feature]
+        )
         for feature in FEATURES
     ]
     model = make_model(name, job.embedding_bag_collection(tables))

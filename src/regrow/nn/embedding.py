@@ -12,6 +12,7 @@ from __future__ import annotations
 import atexit
 import dataclasses
 import enum
+import itertools
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
@@ -150,8 +151,22 @@ class KeyedTensor:
     def length_per_key(self) -> list[int]:
         return self._lengths
 
+    def offset_per_key(self) -> list[int]:
+        """Where each feature's columns begin, and where the last one's end."""
+        return list(itertools.accumulate(self._lengths, initial=0))
+
+    def key_dim(self) -> int:
+        """The dimension in which features are side by side."""
+        return 1
+
     def values(self) -> Tensor:
         return self._values
+
+    def device(self) -> torch.device:
+        return self._values.device
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> KeyedTensor:
+        return KeyedTensor(self._keys, self._lengths, self._values.to(device, non_blocking=non_blocking))
 
     def __getitem__(self, key: str) -> Tensor:
         start = sum(self._lengths[: self._keys.index(key)])
@@ -258,6 +273,11 @@ class EmbeddingBagCollection(nn.Module):
 
     def embedding_bag_configs(self) -> list[EmbeddingBagConfig]:
         return self._configs
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model around it is. Pooled rows are put where the features are."""
+        return self.anchor.device
 
     def is_weighted(self) -> bool:
         return self._is_weighted

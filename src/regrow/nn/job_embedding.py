@@ -51,6 +51,11 @@ class JobCollection(nn.Module):
         self.anchor = nn.Parameter(torch.zeros(0))
 
     @property
+    def device(self) -> torch.device:
+        """Where the model around it is. Rows are put where the features are."""
+        return self.anchor.device
+
+    @property
     def is_trained(self) -> bool:
         """Whether rows that are looked up now are to be changed by it."""
         return self.training and self.anchor.requires_grad
