@@ -1,8 +1,12 @@
-"""A wheel, and whether it works where there are no sources: `python tools/wheel.py [--out dist]`.
+"""A wheel, and whether it works where there are no sources: `python tools/wheel.py [--out dist] [--also PYTHON ...]`.
 
 It is built with what is installed beside this Python, put into an environment of its own, and used there from a
 directory outside of this one: what is in it, the command, the examples. That environment borrows torch and the other
 dependencies from the one that runs this: nothing is downloaded.
+
+`--also python3.13` makes one for another interpreter too, as users do: built in isolation, with its dependencies from
+the package index. But without torch, which may have no small build for it: used there are the kernels and the protocol,
+by the simulator and the tests that need no torch.
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import tomllib
 import venv
 import zipfile
 from pathlib import Path
@@ -22,6 +27,13 @@ ROOT = Path(__file__).parents[1]
 SECONDS_MAX = 900  # of one command, on a machine that has other things to do
 # Files without which something in the package fails that tests in the source tree would not miss.
 NEEDED = ("regrow/py.typed", "regrow/_kernels.pyi", "regrow/starter/train.py.txt", "regrow/starter/regrow.toml")
+# What tests and the package need beside torch, and tests that need that too.
+TESTERS = ("hypothesis>=6.100", "pytest>=8.2", "pytest-timeout>=2.3")
+WITHOUT_TORCH = ("tests/unit/core", "tests/unit/store")
+WITH_TORCH = (
+    "tests/unit/core/test_states.py::test_the_diagrams_are_current",
+    "tests/unit/store/test_shard_kernels.py::test_torch_tensors_and_read_only_arrays_are_arrays",
+)
 # Arguments with which each example ends soon.
 EXAMPLES = {
     "train_click_model.py": [],
@@ -84,6 +96,34 @@ def use(python: Path, where: Path) -> None:
     print("regrow init: ok")
 
 
+def use_without_torch(interpreter: str, out: Path) -> None:
+    """Builds for another interpreter, and uses the kernels and the protocol there."""
+    quiet = ["--disable-pip-version-check", "--quiet"]
+    with tempfile.TemporaryDirectory(prefix="regrow-wheel-") as fresh:
+        run([interpreter, "-m", "venv", f"{fresh}/env"])
+        python = f"{fresh}/env/bin/python"
+        run([python, "-m", "pip", "wheel", "--no-deps", *quiet, "-w", fresh, str(ROOT)])
+        (made,) = Path(fresh).glob("regrow-*.whl")
+        wheel = Path(shutil.copy(made, out))
+        check_contents(wheel)
+        needs = [need for need in read_dependencies() if not need.startswith("torch")]
+        run([python, "-m", "pip", "install", *quiet, *needs, *TESTERS])
+        run([python, "-m", "pip", "install", "--no-deps", *quiet, str(wheel)])
+        print(run([python, "-m", "regrow", "sim", "--seeds", "60"], cwd=Path(fresh)).splitlines()[0])
+        words = [word for test in WITH_TORCH for word in ("--deselect", test)]
+        print(
+            run([python, "-P", "-m", "pytest", "-p", "no:cacheprovider", *words, *WITHOUT_TORCH], cwd=ROOT).split("\n")[
+                -2
+            ]
+        )
+    print(f"{wheel} works, as far as that goes without torch")
+
+
+def read_dependencies() -> list[str]:
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        return list(tomllib.load(file)["project"]["dependencies"])
+
+
 def run(words: list[str], *, cwd: Path | None = None, env: dict[str, str] | None = None) -> str:
     done = subprocess.run(words, cwd=cwd, env=env, capture_output=True, text=True, timeout=SECONDS_MAX, check=False)
     if done.returncode:
@@ -94,13 +134,18 @@ def run(words: list[str], *, cwd: Path | None = None, env: dict[str, str] | None
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=ROOT / "dist", help="where the wheel goes (dist)")
-    wheel = build(parser.parse_args().out.resolve())
+    parser.add_argument("--also", nargs="*", default=[], metavar="PYTHON", help="other interpreters to make one for")
+    options = parser.parse_args()
+    out = options.out.resolve()
+    wheel = build(out)
     check_contents(wheel)
     print(f"{wheel.name}: {wheel.stat().st_size >> 10} KiB")
     with tempfile.TemporaryDirectory(prefix="regrow-wheel-") as fresh:
         where = Path(fresh) / "elsewhere"
         where.mkdir()
         use(make_environment(Path(fresh) / "env", wheel), where)
+    for interpreter in options.also:
+        use_without_torch(interpreter, out)
     print(f"{wheel} works")
 
 

@@ -20,13 +20,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from typing_extensions import Buffer
 
 from regrow import _kernels
 from regrow.checkpoint.manifest import ChunkInfo, Encoding, Refused, Stored, TableInfo
 from regrow.errors import CheckpointError, UserError
 
 if TYPE_CHECKING:
+    from typing_extensions import Buffer  # in the standard library from 3.12 on; needed for checking types alone
+
     from regrow.checkpoint.direct import Bytes
     from regrow.checkpoint.storage import Storage
 
