@@ -194,10 +194,8 @@ class _Export:
         if self._of_torch:
             from regrow.checkpoint.torch import dense
 
-            tensors, _ = dense.unpack(dense.file_of(rows))
-            for name, tensor in tensors.items():
-                if name.startswith("model/"):
-                    yield self._prefix + name.removeprefix("model/"), tensor
+            for name, tensor in dense.unpack_model(dense.file_of(rows)).items():
+                yield self._prefix + name, tensor
             return
         flat, start = rows.reshape(-1), 0
         for name, shape in (self._dense_shapes or {}).items():

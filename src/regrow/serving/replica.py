@@ -176,6 +176,12 @@ class Replica:
         """A copy of all rows of a table: for the dense part (`"dense"`), which is small."""
         return self.lookup(table, np.arange(self.tables.get(table, (0, 0))[0]))
 
+    def read_dense(self) -> dict[str, Any]:
+        """The other parameters and the buffers of a torch model, by name: what a `regrow.Publisher` published."""
+        from regrow.checkpoint.torch import dense
+
+        return dense.unpack_model(dense.file_of(self.read_table(dense.DENSE)))
+
     # --- Following ---
 
     def wait_for_step(self, step: int, *, timeout_seconds: float) -> bool:

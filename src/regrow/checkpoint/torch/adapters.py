@@ -122,7 +122,7 @@ class TorchAdapter:
         self._tracker = tracker
         for table in self.tables:
             tracker.track(table.name, torch.empty(0, dtype=torch.int64), table.states())
-        self._versions = self.versions()
+        self.note_versions()
         for optimizer in self._optimizers:
             self._handles.append(optimizer.register_step_pre_hook(self._before_step))
             self._handles.append(optimizer.register_step_post_hook(self._after_step))
@@ -139,6 +139,10 @@ class TorchAdapter:
 
     def versions(self) -> dict[str, int]:
         return {name: parameter._version for name, parameter in self._weights.items()}
+
+    def note_versions(self) -> None:
+        """As tables are now, they are known."""
+        self._versions = self.versions()
 
     def _before_step(self, optimizer: torch.optim.Optimizer, *arguments: Any) -> None:
         for name, _, _ in self._own(optimizer):

@@ -75,9 +75,6 @@ class ModelState:
             self.plain.before_cut()
         self.fused.before_cut()
 
-    def pack_dense(self) -> bytes:
-        return dense.pack(*self.dense.collect()) if self._first_rank else b""
-
     def job(self) -> dict[str, Any]:
         return {"framework": FRAMEWORK, "dense": self.dense.describe()}
 
@@ -85,11 +82,22 @@ class ModelState:
         """Tells whether a table was changed since."""
         return self.plain.versions()
 
+    def note_all(self, tracker: Tracker) -> None:
+        """Every row was just written, by somebody who says so."""
+        self.plain.note_versions()
+        for table in self.saved:
+            tracker.track(table.name, None, table.states())
+
     # --- back into a model
 
     def check(self, piece: Manifest, *, with_optimizers: bool) -> None:
         """CheckpointError naming the first thing in which the model differs from the cut that `piece` ends at."""
         job, infos = piece.target.job, {table.name: table for table in piece.tables}
+        if piece.target.kind == "publication":
+            raise CheckpointError(
+                f"cut {piece.target.id} was published for look-ups, without the state of optimizers",
+                hint="training goes on from a checkpoint; `regrow ckpt export` writes the weights",
+            )
         if job.get("framework") != FRAMEWORK or dense.DENSE not in infos:
             raise CheckpointError(
                 f"cut {piece.target.id} was not made of a torch model",

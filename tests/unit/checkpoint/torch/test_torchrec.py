@@ -29,6 +29,8 @@ from regrow.checkpoint.merge import fold
 from regrow.checkpoint.storage import Storage
 from regrow.checkpoint.torch.checkpointer import DeltaCheckpointer
 from regrow.checkpoint.torch.model_state import ModelState
+from regrow.checkpoint.torch.publisher import Publisher
+from regrow.serving import Replica
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
@@ -189,6 +191,33 @@ def test_columns_of_one_rank_come_back(rule: str, tmp_path: Path, alone: None) -
     assert_held(
         ranks.copy_state(ModelState(other, [other_optimizer])), ranks.copy_state(ModelState(model, [optimizer]))
     )
+
+
+def test_columns_are_published_beside_checkpoints(tmp_path: Path, alone: None) -> None:
+    model = ranks.Model()
+    ranks.fuse(model)
+    sharded = ranks.shard(model, 1, **ranks.COLUMNS["column_wise"](0))
+    optimizer = ranks.dense_optimizer(sharded)
+    with (
+        DeltaCheckpointer(sharded, str(tmp_path / "ckpt"), optimizers=[optimizer], every=1) as checkpointer,
+        Publisher(sharded, str(tmp_path / "live"), every=2) as publisher,
+    ):
+        for step in range(1, 7):
+            ranks.train(sharded, optimizer, step, 0)
+            checkpointer.step()
+            publisher.step()
+            checkpointer.wait()
+            publisher.wait()
+        assert publisher.newest is not None
+        expected = join([ranks.copy_state(publisher._state)])
+        dense = publisher._state.dense.tensors
+    with Replica(str(tmp_path / "live"), follow=False, directory=tmp_path) as replica:
+        assert replica.step == 6
+        assert replica.tables.keys() == expected.keys() | {"dense"}
+        assert_held({name: torch.from_numpy(replica.read_table(name)) for name in expected}, expected)
+        assert_held(replica.read_dense(), {name: values.detach() for name, values in dense.items()})
+    found = [piece for piece in Storage.open(str(tmp_path / "live")).manifests()[0] if piece.source is not None]
+    assert len(found) == 2  # of steps 4 and 6
 
 
 # ---- sharded, two ranks
