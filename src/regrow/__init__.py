@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 __version__: str
 if TYPE_CHECKING:
+    from regrow.checkpoint.torch.publisher import Publisher as Publisher
     from regrow.launch.cluster import LocalCluster as LocalCluster
     from regrow.launch.connect import connect as connect
     from regrow.nn.embedding import EmbeddingBagCollection as EmbeddingBagCollection
@@ -42,6 +43,7 @@ _HOMES = {
     "OptimizerSpec": "regrow.nn.optimizer",
     "Partial": "regrow.protection",
     "PoolingType": "regrow.nn.embedding",
+    "Publisher": "regrow.checkpoint.torch.publisher",
     "connect": "regrow.launch.connect",
     "join": "regrow.nn.job",
     "load": "regrow.nn.loading",

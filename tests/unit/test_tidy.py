@@ -137,7 +137,7 @@ MAY_IMPORT = {
     | {"config", "metrics", "planner", "presets", "protection", "described", "serving"},
     "cli": {"launch", "bench", "sim", "checkpoint", "core", "config", "planner", "presets", "data", "units"}
     | {"protection", "tiers", "serving", "clusters", "checks"},
-    "regrow": {"core", "runtime", "nn", "launch", "config", "protection"},
+    "regrow": {"checkpoint", "core", "runtime", "nn", "launch", "config", "protection"},
 }
 
 

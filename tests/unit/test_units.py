@@ -94,7 +94,7 @@ def test_all_places_know_a_day() -> None:
     assert options.SECONDS.convert("1d", None, None) == DAY
     assert TrainConfig(every="1d").interval == Interval(seconds=DAY)
     assert parse_sabotage("pause", "server:1@step:80:1d").pause_seconds == DAY
-    from regrow.checkpoint.torch.checkpointer import _parse_every
+    from regrow.checkpoint.torch.cuts import _parse_every
 
     assert _parse_every("1d") == Interval(seconds=DAY)
     assert _parse_every("500steps") == _parse_every(500) == Interval(steps=500)

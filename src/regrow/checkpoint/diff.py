@@ -2,7 +2,8 @@
 memory is a chunk for each piece and shard on the two ways, however large the tables are.
 
 Only stored rows are looked at. One that is in one cut and not in the other was touched for the first time in between;
-its value before is computed from the seed, and it is counted and not subtracted.
+its value before is computed from the seed, and it is counted and not subtracted. Where columns of a table are divided,
+whole rows are compared.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from regrow.checkpoint.chunks import Rows
+from regrow.checkpoint.columns import Whole, join_rows, join_tables
 from regrow.checkpoint.lineage import Graph, Plan
 from regrow.checkpoint.manifest import ChunkInfo, TableInfo
 
@@ -57,21 +59,21 @@ class Side:
 
     def _plan(self) -> None:
         self.plan: Plan = self._graph.restore_plan(self._cut)[0]
-        self.tables = {table.name: table for table in self.plan.pieces[-1].tables}
+        self.tables = join_tables(self.plan.pieces[-1].tables)
         self._begin()
 
     def _begin(self) -> None:
-        self._stream = _Stream(self._storage, self.plan, self._runs)
+        self._streams = [_Stream(self._storage, self.plan, self._runs)]
 
     def rows(self, table: str) -> Iterator[Rows]:
         """Blocks of a table, ids rising. `Again` if something was learnt that changes what was given out before."""
         if table not in self.tables:
             return
-        before = self._stream.bytes_read
+        before = self._count_read()
         try:
-            for rows in self._stream.merge_rows(self.tables[table]):
-                self.bytes_read += self._stream.bytes_read - before
-                before = self._stream.bytes_read
+            for rows in self._merge_rows(self.tables[table]):
+                self.bytes_read += self._count_read() - before
+                before = self._count_read()
                 yield rows
         except Disorder as disorder:
             self._runs[disorder.piece.name] = rising_runs(self._storage, disorder.piece)
@@ -80,6 +82,16 @@ class Side:
         except PieceBroken as error:
             self._go_around(error)
             raise Again from error
+
+    def _merge_rows(self, whole: Whole) -> Iterator[Rows]:
+        """A stream for each range of columns: they are at different places of the same files."""
+        while len(self._streams) < len(whole.ranges):
+            self._streams.append(_Stream(self._storage, self.plan, self._runs))
+        ranges = [stream.merge_rows(table) for stream, table in zip(self._streams, whole.ranges, strict=False)]
+        return join_rows(whole.name, ranges) if whole.divided else ranges[0]
+
+    def _count_read(self) -> int:
+        return sum(stream.bytes_read for stream in self._streams)
 
     def _go_around(self, error: PieceBroken) -> None:
         self.broken.append(error)
@@ -121,7 +133,7 @@ class _Stream(Fold):
 
 
 def diff(left: Side, right: Side, progress: Progress = lambda done, total: None) -> list[TableDiff]:
-    """Every table of either cut."""
+    """Every table of either cut, as people know it."""
     named = {**right.tables, **left.tables}
     found = []
     for table in sorted(named.values(), key=lambda table: (table.index, table.name)):
@@ -222,5 +234,6 @@ def same_origin(left: Side, right: Side) -> str | None:
     return None
 
 
-def _origin(table: TableInfo) -> tuple[float | None, int]:
-    return table.init_bound, table.index
+def _origin(whole: Whole) -> tuple[float | None, int]:
+    bound = whole.ranges[0].init_bound
+    return bound, 0 if bound is None else whole.index  # without one nothing is computed

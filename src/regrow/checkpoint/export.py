@@ -6,7 +6,7 @@ rows that nobody touched are computed, the rest is written over them piece by pi
 its name when it is complete. Weights only: whoever wants to train on restores the cut instead.
 
 Names are TorchRec's. Tables that Regrow's servers trained become `embedding_bags.<table>.weight`; a torch model's
-parameters and buffers keep their names. `prefix` goes in front of each.
+parameters and buffers keep their names, and columns that were divided are joined. `prefix` goes in front of each.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ import numpy.typing as npt
 from regrow import _kernels
 from regrow.checkpoint import load
 from regrow.checkpoint.chunks import DENSE, Chunk
+from regrow.checkpoint.columns import join_tables, view_ranges
 from regrow.checkpoint.lineage import Graph, Plan
 from regrow.checkpoint.manifest import Manifest, TableInfo
 from regrow.checkpoint.storage import Storage
@@ -123,7 +124,10 @@ class _Export:
         self._dense: npt.NDArray[np.float32] | None = None
         if DENSE in self._tables and (self._of_torch or dense_shapes is not None):
             self._dense = np.zeros((self._tables[DENSE].rows, self._tables[DENSE].dim), np.float32)
+        self._wholes = list(join_tables(self._row_tables()).values())
         self._file = _File(scratch, self._layout(last))
+        tensors = {whole.name: self._file.tensors[self._name(whole.name)] for whole in self._wholes}
+        self._rows = view_ranges(self._wholes, tensors)  # by the table's name on storage
         self.shapes = {name: tuple(shape) for name, (_, shape) in self._layout(last).items()}
         self.bytes = self._file.bytes
         self._full, self._seed = plan.pieces[0], last.seed
@@ -132,7 +136,7 @@ class _Export:
         """What rows are that no piece holds."""
         done = 0
         for table in self._row_tables():
-            values = self._file.tensors[self._name(table.name)]
+            values = self._rows[table.name]
             if table.init_bound is None:
                 _check_whole(self._full, table)
             elif table.init_bound:
@@ -147,7 +151,7 @@ class _Export:
             if name == DENSE and self._dense is not None:
                 self._dense[rows.ids] = rows.weight
             else:
-                target = self._file.tensors[self._name(name)]
+                target = self._rows[name]
                 target[torch.from_numpy(rows.ids.astype(np.int64))] = torch.from_numpy(rows.weight).to(target.dtype)
 
     def finish(self) -> dict[str, Any]:
@@ -170,8 +174,11 @@ class _Export:
         """Name -> (dtype, shape) of everything there will be."""
         said = last.target.job.get("tables", {}) if self._of_torch else {}
         found: dict[str, tuple[str, tuple[int, ...]]] = {
-            self._name(table.name): (said.get(table.name, {}).get("dtype", "float32"), (table.rows, table.dim))
-            for table in self._row_tables()
+            self._name(whole.name): (
+                said.get(whole.ranges[0].name, {}).get("dtype", "float32"),
+                (whole.rows, whole.dim),
+            )
+            for whole in self._wholes
         }
         if self._of_torch:
             for name, text in last.target.job["dense"]["tensors"].items():
@@ -187,10 +194,8 @@ class _Export:
         if self._of_torch:
             from regrow.checkpoint.torch import dense
 
-            tensors, _ = dense.unpack(dense.file_of(rows))
-            for name, tensor in tensors.items():
-                if name.startswith("model/"):
-                    yield self._prefix + name.removeprefix("model/"), tensor
+            for name, tensor in dense.unpack_model(dense.file_of(rows)).items():
+                yield self._prefix + name, tensor
             return
         flat, start = rows.reshape(-1), 0
         for name, shape in (self._dense_shapes or {}).items():

@@ -34,8 +34,18 @@ _SHARD = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _CHUNK_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}-\d{5,9}(\.safetensors(?:\.zst)?)", re.ASCII)
 
 
-class TableInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """A table as its rows are stored. Untouched rows are computed: from the seed, `index` and `init_bound`."""
+class Columns(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the floats of a record belong that holds some columns of a table: from `first` on, of `dim` in each row of
+    the table `of`, which is the one that people know. See columns.py."""
+
+    of: str
+    first: int
+    dim: int
+
+
+class TableInfo(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A table as its rows are stored. Untouched rows are computed: from the seed, `index` and `init_bound`. `columns`:
+    if it holds only some of them."""
 
     name: str
     rows: int
@@ -43,6 +53,7 @@ class TableInfo(msgspec.Struct, frozen=True, kw_only=True):
     states: tuple[tuple[str, int], ...]
     init_bound: float | None
     index: int
+    columns: Columns | None = None
 
     @property
     def widths(self) -> tuple[int, ...]:
@@ -259,6 +270,8 @@ def chunks_invalid_reason(manifest: Stored) -> str | None:
     for table in manifest.tables:
         if reason := _table_invalid_reason(table):
             return f"table {table.name!r}: {reason}"
+    if reason := _columns_invalid_reason(manifest.tables):
+        return reason
     if len({chunk.name for chunk in manifest.chunks}) != len(manifest.chunks):
         return "two chunks have the same name"
     for chunk in manifest.chunks:
@@ -292,6 +305,21 @@ def _table_invalid_reason(table: TableInfo) -> str | None:
     for name, width in table.states:
         if not name or "/" in name or "." in name or not 1 <= width <= DIM_MAX:
             return f"state {name!r} of {width} floats cannot be"
+    return None
+
+
+def _columns_invalid_reason(tables: tuple[TableInfo, ...]) -> str | None:
+    """Column ranges of a table lie side by side, and are all there."""
+    ends: dict[str, tuple[int, int, int]] = {}  # table -> its columns so far, in all, rows
+    divided = [(table, table.columns) for table in tables if table.columns is not None]
+    for table, columns in sorted(divided, key=lambda pair: (pair[1].of, pair[1].first)):
+        end, *shape = ends.get(columns.of, (0, columns.dim, table.rows))
+        if columns.first != end or shape != [columns.dim, table.rows] or not 1 <= columns.dim <= DIM_MAX:
+            return f"table {table.name!r} cannot be columns {columns.first} and on of {columns.of!r}"
+        ends[columns.of] = end + table.dim, columns.dim, table.rows
+    for name, (end, dim, _) in ends.items():
+        if end != dim or any(table.name == name for table in tables):
+            return f"{end} columns of table {name!r} are there, it has {dim}"
     return None
 
 

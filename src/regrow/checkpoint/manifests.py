@@ -67,7 +67,7 @@ class ManifestWriter:
         try:
             storage = self.open()
             self._write(storage, self._make(job, cut, self._make_line(storage, cut.number)))
-            return ManifestWritten(number=cut.number, full_wanted=_full_wanted(storage, full=cut.source is None))
+            return ManifestWritten(number=cut.number, full_wanted=answer_wanted_full(storage, full=cut.source is None))
         except RegrowError as error:
             return ManifestWritten(number=cut.number, error=error.message)
         except Exception as error:
@@ -130,7 +130,7 @@ class ManifestWriter:
         )
 
 
-def _full_wanted(storage: Storage, *, full: bool) -> bool:
+def answer_wanted_full(storage: Storage, *, full: bool) -> bool:
     """Whether a merger misses a delta, and asks for a full. This one counts, if it is one."""
     try:
         wanted = read_wanted_full(storage) is not None

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Literal
 
+import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
@@ -415,6 +416,7 @@ def _table_json(table: TableInfo) -> dict[str, Any]:
         "states": dict(table.states),
         "init_bound": table.init_bound,
         "index": table.index,
+        **({} if table.columns is None else {"columns": msgspec.to_builtins(table.columns)}),
     }
 
 

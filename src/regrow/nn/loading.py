@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from regrow.checkpoint import address
+from regrow.checkpoint.columns import join_tables, view_ranges
 from regrow.checkpoint.export import fill_initial
 from regrow.checkpoint.listing import read_listing
 from regrow.checkpoint.load import restore
@@ -49,16 +50,17 @@ def _read(url: str) -> dict[str, Tensor]:
     listing = read_listing(where)
     plan = listing.graph.restore_plan(listing.find_cut(wish).id)[0]
     last = plan.pieces[-1]
-    found: dict[str, np.ndarray[Any, Any]] = {}
+    wholes = join_tables(last.tables)
+    found = {name: np.zeros((whole.rows, whole.dim), np.float32) for name, whole in wholes.items()}
+    stored = view_ranges(wholes.values(), found)
     for table in last.tables:
-        found[table.name] = np.zeros((table.rows, table.dim), np.float32)
         if table.init_bound:
-            for _ in fill_initial(found[table.name], table, seed=last.seed):
+            for _ in fill_initial(stored[table.name], table, seed=last.seed):
                 pass
 
     def apply(_: Any, chunk: Any) -> None:
         for name, rows in chunk.items():
-            found[name][rows.ids] = rows.weight
+            stored[name][rows.ids] = rows.weight
 
     restore(listing.storage, plan, apply)
     return {name: torch.from_numpy(values) for name, values in found.items()}

@@ -31,6 +31,7 @@ from typing import Any
 import numpy as np
 
 from regrow.checkpoint.chunks import read_chunk
+from regrow.checkpoint.columns import join_tables, whole_name
 from regrow.checkpoint.lineage import Graph
 from regrow.checkpoint.manifest import Cut, Manifest, TableInfo
 from regrow.checkpoint.publications import (
@@ -147,7 +148,7 @@ class Replica:
     def tables(self) -> dict[str, tuple[int, int]]:
         """Rows and floats in each."""
         assert self._front is not None
-        return {info.name: (info.rows, info.dim) for info in self._front.infos}
+        return {name: values.shape for name, values in self._front.tables.items()}
 
     # --- Look-ups ---
 
@@ -174,6 +175,12 @@ class Replica:
     def read_table(self, table: str) -> Floats:
         """A copy of all rows of a table: for the dense part (`"dense"`), which is small."""
         return self.lookup(table, np.arange(self.tables.get(table, (0, 0))[0]))
+
+    def read_dense(self) -> dict[str, Any]:
+        """The other parameters and the buffers of a torch model, by name: what a `regrow.Publisher` published."""
+        from regrow.checkpoint.torch import dense
+
+        return dense.unpack_model(dense.file_of(self.read_table(dense.DENSE)))
 
     # --- Following ---
 
@@ -352,9 +359,9 @@ class Replica:
 
     def _choose_tables(self, last: Manifest) -> tuple[TableInfo, ...]:
         wanted = self._wanted_tables
-        infos = tuple(info for info in last.tables if wanted is None or info.name in wanted)
-        if wanted is not None and (lack := set(wanted) - {info.name for info in infos}):
-            known = ", ".join(info.name for info in last.tables)
+        infos = tuple(info for info in last.tables if wanted is None or whole_name(info) in wanted)
+        if wanted is not None and (lack := set(wanted) - {whole_name(info) for info in infos}):
+            known = ", ".join(join_tables(last.tables))
             raise UserError(f"there is no table {min(lack)!r}", hint=f"known are: {known}")
         return infos
 

@@ -21,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from regrow.checkpoint.chunks import Chunk
+from regrow.checkpoint.columns import Whole, join_tables, view_ranges
 from regrow.checkpoint.export import fill_initial
 from regrow.checkpoint.manifest import Manifest, TableInfo
 from regrow.errors import CheckpointError, UserError
@@ -37,7 +38,9 @@ class Side:
     def __init__(self, infos: tuple[TableInfo, ...], directory: Path, *, seed: int) -> None:
         self.infos = infos
         self.seed = seed
-        self.tables = {info.name: map_table(info, directory) for info in infos}
+        wholes = join_tables(infos)
+        self.tables = {name: map_table(whole, directory) for name, whole in wholes.items()}
+        self._rows = view_ranges(wholes.values(), self.tables)  # by the table's name on storage
         self.readers = 0
 
     def fits(self, infos: tuple[TableInfo, ...], seed: int) -> bool:
@@ -59,7 +62,7 @@ class Side:
     def fill(self) -> None:
         """What rows are that no piece holds."""
         for info in self.infos:
-            values = self.tables[info.name]
+            values = self._rows[info.name]
             if not info.init_bound:
                 values[...] = 0.0
                 continue
@@ -69,21 +72,21 @@ class Side:
     def write(self, chunk: Chunk, changed: Changed) -> None:
         """Rows of a chunk. `changed` has their numbers before any of them is written."""
         for name, rows in chunk.items():
-            if name in self.tables:
+            if name in self._rows:
                 changed.setdefault(name, []).append(rows.ids)
-                self.tables[name][rows.ids] = rows.weight
+                self._rows[name][rows.ids] = rows.weight
 
     def copy_rows(self, other: Side, changed: Changed) -> None:
         for name, parts in changed.items():
             for ids in parts:
-                self.tables[name][ids] = other.tables[name][ids]
+                self._rows[name][ids] = other._rows[name][ids]
 
     def copy_all(self, other: Side) -> None:
         for name, values in other.tables.items():
             self.tables[name][...] = values
 
 
-def map_table(table: TableInfo, directory: Path) -> Floats:
+def map_table(table: Whole, directory: Path) -> Floats:
     """Zeros in a file that has its space already: writing through a map to a full disk would end the process."""
     size = table.rows * table.dim * 4
     try:

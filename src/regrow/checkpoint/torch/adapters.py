@@ -19,7 +19,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from regrow.checkpoint.manifest import TableInfo
+from regrow.checkpoint.columns import find_span
+from regrow.checkpoint.manifest import Columns, TableInfo
 from regrow.checkpoint.torch.dense import dtype_text, is_per_row
 from regrow.checkpoint.torch.tracker import WEIGHT, Tracker
 from regrow.errors import CheckpointError
@@ -37,7 +38,8 @@ FLOATS = (torch.float32, torch.float16, torch.bfloat16)  # others have no exact 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """A table, or this process's part of one: rows `first` to `first + len(weight)` of `rows`."""
+    """A table, or this process's part of one: rows `first` to `first + len(weight)` of `rows`; where `columns` says
+    so, of the table that it names only some columns, `dim` of them."""
 
     name: str
     rows: int
@@ -47,11 +49,30 @@ class Table:
     prepare: Callable[[Mapping[str, int]], None]  # have states of these names and widths, and no others: they come
     scalars: Callable[[], dict[str, Any]] = dict  # what the optimizer knows about the table as a whole
     load_scalars: Callable[[Mapping[str, Any]], None] = lambda scalars: None
+    columns: Columns | None = None
+
+    @property
+    def whole(self) -> str:
+        """The name of the table that people know."""
+        return self.name if self.columns is None else self.columns.of
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """Columns, from the first to behind the last."""
+        return find_span(self.dim, self.columns)
 
     def info(self, index: int) -> TableInfo:
         found = ((name, values[:1].numel()) for name, values in self.states().items() if name != WEIGHT)
         states = tuple(sorted(found))
-        return TableInfo(name=self.name, rows=self.rows, dim=self.dim, states=states, init_bound=None, index=index)
+        return TableInfo(
+            name=self.name,
+            rows=self.rows,
+            dim=self.dim,
+            states=states,
+            init_bound=None,
+            index=index,
+            columns=self.columns,
+        )
 
 
 class Adapter(Protocol):
@@ -101,7 +122,7 @@ class TorchAdapter:
         self._tracker = tracker
         for table in self.tables:
             tracker.track(table.name, torch.empty(0, dtype=torch.int64), table.states())
-        self._versions = self.versions()
+        self.note_versions()
         for optimizer in self._optimizers:
             self._handles.append(optimizer.register_step_pre_hook(self._before_step))
             self._handles.append(optimizer.register_step_post_hook(self._after_step))
@@ -118,6 +139,10 @@ class TorchAdapter:
 
     def versions(self) -> dict[str, int]:
         return {name: parameter._version for name, parameter in self._weights.items()}
+
+    def note_versions(self) -> None:
+        """As tables are now, they are known."""
+        self._versions = self.versions()
 
     def _before_step(self, optimizer: torch.optim.Optimizer, *arguments: Any) -> None:
         for name, _, _ in self._own(optimizer):

@@ -7,8 +7,9 @@ evaluation or a loss that is never taken backward tracks nothing. Weights and op
 memory.
 
 A rank holds rows [first, first + n) of a table (row-wise), all of them or none (table-wise), and writes only those.
-Data-parallel tables are plain parameters on every rank and belong to the dense part. Column-wise shards are refused: a
-row would have several writers. TorchRec's own `ModelDeltaTracker` is not used: it counts look-ups.
+Data-parallel tables are plain parameters on every rank and belong to the dense part. A shard with some of a table's
+columns is a table of its own here, as it is for its kernel: it has its own optimizer state, and several may be on a
+rank; `checkpoint/columns.py` joins them. TorchRec's own `ModelDeltaTracker` is not used: it counts look-ups.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regrow.checkpoint.columns import range_name
+from regrow.checkpoint.manifest import Columns
 from regrow.checkpoint.torch.adapters import FLOATS, Table
 from regrow.checkpoint.torch.dense import dtype_text
 from regrow.checkpoint.torch.tracker import WEIGHT, Tracker
@@ -27,6 +30,7 @@ from regrow.errors import CheckpointError
 
 SHARDED = {"ShardedEmbeddingBagCollection": "embedding_bags", "ShardedEmbeddingCollection": "embeddings"}
 KERNELS = ("BatchedFusedEmbeddingBag", "BatchedFusedEmbedding")
+SHARDINGS = ("table_wise", "row_wise", "table_row_wise", "column_wise", "table_column_wise", "grid_shard")
 # FBGEMM's rules that change the rows of a batch and no others.
 ROW_LOCAL = {
     "EXACT_ADAGRAD",
@@ -85,10 +89,10 @@ class TorchRecAdapter:
             name = f"{prefix}.{table}.weight"
             if sharding.sharding_type == "data_parallel":
                 continue
-            if sharding.sharding_type not in ("table_wise", "row_wise", "table_row_wise"):
+            if sharding.sharding_type not in SHARDINGS:
                 raise CheckpointError(
-                    f"{name!r} is sharded {sharding.sharding_type}; only table_wise, row_wise, table_row_wise and"
-                    " data_parallel tables can be saved"
+                    f"{name!r} is sharded {sharding.sharding_type}; only {', '.join(SHARDINGS)} and data_parallel"
+                    " tables can be saved"
                 )
             if not sharding.compute_kernel.startswith("fused"):
                 raise CheckpointError(
@@ -100,8 +104,9 @@ class TorchRecAdapter:
             configs = kernel._config.embedding_tables
             names = [f"{prefix}.{config.name}.weight" for config in configs]
             if set(names) <= self.names:
-                self._kernels.append((kernel, names))
-                self.tables += [_table(kernel, index, config, names[index]) for index, config in enumerate(configs)]
+                tables = [_table(kernel, index, config, names[index]) for index, config in enumerate(configs)]
+                self._kernels.append((kernel, [table.name for table in tables]))
+                self.tables += tables
 
     def _hook(self, kernel: Any, names: list[str]) -> Any:
         owners = [
@@ -152,8 +157,17 @@ def _kernels(module: Any) -> Iterator[Any]:
                 yield each
 
 
-def _table(kernel: Any, index: int, config: Any, name: str) -> Table:
+def _find_columns(config: Any, of: str) -> Columns | None:
+    """Of a shard; None if it has all of them."""
+    if config.local_metadata is None or config.local_cols == config.embedding_dim:
+        return None
+    return Columns(of=of, first=config.local_metadata.shard_offsets[1], dim=config.embedding_dim)
+
+
+def _table(kernel: Any, index: int, config: Any, of: str) -> Table:
     tbe = kernel.emb_module
+    columns = _find_columns(config, of)
+    name = of if columns is None else range_name(of, columns.first, config.local_cols)
 
     def states() -> dict[str, Tensor]:
         found = {WEIGHT: tbe.split_embedding_weights()[index]}
@@ -185,7 +199,8 @@ def _table(kernel: Any, index: int, config: Any, name: str) -> Table:
     return Table(
         name=name,
         rows=config.num_embeddings,
-        dim=config.embedding_dim,
+        dim=config.embedding_dim if columns is None else config.local_cols,
+        columns=columns,
         first=config.local_metadata.shard_offsets[0] if config.local_metadata is not None else 0,
         states=states,
         prepare=prepare,

@@ -26,6 +26,7 @@ ROW_FLOATS = 256
 ROW_BYTES = 4 * ROW_FLOATS
 ROWS_MIN = 64  # A table cannot grow later: it begins with twice the rows it needs, and no fewer than this.
 
+MODEL = "model/"  # before the names of a model's tensors, in the file
 _LENGTH = struct.Struct("<Q")
 _METADATA = "regrow"
 _INDICES, _VALUES = "#indices", "#values"  # of a sparse tensor, behind its name
@@ -46,6 +47,12 @@ def unpack(data: bytes) -> tuple[dict[str, Tensor], Any]:
     return safetensors.torch.load(data), json.loads(header["__metadata__"][_METADATA])
 
 
+def unpack_model(data: bytes) -> dict[str, Tensor]:
+    """The model's tensors by their names."""
+    found, _ = unpack(data)
+    return {name.removeprefix(MODEL): tensor for name, tensor in found.items() if name.startswith(MODEL)}
+
+
 def to_rows(data: bytes) -> Rows:
     whole = _LENGTH.pack(len(data)) + data
     whole += b"\0" * (-len(whole) % ROW_BYTES)
@@ -55,9 +62,14 @@ def to_rows(data: bytes) -> Rows:
 
 def table_info(data_bytes: int, *, index: int, rows_before: int = 0) -> TableInfo:
     """The table, as large as before if that is enough."""
-    needed = -(-(data_bytes + _LENGTH.size) // ROW_BYTES)
+    needed = count_rows(data_bytes)
     rows = rows_before if needed <= rows_before else max(ROWS_MIN, 2 * needed)
     return TableInfo(name=DENSE, rows=rows, dim=ROW_FLOATS, states=(), init_bound=None, index=index)
+
+
+def count_rows(data_bytes: int) -> int:
+    """That a file of so many bytes fills."""
+    return -(-(data_bytes + _LENGTH.size) // ROW_BYTES)
 
 
 class Gathered:
@@ -139,7 +151,7 @@ class DenseState:
 
     def collect(self) -> tuple[dict[str, Tensor], Any]:
         """Everything, for `pack`, which copies it."""
-        found = {f"model/{name}": tensor.detach() for name, tensor in self.tensors.items()}
+        found, _ = self.collect_model()
         said = []
         for index, optimizer in enumerate(self.optimizers):
             state: dict[str, dict[str, Any]] = {}
@@ -156,11 +168,15 @@ class DenseState:
             said.append({"groups": [self._group(group) for group in optimizer.param_groups], "state": state})
         return found, {"optimizers": said}
 
+    def collect_model(self) -> tuple[dict[str, Tensor], Any]:
+        """The model's own, without anything of optimizers."""
+        return {f"{MODEL}{name}": tensor.detach() for name, tensor in self.tensors.items()}, {}
+
     def load(self, tensors: Mapping[str, Tensor], scalars: Any, *, with_optimizers: bool) -> None:
         """Writes back what `collect` found. It was checked that it fits."""
         with torch.no_grad():
             for name, tensor in self.tensors.items():
-                tensor.copy_(tensors[f"model/{name}"])
+                tensor.copy_(tensors[f"{MODEL}{name}"])
         if not with_optimizers:
             return
         by_name: dict[tuple[int, str], dict[str, Tensor]] = {}

@@ -10,14 +10,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from regrow.checkpoint.chunks import Chunk, Rows
-from regrow.checkpoint.manifest import Manifest, TableInfo
+from regrow.checkpoint.chunks import Chunk
+from regrow.checkpoint.columns import Whole, fit_states, join_tables
+from regrow.checkpoint.manifest import Manifest
 from regrow.checkpoint.torch import dense
 from regrow.checkpoint.torch.adapters import Table, TorchAdapter, all_optimizers, embedding_weights
 from regrow.checkpoint.torch.adapters_torchrec import TorchRecAdapter, unwrap
-from regrow.checkpoint.torch.tracker import WEIGHT, Tracker
+from regrow.checkpoint.torch.placing import Mean, Place, find_sources, place
+from regrow.checkpoint.torch.tracker import Tracker
 from regrow.errors import CheckpointError
 
 FRAMEWORK = "torch"  # in `Cut.job`: names of tables are names of parameters, and every row is stored
@@ -73,9 +75,6 @@ class ModelState:
             self.plain.before_cut()
         self.fused.before_cut()
 
-    def pack_dense(self) -> bytes:
-        return dense.pack(*self.dense.collect()) if self._first_rank else b""
-
     def job(self) -> dict[str, Any]:
         return {"framework": FRAMEWORK, "dense": self.dense.describe()}
 
@@ -83,17 +82,28 @@ class ModelState:
         """Tells whether a table was changed since."""
         return self.plain.versions()
 
+    def note_all(self, tracker: Tracker) -> None:
+        """Every row was just written, by somebody who says so."""
+        self.plain.note_versions()
+        for table in self.saved:
+            tracker.track(table.name, None, table.states())
+
     # --- back into a model
 
     def check(self, piece: Manifest, *, with_optimizers: bool) -> None:
         """CheckpointError naming the first thing in which the model differs from the cut that `piece` ends at."""
         job, infos = piece.target.job, {table.name: table for table in piece.tables}
+        if piece.target.kind == "publication":
+            raise CheckpointError(
+                f"cut {piece.target.id} was published for look-ups, without the state of optimizers",
+                hint="training goes on from a checkpoint; `regrow ckpt export` writes the weights",
+            )
         if job.get("framework") != FRAMEWORK or dense.DENSE not in infos:
             raise CheckpointError(
                 f"cut {piece.target.id} was not made of a torch model",
                 hint="rows that Regrow's servers trained: `regrow train --resume`, or export them",
             )
-        reason = _tables_differ(self.plain.tables + self.fused.tables, self.fused.names, infos)
+        reason = _tables_differ(self.plain.tables + self.fused.tables, self.fused.names, join_tables(piece.tables))
         reason = reason or self.dense.invalid_reason(job["dense"], with_optimizers=with_optimizers)
         if reason is not None:
             raise CheckpointError(
@@ -110,51 +120,50 @@ class Writer:
         self._state, self._cut, self._with_optimizers = state, piece.target, with_optimizers
         infos = {table.name: table for table in piece.tables}
         self._dense = dense.Gathered(infos[dense.DENSE])
-        self._parts: dict[str, tuple[int, dict[str, Tensor]]] = {}
-        for table in state.plain.tables + state.fused.tables:
-            if with_optimizers or table in state.fused.tables:
-                table.prepare(dict(infos[table.name].states))
-                self._parts[table.name] = table.first, table.states()
-            else:
-                self._parts[table.name] = table.first, {WEIGHT: table.states()[WEIGHT]}
+        self._wholes = join_tables(piece.tables)
+        self._places: dict[str, list[Place]] = {}  # by the table's name on storage
+        self._means: list[Mean] = []
+        tables = state.plain.tables + state.fused.tables
+        sources = {table.name: find_sources(table, self._wholes[table.whole]) for table in tables}
+        widths = {table.name: fit_states(sources[table.name], table.dim) for table in tables}
+        for table in tables:
+            found = sources[table.name]
+            with_states = with_optimizers or table in state.fused.tables
+            if with_states:
+                table.prepare(widths[table.name])
+            places, means = place(table, found, with_states=with_states)
+            self._means += means
+            for each in places:
+                self._places.setdefault(each.source.name, []).append(each)
 
     def apply(self, _: Manifest, chunk: Chunk) -> None:
         for name, rows in chunk.items():
             if name == dense.DENSE:
                 self._dense.write(rows)
-            elif name in self._parts:
-                _overwrite(*self._parts[name], rows)
+            for each in self._places.get(name, ()):
+                each.write(rows)
 
     def finish(self) -> None:
+        for mean in self._means:
+            mean.finish()
         self._state.dense.load(*dense.unpack(self._dense.file()), with_optimizers=self._with_optimizers)
         said = self._cut.job.get("tables", {})
         for table in self._state.fused.tables:
-            if table.name in said:
-                table.load_scalars(said[table.name])
+            source = find_sources(table, self._wholes[table.whole])[0]
+            if source.name in said:
+                table.load_scalars(said[source.name])
 
 
-def _overwrite(first: int, parts: Mapping[str, Tensor], rows: Rows) -> None:
-    held = len(parts[WEIGHT])
-    ids = torch.from_numpy(rows.ids.astype("int64")) - first
-    here = (ids >= 0) & (ids < held)
-    whole = bool(here.all())
-    ids = ids if whole else ids[here]
-    for name, target in parts.items():
-        values = torch.from_numpy(rows.weight if name == WEIGHT else rows.states[name])
-        values = (values if whole else values[here]).reshape(len(ids), *target.shape[1:])
-        with torch.no_grad():
-            target.index_copy_(0, ids.to(target.device), values.to(target.device, target.dtype))
-
-
-def _tables_differ(own: list[Table], elsewhere: set[str], saved: Mapping[str, TableInfo]) -> str | None:
+def _tables_differ(own: list[Table], elsewhere: set[str], saved: Mapping[str, Whole]) -> str | None:
     for table in own:
-        info = saved.get(table.name)
-        if info is None:
-            return f"table {table.name!r} is not in the checkpoint"
-        own_shape, saved_shape = [table.rows, table.dim], [info.rows, info.dim]
+        whole = saved.get(table.whole)
+        if whole is None:
+            return f"table {table.whole!r} is not in the checkpoint"
+        own_dim = table.dim if table.columns is None else table.columns.dim
+        own_shape, saved_shape = [table.rows, own_dim], [whole.rows, whole.dim]
         if own_shape != saved_shape:
-            return f"table {table.name!r} is {own_shape} here and {saved_shape} in the checkpoint"
-    names = {table.name for table in own} | elsewhere | {dense.DENSE}
+            return f"table {table.whole!r} is {own_shape} here and {saved_shape} in the checkpoint"
+    names = {table.whole for table in own} | elsewhere | {dense.DENSE}
     if missing := sorted(set(saved) - names):
         return f"table {missing[0]!r} is in the checkpoint and not in the model"
     return None

@@ -146,6 +146,10 @@ class Handover:
         ids = self.ids[fqn]
         return len(self.states[fqn][WEIGHT]) if ids is None else ids.numel()
 
+    def leave_state(self) -> None:
+        """Only weights are wanted."""
+        self.states = {fqn: {WEIGHT: states[WEIGHT]} for fqn, states in self.states.items()}
+
     @property
     def nbytes(self) -> int:
         """What a copy takes."""

@@ -174,7 +174,7 @@ def test_cuts_are_taken_when_due(tmp_path: Path) -> None:
 
 def test_time_may_decide(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr("regrow.checkpoint.torch.checkpointer._now", lambda: now[0])
+    monkeypatch.setattr("regrow.checkpoint.torch.cuts._now", lambda: now[0])
     checkpointer = DeltaCheckpointer(Model(), str(tmp_path), every="60s")
     for seconds in (30, 29, 2, 59, 1):
         now[0] += seconds

@@ -1,4 +1,6 @@
-"""Two ranks train a sharded TorchRec model and checkpoint it: `python torchrec_ranks.py STORE URL OUT`.
+"""Two ranks train a sharded TorchRec model and checkpoint it: `python torchrec_ranks.py STORE URL OUT HOW`.
+
+HOW is "rows", or one of COLUMNS.
 
 Not a test by itself; test_torchrec.py runs it and looks at what it leaves: OUT/rank<r>.pt, a list with what
 each rank held at each cut. The parent imports TorchRec once and forks, because importing takes seconds.
@@ -10,6 +12,7 @@ import contextlib
 import os
 import sys
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,6 +24,7 @@ with warnings.catch_warnings():
     import torchrec
     from torch.distributed.optim import _apply_optimizer_in_backward as apply_optimizer_in_backward
     from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, EmbeddingConfig, KeyedJaggedTensor
+    from torchrec.distributed import sharding_plan
     from torchrec.distributed.embedding import EmbeddingCollectionSharder
     from torchrec.distributed.embeddingbag import EmbeddingBagCollectionSharder
     from torchrec.distributed.model_parallel import DistributedModelParallel
@@ -31,7 +35,7 @@ with warnings.catch_warnings():
         row_wise,
         table_wise,
     )
-    from torchrec.distributed.types import ShardingPlan
+    from torchrec.distributed.types import ShardingPlan, ShardingType
 
 from regrow.checkpoint import failpoints, storage
 from regrow.checkpoint.torch.checkpointer import DeltaCheckpointer
@@ -39,7 +43,7 @@ from regrow.errors import CheckpointError
 
 CPU = torch.device("cpu")
 ROWS = {"a": 21, "b": 30, "c": 5, "s": 40}
-DIM = 4
+DIM = 8
 STEPS = 6
 
 
@@ -78,19 +82,36 @@ def fuse(model: Model, rule: str = "rowwise") -> None:
     apply_optimizer_in_backward(kind, fused, options)
 
 
-def shard(model: Model, world: int, *, a: Any = None) -> Any:
-    """a by rows, b and s whole on the last rank, c on all."""
+def grid(param: Any, local_size: int, world_size: int, device_type: str, sharder: Any) -> Any:
+    """By rows over the ranks of a host, and by columns over hosts: one host twice. TorchRec's own `grid_shard` makes no
+    ranges under 128 columns."""
+    kind = ShardingType.GRID_SHARD
+    found = sharding_plan._get_parameter_size_offsets(param, kind, local_size, world_size, col_wise_shard_dim=DIM // 2)
+    placed = [(size, offset, index % local_size) for index, (size, offset) in enumerate(found)]
+    return sharding_plan._get_parameter_sharding(param, kind.value, placed, local_size, device_type, sharder)
+
+
+# How tables are divided by columns: of a ranks, of b and s.
+COLUMNS: dict[str, Callable[[int], dict[str, Any]]] = {
+    "column_wise": lambda last: {
+        "a": column_wise(ranks=[last, 0]),
+        "b": column_wise(ranks=[last, last]),
+        "s": column_wise(ranks=[0, last]),
+    },
+    "grid": lambda last: {"a": grid, "s": column_wise(ranks=[last])},
+}
+
+
+def shard(model: Model, world: int, **how: Any) -> Any:
+    """a by rows, b and s whole on the last rank, c on all; or as is said."""
     last = table_wise(rank=world - 1)
     options = {"local_size": world, "world_size": world, "device_type": "cpu"}
+    tables = {"a": row_wise(), "b": last, "c": data_parallel(), "s": last, **how}
+    sequence = {"s": tables.pop("s")}
     plan = {
-        "bags": construct_module_sharding_plan(
-            model.bags, per_param_sharding={"a": a or row_wise(), "b": last, "c": data_parallel()}, **options
-        ),
+        "bags": construct_module_sharding_plan(model.bags, per_param_sharding=tables, **options),
         "sequence": construct_module_sharding_plan(
-            model.sequence,
-            per_param_sharding={"s": last},
-            sharder=EmbeddingCollectionSharder(),
-            **options,
+            model.sequence, per_param_sharding=sequence, sharder=EmbeddingCollectionSharder(), **options
         ),
     }
     return DistributedModelParallel(
@@ -99,10 +120,6 @@ def shard(model: Model, world: int, *, a: Any = None) -> Any:
         plan=ShardingPlan(plan=plan),
         sharders=[EmbeddingBagCollectionSharder(), EmbeddingCollectionSharder()],
     )
-
-
-def column_sharded(model: Model, world: int) -> Any:
-    return shard(model, world, a=column_wise(ranks=[0]))
 
 
 def batch(step: int, rank: int) -> tuple[Any, Any]:
@@ -157,13 +174,14 @@ def fail(checkpointer: DeltaCheckpointer, rank: int) -> str:
     return "it did not fail"
 
 
-def main(rank: int, store: str, url: str, out: str) -> None:
+def main(rank: int, store: str, url: str, out: str, how: str) -> None:
     os.environ.update(RANK=str(rank), WORLD_SIZE="2", LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE="2")
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    division = COLUMNS[how](1) if how in COLUMNS else {}
     model = Model()
     fuse(model)
-    sharded = shard(model, 2)
+    sharded = shard(model, 2, **division)
     optimizer = dense_optimizer(sharded)
     cuts = []
     with DeltaCheckpointer(sharded, url, optimizers=[optimizer], every=None, full_every=3) as checkpointer:
@@ -176,7 +194,7 @@ def main(rank: int, store: str, url: str, out: str) -> None:
             cuts.append((checkpointer.save(extra={"position": step}), copy_state(checkpointer._state)))
     again = Model(seed=7)
     fuse(again)
-    again_sharded = shard(again, 2)
+    again_sharded = shard(again, 2, **division)
     again_optimizer = dense_optimizer(again_sharded)
     restored = DeltaCheckpointer.restore(again_sharded, url, at=cuts[3][0], optimizers=[again_optimizer])
     with DeltaCheckpointer(again_sharded, url, optimizers=[again_optimizer], every=1, resume=restored) as checkpointer:
