@@ -313,6 +313,8 @@ class TrainConfig:
     step_digests: bool = False
     # Servers measure what bringing rows back costs them, part by part: figures of `per_server` in the summary.
     recovery_profile: bool = False
+    # The same of every step, from the first push on, with or without anything coming back.
+    step_profile: bool = False
     # Compare every parity with the rows it protects at the end; one that is wrong fails the run. Reads everything once.
     check_parity: bool = False
 

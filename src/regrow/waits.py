@@ -51,7 +51,7 @@ WAITS: tuple[Wait, ...] = (
         ),
         notices="launcher",
         then="the same",
-        calls=("launch/cluster.py:LocalCluster._await_address",),
+        calls=("launch/cluster.py:LocalCluster._await_address", "launch/child.py:import_gently"),
     ),
     Wait(
         name="work",

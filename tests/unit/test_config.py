@@ -49,6 +49,7 @@ BAD_OPTIONS: list[tuple[dict[str, Any], str, str | None]] = [
     ({"check_parity": 1}, "check_parity = 1: must be true or false", None),
     ({"step_digests": 1}, "step_digests = 1: must be true or false", None),
     ({"recovery_profile": 1}, "recovery_profile = 1: must be true or false", None),
+    ({"step_profile": 1}, "step_profile = 1: must be true or false", None),
     ({"mode": "snyc"}, "mode = 'snyc': must be one of: async, sync", "did you mean 'sync'?"),
     ({"mode": 1}, "mode = 1: must be text", None),
     ({"optimizer": "lion"}, f"optimizer = 'lion': must be one of: {', '.join(OPTIMIZERS)}", None),

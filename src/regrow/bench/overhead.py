@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from regrow.bench import common, plots, recovery, train
+from regrow.bench import common, overhead_costs, plots, recovery, train
 from regrow.config import TrainConfig
 from regrow.launch import local
 
@@ -27,6 +27,7 @@ MEMORY_SLACK = 0.02
 R = 1
 # ECRec's overhead: with everything; without replicating dense parameters; without two-phase commit as well.
 PAPER = {"everything": 0.182, "no dense replication": 0.052, "no two-phase commit either": 0.026}
+PROFILE_ROWS_MAX = 200_000  # of the largest table; each run is short
 RATE_GUESS = 8_000.0  # samples per second, before anything is known
 
 
@@ -65,6 +66,7 @@ class Size:
     seconds: float  # of steady state, per run
     warmup_seconds: float
     explained: tuple[str, ...]  # models for which the variants that are not judged run too
+    profile_steps: int  # of each worker, with --profile
 
 
 # Eight minutes: tables large enough to miss every cache, small enough to be made in a second or two.
@@ -74,6 +76,7 @@ FULL = Size(
     seconds=9.0,
     warmup_seconds=2.5,
     explained=("kaggle", "terabyte"),
+    profile_steps=100,
 )
 QUICK = Size(
     rounds=1,
@@ -81,11 +84,14 @@ QUICK = Size(
     seconds=2.0,
     warmup_seconds=0.5,
     explained=("kaggle",),
+    profile_steps=10,
 )
 
 
-def run(*, quick: bool, json_path: str | None, docs: str | None = None) -> int:
+def run(*, quick: bool, json_path: str | None, docs: str | None = None, profile: bool = False) -> int:
     size = QUICK if quick else FULL
+    if profile:
+        return run_profile(size, json_path)
     report = common.Report.start("overhead")
     for model in size.rows_max:
         runs = measure_model(model, size=size)
@@ -95,6 +101,20 @@ def run(*, quick: bool, json_path: str | None, docs: str | None = None) -> int:
     code = report.finish(json_path)
     plots.save(report.to_dict(), json_path=json_path, docs=docs)
     return code
+
+
+def run_profile(size: Size, json_path: str | None) -> int:
+    """Where the processor time goes, instead of how much longer it takes."""
+    report = common.Report.start("overhead-profile")
+    for model, rows_max in size.rows_max.items():
+        config = make_config(model, size).replace(rows_max=min(rows_max, PROFILE_ROWS_MAX))
+        for variant in [variant for variant in VARIANTS if variant.judged]:
+            row = overhead_costs.measure(config.replace(**variant.changes), steps=size.profile_steps)
+            report.rows.append(
+                {"kind": "profile", "model": model, "variant": variant.name, "label": variant.label, **row}
+            )
+    overhead_costs.print_tables(report.rows)
+    return report.finish(json_path)
 
 
 def measure_model(model: str, *, size: Size) -> list[dict[str, Any]]:

@@ -311,6 +311,7 @@ KNOBS: dict[str, tuple[Knob, ...]] = {
         Knob(name="digest", type=bool, help="Compute model_sha256 over all rows at the end."),
         Knob(name="step_digests", type=bool, help="Write digests of every step, to find where two runs part."),
         Knob(name="recovery_profile", type=bool, help="Servers measure what bringing rows back costs, by part."),
+        Knob(name="step_profile", type=bool, help="Servers measure what steps cost, by part."),
         Knob(name="check_parity", type=bool, help="Compare every parity with its rows at the end."),
     ),
 }

@@ -53,6 +53,7 @@ import numpy.typing as npt
 from regrow import _kernels
 from regrow.core.effects import Send
 from regrow.core.flush_group import FlushGroup, Part, StreamOut, find_least
+from regrow.core.flush_pace import FlushPace
 from regrow.core.groups import Groups, by_table
 from regrow.core.identity import Identity
 from regrow.core.messages import (
@@ -72,9 +73,6 @@ from regrow.core.protection import FlushSpec
 from regrow.store.interface import FlushedRows
 
 STREAM_BYTES = 1 << 20  # Too small: messages cost more than rows. Too large: pulls wait behind one.
-# A flush leaves when no push has come for so long. Too short: slow pushes are flushed one by one. Too long: whoever
-# waits for the last push to be durable waits that long.
-IDLE_SECONDS = 0.3
 # Per group: not answered, neither as applied nor as staged. Too few: flushes wait for the slowest holder. Too many:
 # memory for its sake.
 FLUSHES_UNACKED_MAX = 64
@@ -139,10 +137,7 @@ class Flusher:
         self._keeps_undo = keeps_undo
         self._durable = [0] * marks
         self._committed = [0] * marks  # the last push of each worker that may count (two-phase commit)
-        self._pushes = 0  # applied since the last flush
-        self._since: float | None = None  # when a tick first found something unflushed
-        self._pushes_seen = 0  # by the last tick,
-        self._pushed_at = 0.0  # and when that number changed
+        self._pace = FlushPace(spec, marks=marks, servers=groups.job.servers)
         self._peers: dict[int, Identity] = {}
         for g, group in enumerate(self.groups):
             for holder in groups.holders(server, g):
@@ -189,27 +184,16 @@ class Flusher:
             self.groups[g].active = True
         self._committed = [max(pair) for pair in zip(self._committed, marks, strict=True)]
 
-    def count_push(self) -> list[Send]:
-        """A push was applied to all groups: flush when enough has come together."""
-        if not self.coded:
-            return []
-        self._pushes += 1
-        if self._pushes < self._spec.pushes and self._store.pending_bytes() < self._spec.bytes:
+    def count_push(self, mark: int, push_bytes: int) -> list[Send]:
+        """A push of this worker was applied to all groups: flush when enough has come together."""
+        if not self.coded or not self._pace.count(mark, push_bytes, self._store.pending_bytes):
             return []
         return self.flush_all()
 
     def tick(self, now: float) -> list[Send]:
         """Flushes what has waited long enough, or when nothing more seems to come."""
         self.rests = not self._has_unflushed()
-        if self.rests:
-            self._since = None
-            return []
-        if self._pushes != self._pushes_seen:
-            self._pushes_seen, self._pushed_at = self._pushes, now
-        if self._since is None:
-            self._since = self._pushed_at = now
-        idle = now - self._pushed_at >= IDLE_SECONDS
-        return self.flush_all() if idle or now - self._since >= self._spec.seconds else []
+        return self.flush_all() if self._pace.tick(now, unflushed=not self.rests) else []
 
     def _has_unflushed(self) -> bool:
         store = self._store
@@ -219,8 +203,7 @@ class Flusher:
         return False
 
     def flush_all(self) -> list[Send]:
-        self._pushes = self._pushes_seen = 0
-        self._since = None
+        self._pace.begin_anew()
         sends: list[Send] = []
         if not self.coded:
             return sends

@@ -49,10 +49,12 @@ class FlushSpec(msgspec.Struct, frozen=True, kw_only=True):
     """When changes leave a server for its parity holders, and what counts as safe."""
 
     # A flush leaves after so many pushes, or when so many bytes wait, or after so long. Too small: hot rows travel
-    # again and again. Too large: workers keep more for a redo, and wait when their window is full.
+    # again and again. Too large: workers keep more for a redo, and resend it.
     pushes: int = 16
     bytes: int = 32 << 20
-    seconds: float = 2.0
+    seconds: float = 5.0
+    # What a worker keeps for a redo at most (`--redo-bytes`). Too small: more flushes. Too large: it waits for them.
+    redo_bytes: int = 64 << 20
     commit: Commit = "exactly-once"
     # So many bytes of rows per second come back in the background to a server that was lost, from all others
     # together. Too small: unprotected for longer. Too large: pulls wait longer while it lasts. 0: no limit.
@@ -66,6 +68,8 @@ class FlushSpec(msgspec.Struct, frozen=True, kw_only=True):
         """Says what is wrong, or None."""
         if not 1 <= self.pushes <= 1 << 20:
             return f"a flush after {self.pushes} pushes makes no sense"
+        if self.redo_bytes < 1:
+            return f"workers that keep {self.redo_bytes} bytes of pushes keep none"
         if self.bytes < 1 or self.sweep_bytes_per_s < 0:
             return "flush bytes must be positive, and the sweep's limit not negative"
         if not 0.0 < self.seconds <= 3600.0:

@@ -93,7 +93,7 @@ class AsyncServing(Serving):
             self.clock += 1
             self.rows_updated += push.slots.size
             effects += self._check_cut()
-            effects += self.flusher.count_push()
+            effects += self.flusher.count_push(source.id, push.grads.nbytes)
         return [*self._acknowledge_prepared(source, push.seq), *effects]
 
     def _acknowledge_prepared(self, source: Identity, seq: int) -> list[Effect]:

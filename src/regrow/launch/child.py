@@ -6,10 +6,12 @@ Errors end the process with one readable message to the launcher; the traceback,
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 import signal
 import sys
+import threading
 import traceback
 
 from regrow import _kernels
@@ -31,6 +33,10 @@ ERROR_KINDS: tuple[tuple[type[RegrowError], ErrorKind], ...] = (
 
 
 WORKERS = ("worker", "understudy")  # whoever needs torch
+# How far a spare of a worker stands back while it imports torch, which takes seconds of a processor in the middle of
+# training. Too small: steps wait for it. Too large: on a machine that never rests it is not ready for minutes, and does
+# not even answer. If somebody dies meanwhile, there is a processor to spare, and it is ready as soon as ever.
+SPARE_NICENESS = 15
 
 
 def main() -> int:
@@ -71,6 +77,8 @@ def _run(parent: Parent) -> int:
 def run_role(parent: Parent) -> None:
     """Does what this process is for, until it is told to stop. Imports are late: only workers need torch."""
     role = parent.assignment.identity.role
+    if role == "understudy":
+        import_gently("regrow.nn.worker")
     if role in WORKERS:
         from regrow.nn import worker
 
@@ -83,6 +91,26 @@ def run_role(parent: Parent) -> None:
         from regrow.runtime import serve
 
         serve.standby(parent) if role == "standby" else serve.run(parent)
+
+
+def import_gently(module: str) -> None:
+    """Imports this while everybody else goes first. In a thread of its own, as nobody but a superuser may take its
+    niceness back; and numpy before, whose own threads would have it too. Where niceness is not a thread's but a whole
+    process's, the import is like any other."""
+    if sys.platform != "linux":
+        return
+    import numpy  # noqa: F401
+
+    def stand_back() -> None:
+        try:
+            os.setpriority(os.PRIO_PROCESS, 0, max(SPARE_NICENESS, os.getpriority(os.PRIO_PROCESS, 0)))
+            importlib.import_module(module)
+        except Exception:  # whoever imports it next hears of it
+            logging.debug("%s cannot be imported", module, exc_info=True)
+
+    thread = threading.Thread(target=stand_back, name="import")
+    thread.start()
+    thread.join()
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from regrow.core.protection import Batched, Coded, CodedPartial, FlushSpec, Part
 from regrow.protection import CodedRecovery, ErasureCode, PartialRecovery
 
 MARKS = "regrow_marks"
+REDO_BYTES_DEFAULT = 64 << 20  # of every client that is not told otherwise
 
 Wish = ErasureCode | PartialRecovery | CodedRecovery | None
 
@@ -30,14 +31,17 @@ def make_marks_table(servers: int) -> TableSpec:
     return TableSpec(name=MARKS, rows=servers, dim=1, init_bound=0.0, optimizer=sgd)
 
 
-def make_protection(wish: Wish, *, flush_seconds: float | None = None) -> Protection:
+def make_protection(
+    wish: Wish, *, flush_seconds: float | None = None, redo_bytes: int = REDO_BYTES_DEFAULT
+) -> Protection:
     """What the job says about it. `flush_seconds`: checkpoints stay in the files of the servers, and are to be written
-    within so long."""
+    within so long. `redo_bytes`: of pushes a worker keeps at most."""
     if wish is None:
         return Unprotected() if flush_seconds is None else Batched(flush_seconds=flush_seconds)
     flush = FlushSpec(
         pushes=wish.flush_pushes,
         bytes=wish.flush_bytes,
+        redo_bytes=redo_bytes,
         commit=wish.commit,  # type: ignore[arg-type]
         sweep_bytes_per_s=wish.sweep_bytes_per_s,
         recovery_cost=wish.recovery_cost,

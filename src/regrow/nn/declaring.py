@@ -30,7 +30,7 @@ def declare(
             tables.append(protect(table.spec, wish, dense=True))
     if not tables:
         raise UserError("the job has nothing to train", hint="job.embedding_bag_collection(...), job.dense(model)")
-    protection = make_protection(wish, flush_seconds=seat.flush_seconds)
+    protection = make_protection(wish, flush_seconds=seat.flush_seconds, redo_bytes=seat.redo_bytes)
     if protection.saves_own and not static:
         tables.append(protect(make_marks_table(seat.servers), wish, dense=True))
     spec = JobSpec(

@@ -49,6 +49,7 @@ class RunSeat:
         self.seed, self.prefetch = config.seed, config.prefetch
         self.protection: Wish = config.code
         self.flush_seconds = config.flush_seconds
+        self.redo_bytes = config.redo_bytes_max
         self.report_seconds = REPORT_SECONDS_PROTECTED if config.replaces_servers else REPORT_SECONDS
         # Whoever is to be killed at a step is killed by the launcher, which must hear of it at once.
         self.report_steps: Collection[int] = frozenset(sabotage.step for sabotage in config.sabotage)

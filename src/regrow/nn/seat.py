@@ -14,7 +14,7 @@ from typing import Protocol
 from regrow.core.job import JobSpec, Mode
 from regrow.errors import UserError
 from regrow.metrics import Metric
-from regrow.nn.coded import Wish
+from regrow.nn.coded import REDO_BYTES_DEFAULT, Wish
 from regrow.nn.embedding import Cluster
 from regrow.nn.progress import Progress
 from regrow.nn.together import JudgeShare, Place
@@ -35,6 +35,7 @@ class Seat(Protocol):
     prefetch: int  # batches that are asked for ahead (asynchronous)
     protection: Wish
     flush_seconds: float | None  # where checkpoints stay in the files of the servers: to be written within so long
+    redo_bytes: int  # of pushes a worker keeps at most
     report_seconds: float
     report_steps: Collection[int]  # steps after which somebody wants to hear of it at once
     saves: bool  # whether there are checkpoints
@@ -77,6 +78,7 @@ class AloneSeat:
     prefetch = 0  # nothing is gained by asking ahead where everything is answered at once
     protection: Wish = None
     flush_seconds: float | None = None
+    redo_bytes = REDO_BYTES_DEFAULT
     report_seconds = SHOW_SECONDS
     report_steps: Collection[int] = ()
     saves = False

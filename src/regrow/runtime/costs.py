@@ -1,6 +1,8 @@
-"""What a recovery costs a server: processor time by part, while somebody's rows are on their way back.
+"""What a recovery costs a server: processor time by part, while somebody's rows are on their way back. Or what steps
+cost it, from its first push on.
 
-Only with `--recovery-profile`, as every border between two parts is a reading of two clocks. At any moment one part is
+Only with `--recovery-profile` or `--step-profile`, as every border between two parts is a reading of two clocks, and
+so part of what it measures. At any moment one part is
 charged: `enter` ends the part before, `leave` goes back to it, so nothing is counted twice and nothing is left out:
 what belongs to no part is the loop, which reads and writes sockets and takes frames apart. A part of the store is named
 together with what asked for it (`SnapAsk/published`), since the same kernel serves training and recovery.
@@ -21,16 +23,18 @@ from regrow.core.server import Server
 
 LOOP, SEND = "loop", "send"
 STORE = (
-    *("gather", "update", "take_flush", "published", "next_touched"),
+    *("gather", "update", "pending_rows", "pending_bytes", "take_flush", "published", "next_touched"),
     *("parity_apply", "parity_read", "parity_add", "parity_members", "parity_touched"),
     *("know_touched", "prepare", "put", "fill", "missing_rows"),
 )
 
 
 class Costs:
-    """Processor seconds, calls, pages and bytes by part, of the time in which rows were on their way back."""
+    """Processor seconds, calls, pages and bytes by part, of the time in which rows were on their way back; with `steps`
+    of all time from the first push on."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, steps: bool = False) -> None:
+        self._steps = steps
         self.parts: dict[str, list[float]] = {}  # seconds, times entered, pages
         self.bytes: dict[str, int] = {}  # sent and received, by kind of message
         self._stack = [LOOP]
@@ -47,7 +51,9 @@ class Costs:
         if server is not None and server is not self._server:
             self._server = server
             self._wrap_parts(server)
-        counts = server is not None and any([member.recovering for member in server.view.servers])
+        counts = server is not None and (
+            server.serving.clock > 0 if self._steps else any([member.recovering for member in server.view.servers])
+        )
         if counts and not self._counts:
             self._read()
         self._counts = counts
@@ -116,3 +122,9 @@ class Costs:
     def _read(self) -> None:
         self._clock = time.process_time()
         self._pages = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+
+def make_costs(config: dict[str, Any]) -> Costs | None:
+    """What this run wants to be measured."""
+    steps = bool(config.get("step_profile"))
+    return Costs(steps=steps) if steps or config.get("recovery_profile") else None

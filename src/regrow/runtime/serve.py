@@ -52,7 +52,7 @@ from regrow.launch import orders, reports
 from regrow.launch.saving import OwnSaving, Saving, TieredRows
 from regrow.runtime.checkpoint import Loader, Saver
 from regrow.runtime.client import new_event_loop
-from regrow.runtime.costs import Costs
+from regrow.runtime.costs import Costs, make_costs
 from regrow.runtime.hosts import resolve_listen
 from regrow.runtime.parent import Parent
 from regrow.runtime.priorities import choose_tables
@@ -89,7 +89,7 @@ class Node:
         self._marked_at = 0.0  # since when pushes are held back for a cut
         self._hold_seconds_max = 0.0
         self._disk_waits = DiskWaits()
-        self.costs = Costs() if assignment.config.get("recovery_profile") else None
+        self.costs = make_costs(assignment.config)
         self._save_began, self._rows_left = 0.0, 0
         saving, start, publications = assignment.saving, assignment.start, assignment.publications
         if self.identity.role == "server":

@@ -37,11 +37,19 @@ class Source:
         )
         self.flusher.know({s: server(s) for s in range(servers)}, replaced=[])
 
-    def push(self, seq: int, slots: Iterable[int], *, worker: int = 0, slots_small: Iterable[int] = ()) -> list[Send]:
+    def push(
+        self,
+        seq: int,
+        slots: Iterable[int],
+        *,
+        worker: int = 0,
+        slots_small: Iterable[int] = (),
+        push_bytes: int = 0,
+    ) -> list[Send]:
         self.touch(slots, seq=seq, slots_small=slots_small)
         for marks in self.flusher.applied:
             marks[worker] = seq
-        return self.flusher.count_push()
+        return self.flusher.count_push(worker, push_bytes)
 
     def touch(self, slots: Iterable[int], *, seq: int = 1, slots_small: Iterable[int] = ()) -> None:
         first, second = list(slots), list(slots_small)

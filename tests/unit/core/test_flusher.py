@@ -17,7 +17,8 @@ from helpers import server
 
 from regrow.core import flusher
 from regrow.core.effects import Send
-from regrow.core.flusher import FLUSHES_UNACKED_MAX, IDLE_SECONDS, STREAMS_UNDERWAY_MAX, Budget
+from regrow.core.flush_pace import IDLE_GAPS, IDLE_SECONDS
+from regrow.core.flusher import FLUSHES_UNACKED_MAX, STREAMS_UNDERWAY_MAX, Budget
 from regrow.core.groups import Groups
 from regrow.core.messages import Flush, FlushAck, Have, Message, Stream, StreamEnd
 from regrow.core.protection import FlushSpec
@@ -58,9 +59,50 @@ def test_a_flush_leaves_when_nothing_more_comes() -> None:
     assert source.flusher.tick(10.0 + IDLE_SECONDS - 0.01) == []
     source.push(2, [0])
     assert source.flusher.tick(10.0 + IDLE_SECONDS) == [], "another push came"
-    assert source.flusher.tick(10.0 + 2 * IDLE_SECONDS - 0.01) == []
-    assert len(source.flusher.tick(10.0 + 2 * IDLE_SECONDS + 0.01)) == 2
+    until = 10.0 + IDLE_SECONDS + IDLE_GAPS * IDLE_SECONDS
+    assert source.flusher.tick(until - 0.01) == []
+    assert len(source.flusher.tick(until + 0.01)) == 2
     assert source.flusher.tick(1000.0) == []
+
+
+def test_a_flush_leaves_before_a_worker_keeps_too_much_to_go_on() -> None:
+    """Three servers have about as much of each push: of 600 bytes that a worker may keep half has come."""
+    source = Source(workers=2, spec=FlushSpec(pushes=1000, redo_bytes=600))
+    assert source.push(1, [0], push_bytes=60) == []
+    assert source.push(1, [0], worker=1, push_bytes=60) == [], "each worker has its own"
+    assert source.push(2, [2], push_bytes=39) == []
+    assert brief(source.push(3, [4], push_bytes=1)) == [("Flush", 1, 0, 0), ("Flush", 2, 1, 3)]
+    assert source.push(2, [0], worker=1, push_bytes=60) == [], "the flush took both"
+
+
+def test_pushes_that_are_slow_go_along_with_each_other_and_pauses_teach_nothing() -> None:
+    """A push every 0.4 s, which is longer than idle was: they wait for each other, as far as `seconds` lets them."""
+    source = Source(spec=FlushSpec(pushes=1000, seconds=5.0))
+    flushed_at = []
+    for push in range(1, 30):
+        source.push(push, [push % 20])
+        for quarter in range(4):
+            now = 0.4 * push + 0.1 * quarter
+            if source.flusher.tick(now):
+                flushed_at.append(round(now, 1))
+    assert flushed_at == [0.7, 5.8, 11.0], "of the first one nobody knows yet how soon another comes"
+    for push in range(30, 40):
+        source.flusher.flush_all()
+        source.push(push, [0])
+        assert source.flusher.tick(100.0 * push) == [], "after a pause"
+    assert len(source.flusher.tick(3900.01 + IDLE_SECONDS)) == 2
+
+
+def test_gaps_of_workers_that_push_together_are_the_long_ones() -> None:
+    """Two pushes at once, then none for 0.8 s."""
+    source = Source(workers=2, spec=FlushSpec(pushes=12, seconds=60.0))
+    left = []
+    for pair in range(1, 25):
+        for worker in range(2):
+            left += [pair] * bool(source.push(pair, [pair % 20], worker=worker))
+            left += [-pair] * bool(source.flusher.tick(0.9 * pair + 0.1 * worker))
+        left += [-pair] * bool(source.flusher.tick(0.9 * pair + 0.6))
+    assert left == [-1, 7, 13, 19], "by number, but for the first one"
 
 
 def test_a_flush_leaves_when_it_has_waited_long_enough() -> None:
