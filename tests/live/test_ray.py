@@ -30,7 +30,8 @@ from regrow.errors import UserError
 from regrow.launch import local, outpost, ray_nodes
 from regrow.launch.display import QuietDisplay
 from regrow.launch.placement import Stripes, Wish
-from regrow.launch.ray import RayProcesses, RemoteProcess
+from regrow.launch.ray import RayProcesses
+from regrow.launch.ray_process import RemoteProcess
 from regrow.launch.rundir import Logs, print_warning
 from regrow.launch.status import RunStatus
 
