@@ -81,7 +81,6 @@ from regrow.launch.supervisor import (
     TakeStance,
     Tick,
 )
-from regrow.launch.takeover import Inherited
 from regrow.launch.tiers import StoreDir, plan_tiers
 from regrow.launch.usage import explain_malformed
 from regrow.launch.watch import Watch
@@ -157,7 +156,7 @@ class Launch:
         self.display = display
         self.patience = patience
         self.token = secrets.token_hex(32)
-        self.inherited: Inherited | None = None  # from a launcher before this one
+        self.inherited: takeover.Inherited | None = None  # from a launcher before this one
         self.started_at = datetime.now().astimezone()
         self.status = RunStatus(config, started_at=time.monotonic())
         if start is not None and (note := checkpoints.note_protection(config, start)) is not None:
@@ -288,6 +287,7 @@ class Launch:
         self._start_all() if inherited is None else takeover.adopt(self, inherited)
         copies = 0 if config.code is None else config.code.copies
         if status.phase != "stopping":
+            self.supervise(KeepSpares(count=copies, now=time.monotonic()))
             self._until(lambda: status.phase in SURVIVING_PHASES)
             self.supervise(KeepSpares(count=copies, workers=config.spare_workers_kept, now=time.monotonic()))
             if status.phase == "training":
@@ -326,8 +326,6 @@ class Launch:
         for role, count in counts.items():
             for id in range(count):
                 self.supervise(Appoint(role=role, id=id, now=time.monotonic()))
-        copies = 0 if config.code is None else config.code.copies
-        self.supervise(KeepSpares(count=copies, now=time.monotonic()))
         self.enter("loading")
 
     def _hire(self) -> Crew:

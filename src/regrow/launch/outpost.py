@@ -141,7 +141,8 @@ class Outpost:
         """What has come since the last time; waits so long for something. `whole_log`: the log from its beginning."""
         with self._news:
             self._obey(launcher)
-            self._news.wait_for(lambda: bool(self._reports) or self._exit is not None, seconds)
+            is_due = lambda: self._reports or self._exit is not None or launcher < self._launcher  # noqa: E731
+            self._news.wait_for(is_due, seconds)
             self._obey(launcher)  # one that was superseded meanwhile must not take anything away
             exit = self._exit
             reports = bytes(self._reports[:READ_BYTES])

@@ -26,6 +26,7 @@ from typing import Any, NamedTuple, TextIO
 
 import msgspec
 
+from regrow.clusters import parse_label
 from regrow.config import TrainConfig
 from regrow.errors import EXIT_FAILED, RegrowError, UserError
 from regrow.launch import local, ray_posts, takeover
@@ -33,7 +34,7 @@ from regrow.launch.display import Display, PlainDisplay
 from regrow.launch.hosting import Host
 from regrow.launch.outpost import Superseded
 from regrow.launch.patience import Patience
-from regrow.launch.ray_nodes import NAMESPACE, connect
+from regrow.launch.ray_nodes import NAMESPACE, connect, list_nodes
 from regrow.launch.ray_posts import LAUNCHERS_MAX, Seat
 from regrow.launch.rundir import RunDir
 
@@ -292,10 +293,9 @@ def go_on(
 # -- the other side -----------------------------------------------------------------------------------------
 
 
-def submit(ray: Any, config: TrainConfig, *, name: str, overwrite: bool, node: str | None = None) -> Any:
-    """The actor of a new job. It runs on this node, where there is one, so that its directory is here."""
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
+def submit(ray: Any, config: TrainConfig, *, name: str, overwrite: bool) -> Any:
+    """The actor of a new job. It runs on this node, where there is one, so that its directory is here; or where
+    `--node-label launcher:KEY=VALUE` says."""
     old = find(ray, name, missing_ok=True)
     if old is not None:
         if _ask(ray, old.glance.remote, name).state == RUNNING:
@@ -303,7 +303,6 @@ def submit(ray: Any, config: TrainConfig, *, name: str, overwrite: bool, node: s
         ray.kill(old, no_restart=True)
         _await_gone(ray, name)
         ray_posts.forget(old._actor_id.hex())
-    here = node or ray.get_runtime_context().get_node_id()
     job = (
         ray.remote(Job)
         .options(
@@ -314,11 +313,26 @@ def submit(ray: Any, config: TrainConfig, *, name: str, overwrite: bool, node: s
             max_restarts=0 if config.saves_own else LAUNCHERS_MAX,
             max_task_retries=0,
             max_concurrency=CALLS_AT_ONCE,
-            scheduling_strategy=NodeAffinitySchedulingStrategy(here, soft=True),
+            **_choose_node(ray, config),
         )
         .remote(name, config.to_dict(), overwrite=overwrite, directory=os.getcwd())
     )
     return job
+
+
+def _choose_node(ray: Any, config: TrainConfig) -> dict[str, Any]:
+    """For the launcher, and for those that follow it."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    wanted = {key: value for role, key, value in map(parse_label, config.node_label) if role == "launcher"}
+    if not wanted:
+        here = ray.get_runtime_context().get_node_id()
+        return {"scheduling_strategy": NodeAffinitySchedulingStrategy(here, soft=True)}
+    nodes, _ = list_nodes(ray)
+    if not any(wanted.items() <= node.labels.items() for node in nodes):
+        words = ", ".join(f"{key}={value}" for key, value in wanted.items())
+        raise UserError(f"no node has the label {words}, for the launcher", hint="`ray start --labels` gives them")
+    return {"label_selector": wanted}
 
 
 def _await_gone(ray: Any, name: str) -> None:

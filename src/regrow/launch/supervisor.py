@@ -232,7 +232,7 @@ class Supervisor:
         if who.role == "merger":  # training does not depend on it
             if self.stance is Stance.STOPPING or self._refusal(who, event.now) is not None:
                 return []
-            return [self._appoint(self._succeed(who), event.now)]
+            return [self._appoint(self._name_successor(who), event.now)]
         return [NoteEnd(who=who), *self._judge(event)]
 
     def _judge(self, event: ProcessEnded) -> list[Order]:
@@ -340,7 +340,7 @@ class Supervisor:
     def _install_successor(
         self, who: Identity, reason: str, now: float, *, counts_as_dead: bool = False
     ) -> list[Order]:
-        heir = self._succeed(who)
+        heir = self._name_successor(who)
         self._followed[who.role, who.id] = who
         note = NoteSuccessor(
             who=who,
@@ -368,7 +368,7 @@ class Supervisor:
             return [note, death, Promote(spare=spare, who=heir)]
         return [note, death, self._appoint(heir, now)]
 
-    def _succeed(self, who: Identity) -> Identity:
+    def _name_successor(self, who: Identity) -> Identity:
         return Identity(role=who.role, id=who.id, incarnation=self._number(who))
 
     def _number(self, who: Identity) -> int:
