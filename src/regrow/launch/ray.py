@@ -39,6 +39,7 @@ from regrow.launch.orders import Assignment
 from regrow.launch.outpost import HEAR_SECONDS_MAX, REMOTE_COMMAND, Heard, Outpost, Superseded
 from regrow.launch.placement import (
     Choice,
+    Need,
     Node,
     Seats,
     Wish,
@@ -152,6 +153,8 @@ class RayProcesses:
         if estate.bundle is not None and estate.bundle < len(self._bundles):
             handle.bundle = self._bundles[estate.bundle]
             handle.bundle.user = handle
+        else:
+            self._give_back(found.node, self._wish.need(estate.who.role))
         self._ask(handle)
         return handle
 
@@ -167,6 +170,13 @@ class RayProcesses:
         """... and the room that it reserved. What of it was on lost nodes is gone."""
         self._group = group
         self._bundles = [Bundle(index, node) for index, node in enumerate(nodes)]
+        for node in nodes:
+            self._give_back(node, self._wish.need("server"))
+
+    def _give_back(self, node: str, need: Need) -> None:
+        """What is ours was not free when this launcher looked, and is taken off again wherever room is counted."""
+        if node in self._base:
+            self._base[node] = self._base[node].take(need, -1)
 
     def keep(self, memo: bytes, token: str) -> None:
         """For a launcher after this one, in every place."""
