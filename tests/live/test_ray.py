@@ -31,7 +31,7 @@ import test_backend
 from regrow.bench.nodes import Nodes
 from regrow.config import TrainConfig
 from regrow.errors import UserError
-from regrow.launch import local, outpost, ray_job, ray_nodes, succession
+from regrow.launch import legacy, local, outpost, ray_job, ray_nodes
 from regrow.launch.display import QuietDisplay
 from regrow.launch.placement import Stripes, Wish
 from regrow.launch.ray import RayProcesses
@@ -337,7 +337,7 @@ def test_a_launcher_is_killed_and_another_goes_on(tmp_path: Path, nodes: Nodes) 
     job.kill_server(nodes, 1)
     summary = job.check()
     assert [(each["role"], each["id"]) for each in summary["failures"]] == [("server", 1)]
-    assert summary["per_server"][1]["incarnation"] == succession.number_block(1).start
+    assert summary["per_server"][1]["incarnation"] == legacy.number_block(1).start
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert len({line["step"] for line in lines}) > 2, "what was written before is still there"
     fetched = call(nodes, "fetch", "followed", "--out", str(tmp_path / "copy"))

@@ -72,6 +72,7 @@ UNITS = {
     "regrow.launch.supervisor": "supervision",
     "regrow.launch.events": "supervision",
     "regrow.launch.watch": "supervision",
+    "regrow.launch.legacy": "supervision",
     "regrow.launch.backend": "supervision",
     "regrow.launch.placement": "supervision",
     "regrow.launch.child": "mains",

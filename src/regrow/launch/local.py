@@ -29,6 +29,7 @@ from regrow.launch.display import Display, QuietDisplay
 from regrow.launch.farewell import Farewell
 from regrow.launch.hosting import Host
 from regrow.launch.judges import Judges
+from regrow.launch.legacy import encode_memo
 from regrow.launch.orders import Command, Conclude, Evaluate, MakeCheckpoint
 from regrow.launch.patience import Patience
 from regrow.launch.precheck import check_start
@@ -54,7 +55,6 @@ from regrow.launch.sabotage import Saboteur
 from regrow.launch.saving import Hanging
 from regrow.launch.signals import SignalWatch
 from regrow.launch.status import RunStatus
-from regrow.launch.succession import encode_memo
 from regrow.launch.summary import make_summary
 from regrow.launch.supervisor import (
     Accuse,

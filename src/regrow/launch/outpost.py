@@ -9,7 +9,7 @@ over the network is not known here (`launch/ray.py` makes an actor of it).
 
 A launcher that died may have a successor, which begins with `take_over` and hears who is here. From then on words of
 launchers before it are refused, however late they come (`Superseded`). So that the successor knows what the dead one
-knew, an outpost keeps the last of each report (`launch/succession.py`), and what its launcher asked it to keep.
+knew, an outpost keeps the last of each report (`launch/legacy.py`), and what its launcher asked it to keep.
 
 The rule to keep: a child never outlives its outpost, nor a launcher that is gone. The end of this process closes the
 child's stdin, and the child ends by itself; a launcher that asks nothing for `LAUNCHER_SECONDS` is gone.
@@ -30,8 +30,8 @@ from typing import NamedTuple
 
 from regrow.core.identity import Identity
 from regrow.errors import RegrowError
+from regrow.launch.legacy import Ledger
 from regrow.launch.processes import child_env
-from regrow.launch.succession import Ledger
 
 # Python puts the interpreter of this node there.
 PYTHON = "{python}"

@@ -20,7 +20,7 @@ end the run, so does this. A server that the coordinator waits for no longer (`P
 are lost with it. One that cannot even be killed, because the system has it, counts as ended after a while.
 
 A supervisor may itself be followed, when its launcher dies: its successor begins with `Inherit`, what all places said
-(`launch/succession.py`), and gives incarnations from a block of its own, so that none is ever given twice.
+(`launch/legacy.py`), and gives incarnations from a block of its own, so that none is ever given twice.
 
 A place whose processes die again and again is given up: that will not be better next time. Deaths that were ordered
 here (`Harm`) do not count, as they were on purpose.

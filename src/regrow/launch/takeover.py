@@ -2,7 +2,7 @@
 (`adopt`), with the processes that it finds instead of new ones.
 
 Who is found is asked in `launch/ray_posts.py`; who is in office then, and which numbers may be given, is decided in
-`launch/succession.py`. What was said to the dead launcher is said once more, by the places of those who said it, to the
+`launch/legacy.py`. What was said to the dead launcher is said once more, by the places of those who said it, to the
 same `receive_report`; who is missing is reported as ended, and followed like anybody.
 """
 
@@ -22,9 +22,9 @@ from regrow.errors import NotSaved, RegrowError
 from regrow.launch import checkpoints
 from regrow.launch.backend import Exit
 from regrow.launch.events import Inherit, Kill, ProcessEnded
+from regrow.launch.legacy import NUMBERS_PER_LAUNCHER, Memo, Settled, number_block, parse_memo, settle
 from regrow.launch.lines import parse_report
 from regrow.launch.reports import Malformed
-from regrow.launch.succession import NUMBERS_PER_LAUNCHER, Memo, Settled, number_block, parse_memo, settle
 from regrow.launch.supervisor import SPARE_ROLES
 
 if TYPE_CHECKING:

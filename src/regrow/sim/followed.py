@@ -1,7 +1,7 @@
 """A launcher that dies, and one that follows it: it has forgotten everything, and asks all places what they run.
 
 Only in worlds whose launcher has the real supervisor (`supervised.py`). While it is away nothing is decided; what the
-coordinator wants to be replaced is heard afterwards, as places keep it (`launch/succession.py`). Then another
+coordinator wants to be replaced is heard afterwards, as places keep it (`launch/legacy.py`). Then another
 supervisor begins with `settle`: of who is found, and of a memo that may be older than the last decision. A server may
 be lost in the same moment, the newest of its place with it, so that nobody remembers its number: no identity may be
 given to two processes all the same (I4), and everybody who is missing has a successor (I8).
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from regrow.core.identity import Identity
 from regrow.launch.events import Inherit
-from regrow.launch.succession import number_block, settle
+from regrow.launch.legacy import number_block, settle
 from regrow.launch.supervisor import (
     SPARE_ROLES,
     Event,

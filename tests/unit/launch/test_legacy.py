@@ -12,14 +12,14 @@ import random
 import pytest
 
 from regrow.core.identity import Identity
-from regrow.launch import succession
+from regrow.launch import legacy
 from regrow.launch.backend import Exit
 from regrow.launch.events import Inherit, NoteSuccessor, ProcessEnded, Promote, Stance, Start, TakeStance
+from regrow.launch.legacy import Ledger, Memo, encode_memo, number_block, parse_memo, settle
 from regrow.launch.lines import encode
 from regrow.launch.orders import Assignment, Become, Conclude, Evaluate
 from regrow.launch.reports import Answer, Condemn, Listening, Ready, ReadyToJudge, Replace, SaveNow
 from regrow.launch.saving import Extra
-from regrow.launch.succession import Ledger, Memo, encode_memo, number_block, parse_memo, settle
 from regrow.launch.supervisor import Supervisor
 
 KILLED = Exit(code=-9)
@@ -67,8 +67,8 @@ def test_a_successor_follows_who_is_missing_with_a_number_of_its_own() -> None:
 
 
 def test_a_place_without_numbers_left_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(succession, "NUMBERS_PER_LAUNCHER", 2)
-    supervisor = Supervisor(replaces=True, numbers=succession.number_block(1))
+    monkeypatch.setattr(legacy, "NUMBERS_PER_LAUNCHER", 2)
+    supervisor = Supervisor(replaces=True, numbers=legacy.number_block(1))
     supervisor.receive(Inherit(office=(COORDINATOR, server(0, 3)), spares=(), now=0.0))
     supervisor.receive(TakeStance(stance=Stance.REPLACING))
     (_, accusation) = supervisor.receive(ProcessEnded(who=server(0, 3), exit=KILLED, now=0.0))
@@ -137,9 +137,9 @@ def test_the_last_of_each_report_is_kept_in_order() -> None:
 
 def test_a_line_without_end_is_not_kept() -> None:
     ledger = Ledger()
-    ledger.note_said(b"x" * (succession.LINE_BYTES_MAX + 1))
+    ledger.note_said(b"x" * (legacy.LINE_BYTES_MAX + 1))
     assert ledger.pending == b""
-    long = encode(SaveNow(extra=Extra(step=1, text="x" * succession.LINE_BYTES_MAX)))
+    long = encode(SaveNow(extra=Extra(step=1, text="x" * legacy.LINE_BYTES_MAX)))
     ledger.note_said(b"\n" + long + b"\n" + encode(Listening(address="a")) + b"\n")
     assert list(ledger.said.values()) == [encode(Listening(address="a"))]
 
