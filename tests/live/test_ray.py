@@ -255,7 +255,8 @@ def test_a_job_goes_on_without_its_terminal(tmp_path: Path, nodes: Nodes) -> Non
 
 # -- launchers that die --------------------------------------------------------------------------------------
 
-LONG = 600
+LONG = 400
+LAUNCHERS = pytest.mark.timeout(900)  # a minute of a processor each, on a machine that others use
 
 
 class Job:
@@ -327,6 +328,7 @@ def has_step(least: int) -> Callable[[str], bool]:
     return lambda line: (found := re.match(r"training: step (\d+)/", line)) is not None and int(found[1]) >= least
 
 
+@LAUNCHERS
 def test_a_launcher_is_killed_and_another_goes_on(tmp_path: Path, nodes: Nodes) -> None:
     """Then a server, which only the second one can have replaced; its number is one that the first never gave."""
     job = Job(nodes, tmp_path / "run", "followed")
@@ -344,6 +346,7 @@ def test_a_launcher_is_killed_and_another_goes_on(tmp_path: Path, nodes: Nodes) 
     assert fetched.returncode == 0, fetched.stderr
 
 
+@LAUNCHERS
 @pytest.mark.slow
 def test_the_node_of_a_launcher_is_lost(tmp_path: Path, nodes: Nodes) -> None:
     nodes.add(1)
@@ -356,6 +359,7 @@ def test_the_node_of_a_launcher_is_lost(tmp_path: Path, nodes: Nodes) -> None:
     job.check()
 
 
+@LAUNCHERS
 @pytest.mark.slow
 def test_a_job_that_is_followed_can_be_stopped(tmp_path: Path, nodes: Nodes) -> None:
     job = Job(nodes, tmp_path / "run", "stopped", steps=100_000)
@@ -368,6 +372,7 @@ def test_a_job_that_is_followed_can_be_stopped(tmp_path: Path, nodes: Nodes) -> 
     assert (job.list_posts(), job.list_rooms()) == ([], [])
 
 
+@LAUNCHERS
 @pytest.mark.slow
 def test_without_another_launcher_all_end_by_themselves(tmp_path: Path, nodes: Nodes) -> None:
     import ray
