@@ -12,7 +12,7 @@ from regrow.errors import ConfigError
 from regrow.protection import check_choice, check_range
 
 CLUSTERS = ("local", "ray")
-LABEL_ROLES = ("server", "worker", "coordinator")
+LABEL_ROLES = ("server", "worker", "coordinator", "launcher")
 CPUS_MAX = 4096
 # Without meaning on one machine.
 CLUSTER_OPTIONS = (

@@ -7,12 +7,16 @@ installed.
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -27,10 +31,11 @@ import test_backend
 from regrow.bench.nodes import Nodes
 from regrow.config import TrainConfig
 from regrow.errors import UserError
-from regrow.launch import local, outpost, ray_nodes
+from regrow.launch import legacy, local, outpost, ray_job, ray_nodes
 from regrow.launch.display import QuietDisplay
 from regrow.launch.placement import Stripes, Wish
-from regrow.launch.ray import RayProcesses, RemoteProcess
+from regrow.launch.ray import RayProcesses
+from regrow.launch.ray_process import RemoteProcess
 from regrow.launch.rundir import Logs, print_warning
 from regrow.launch.status import RunStatus
 
@@ -63,9 +68,10 @@ def four_nodes(nodes: Nodes) -> None:
 
 
 @functools.cache
-def undisturbed(workers: int) -> str:
+def undisturbed(workers: int, steps: int = STEPS) -> str:
     with tempfile.TemporaryDirectory() as directory:
-        summary = local.train(TrainConfig(out=f"{directory}/run", servers=2, workers=workers, **SMALL))
+        options = {**SMALL, "steps": steps}
+        summary = local.train(TrainConfig(out=f"{directory}/run", servers=2, workers=workers, **options))
     return str(summary["model_sha256"])
 
 
@@ -245,6 +251,144 @@ def test_a_job_goes_on_without_its_terminal(tmp_path: Path, nodes: Nodes) -> Non
     assert (tmp_path / "copy" / "summary.json").read_bytes() == (tmp_path / "run" / "summary.json").read_bytes()
     lost = call(nodes, "attach", "yours")
     assert (lost.returncode, "there is no job yours" in lost.stderr, "mine" in lost.stderr) == (2, True, True)
+
+
+# -- launchers that die --------------------------------------------------------------------------------------
+
+LONG = 400
+LAUNCHERS = pytest.mark.timeout(900)  # a minute of a processor each, on a machine that others use
+
+
+class Job:
+    """A job on the cluster, and its launcher."""
+
+    def __init__(self, nodes: Nodes, path: Path, name: str, **options: Any) -> None:
+        self.name, self.path = name, path
+        self._ray = ray_nodes.connect(nodes.address)
+        labels = tuple(f"{role}:kind=node" for role in ("launcher", "server", "worker"))  # the head must not be lost
+        options = {**SMALL, **EC, **LITTLE, "address": nodes.address, "node_label": labels, "steps": LONG, **options}
+        self.config = TrainConfig(out=str(path), **options)
+        self.actor = ray_job.submit(self._ray, self.config, name=name, overwrite=False)
+        self.said: list[str] = []
+
+    def find(self, name: str) -> dict[str, Any]:
+        """An actor that lives."""
+        from ray._private.state import actors
+
+        found = [each for each in actors().values() if each["Name"].startswith(name) and each["State"] == "ALIVE"]
+        return found[0] if found else {}
+
+    @property
+    def launcher(self) -> dict[str, Any]:
+        return self.find(f"job/{self.name}")
+
+    def list_posts(self) -> list[str]:
+        names = [each["name"] for each in self._ray.util.list_named_actors(all_namespaces=True)]
+        return [name for name in names if name.startswith(f"post/{self.actor._actor_id.hex()}/")]
+
+    def list_rooms(self) -> list[str]:
+        rooms = self._ray.util.placement_group_table().values()
+        name = f"room/{self.actor._actor_id.hex()}"
+        return [room["state"] for room in rooms if room["name"] == name and room["state"] != "REMOVED"]
+
+    def follow_until(self, is_there: Callable[[str], bool]) -> None:
+        """Reads what it says, as `regrow attach` does."""
+        deadline = time.monotonic() + DEADLINE_SECONDS
+        since = 0
+        while time.monotonic() < deadline:
+            page = ray_job._ask(self._ray, functools.partial(self.actor.read.remote, since), self.name)
+            since = page.next
+            self.said += [line for _, line in page.lines]
+            if any(is_there(line) for _, line in page.lines):
+                return
+            assert page.state == ray_job.RUNNING, page.failure
+        raise AssertionError(self.said)
+
+    def kill_server(self, nodes: Nodes, id: int) -> None:
+        for pid in nodes.list_processes():
+            with contextlib.suppress(OSError):
+                if Path(f"/proc/{pid}/comm").read_text().strip() == f"rg server {id}":
+                    os.kill(pid, signal.SIGKILL)
+                    return
+        raise AssertionError(f"there is no server {id}")
+
+    def check(self) -> dict[str, Any]:
+        page = ray_job.follow(self._ray, self.actor, self.name, lambda is_result, line: self.said.append(line))
+        assert (page.state, page.failure) == (ray_job.ENDED, None), self.said
+        summary = json.loads((self.path / "summary.json").read_text())
+        assert summary["status"] == "ok"
+        assert summary["model_sha256"] == undisturbed(1, LONG)
+        assert (summary["parity_wrong"], summary["steps"], summary["launchers"]) == (0, LONG, 2)
+        assert self.list_posts() == [], "none is left behind"
+        assert self.list_rooms() == []
+        return dict(summary)
+
+
+def has_step(least: int) -> Callable[[str], bool]:
+    return lambda line: (found := re.match(r"training: step (\d+)/", line)) is not None and int(found[1]) >= least
+
+
+@LAUNCHERS
+def test_a_launcher_is_killed_and_another_goes_on(tmp_path: Path, nodes: Nodes) -> None:
+    """Then a server, which only the second one can have replaced; its number is one that the first never gave."""
+    job = Job(nodes, tmp_path / "run", "followed")
+    job.follow_until(has_step(1))
+    os.kill(job.launcher["Pid"], signal.SIGKILL)
+    job.follow_until(lambda line: line.startswith("another launcher goes on"))
+    assert call(nodes, "status", "followed").stdout.startswith("followed: running")
+    job.kill_server(nodes, 1)
+    summary = job.check()
+    assert [(each["role"], each["id"]) for each in summary["failures"]] == [("server", 1)]
+    assert summary["per_server"][1]["incarnation"] == legacy.number_block(1).start
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert len({line["step"] for line in lines}) > 2, "what was written before is still there"
+    fetched = call(nodes, "fetch", "followed", "--out", str(tmp_path / "copy"))
+    assert fetched.returncode == 0, fetched.stderr
+
+
+@LAUNCHERS
+@pytest.mark.slow
+def test_the_node_of_a_launcher_is_lost(tmp_path: Path, nodes: Nodes) -> None:
+    nodes.add(1)
+    job = Job(nodes, tmp_path / "run", "elsewhere")
+    job.follow_until(has_step(1))
+    before = job.launcher["Address"]["NodeID"]
+    nodes.lose(before)
+    job.follow_until(lambda line: line.startswith("another launcher goes on"))
+    assert job.launcher["Address"]["NodeID"] != before
+    job.check()
+
+
+@LAUNCHERS
+@pytest.mark.slow
+def test_a_job_that_is_followed_can_be_stopped(tmp_path: Path, nodes: Nodes) -> None:
+    job = Job(nodes, tmp_path / "run", "stopped", steps=100_000)
+    job.follow_until(has_step(1))
+    os.kill(job.launcher["Pid"], signal.SIGKILL)
+    job.follow_until(has_step(1))
+    assert call(nodes, "stop", "stopped").returncode == 0
+    ended = call(nodes, "attach", "stopped")
+    assert (ended.returncode, "stopped by SIGTERM" in ended.stderr) == (143, True)
+    assert (job.list_posts(), job.list_rooms()) == ([], [])
+
+
+@LAUNCHERS
+@pytest.mark.slow
+def test_without_another_launcher_all_end_by_themselves(tmp_path: Path, nodes: Nodes) -> None:
+    import ray
+
+    job = Job(nodes, tmp_path / "run", "forgotten", steps=100_000)
+    job.follow_until(has_step(1))
+    ray.kill(job.actor, no_restart=True)
+    assert job.list_posts()
+    lost = call(nodes, "attach", "forgotten")
+    assert lost.returncode == 2, lost.stderr
+    deadline = time.monotonic() + outpost.LAUNCHER_SECONDS + DEADLINE_SECONDS
+    while job.list_posts() and time.monotonic() < deadline:
+        time.sleep(0.5)
+    assert (job.list_posts(), job.list_rooms()) == ([], [])
+    names = [Path(f"/proc/{pid}/comm").read_text() for pid in nodes.list_processes() if Path(f"/proc/{pid}").exists()]
+    assert not [name for name in names if name.startswith("rg ")]
 
 
 # -- the same as other backends ------------------------------------------------------------------------------

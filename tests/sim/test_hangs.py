@@ -10,6 +10,7 @@ import pytest
 
 from regrow.sim import hangs
 from regrow.sim.choices import Choices
+from regrow.sim.followed import Followed
 from regrow.sim.forever import Forever
 from regrow.sim.hangs import Clock, Hangs, find_method
 from regrow.sim.launcher import PARTED_SECONDS
@@ -45,7 +46,7 @@ def test_every_profile_names_faults_that_exist() -> None:
         for name, weight in profile.weights:
             own, method = "_" + name.replace(" ", "_"), find_method(name)
             assert weight > 0
-            others = any(hasattr(kind, method) for kind in (Hangs, Forever, Moving, Parted, Vanishing))
+            others = any(hasattr(kind, method) for kind in (Hangs, Forever, Moving, Parted, Vanishing, Followed))
             assert hasattr(Saboteur, own) or others, (profile.name, name)
 
 

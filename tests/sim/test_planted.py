@@ -117,9 +117,11 @@ SEEDS |= {
     "newcomers-untold": ("moved", 0, 40),
 }
 SEEDS |= {"machine-is-one-loss": ("vanish", 0, 40), "wish-kept": ("tiered", 0, 60)}
+SEEDS |= {"numbers-on-from-what-is-heard": ("followed-sync", 3, 60)}
 HANGS = 11
 MOVED = 2
 VANISHED = 1
+FOLLOWED = 1
 PARTED = 4
 TIERED = 6
 PUBLISHED = 4
@@ -133,7 +135,7 @@ TAPES = {
 
 def test_every_bug_is_listed() -> None:
     assert set(SEEDS) == set(planted.BUGS)
-    subjects = HANGS + PARTED + MOVED + VANISHED + PARTIAL + TIERED + PUBLISHED + RATES
+    subjects = HANGS + PARTED + MOVED + VANISHED + FOLLOWED + PARTIAL + TIERED + PUBLISHED + RATES
     assert len(planted.BUGS) == 17 + 11 + len(states.ALL) + 6 + subjects
 
 

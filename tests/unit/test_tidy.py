@@ -72,6 +72,7 @@ UNITS = {
     "regrow.launch.supervisor": "supervision",
     "regrow.launch.events": "supervision",
     "regrow.launch.watch": "supervision",
+    "regrow.launch.legacy": "supervision",
     "regrow.launch.backend": "supervision",
     "regrow.launch.placement": "supervision",
     "regrow.launch.child": "mains",
@@ -238,7 +239,7 @@ def test_servers_run_without_torch() -> None:
     assert done.stdout.split() == ["False"]
 
 
-RAY_MAY_BE_IMPORTED_IN = {"regrow.launch.ray", "regrow.launch.ray_nodes", "regrow.launch.ray_job"}
+RAY_MAY_BE_IMPORTED_IN = {f"regrow.launch.{name}" for name in ("ray", "ray_nodes", "ray_posts", "ray_job")}
 
 
 @pytest.mark.parametrize("module", MODULES)

@@ -44,6 +44,11 @@ class Nodes:
     def list_ids(self) -> list[str]:
         return [str(node.node_id) for node in self._cluster.worker_nodes]
 
+    def list_processes(self) -> list[int]:
+        """All of every node, ours behind them too, and no others of this machine."""
+        nodes = [self._cluster.head_node, *self._cluster.worker_nodes]
+        return [pid for node in nodes for pid in _list_with_children(_raylet(node))]
+
     def lose(self, node_id: str) -> None:
         """Everything there is gone at once."""
         node = self._find(node_id)

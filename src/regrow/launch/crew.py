@@ -6,7 +6,7 @@ decision is made here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -55,6 +55,16 @@ class Crew:
         self._hanging = hanging
         self._tiers = tiers
         self._handles: dict[Identity, Handle] = {}
+
+    def template(self, who: Identity) -> Assignment:
+        """What this one would be told, but for the token."""
+        return msgspec.structs.replace(self._assign(who), token="")
+
+    def adopt(self, handles: Sequence[Handle], template: Assignment) -> None:
+        """Of processes that another launcher started, and told this: their successors are told the same."""
+        self._handles |= {handle.who: handle for handle in handles}
+        self._saving, self._publications, self._start = template.saving, template.publications, template.start
+        self.coordinator_address = template.coordinator
 
     def handle(self, who: Identity) -> Handle:
         return self._handles[who]

@@ -36,6 +36,15 @@ class Appoint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Inherit:
+    """These were in office, dead or alive, and these spares there, when the launcher before this one died."""
+
+    office: tuple[Identity, ...]
+    spares: tuple[Identity, ...]
+    now: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TakeStance:
     """From now on a death means this."""
 

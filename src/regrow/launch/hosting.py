@@ -1,6 +1,8 @@
 """Which backend runs the processes of a run: pipes on this machine, actors on the nodes of a cluster, or what the
 caller has.
 
+`inherits`: processes of the run are there, and a launcher before this one has checked what is checked here.
+
 Everything that can be known to be wrong with a cluster is found here, before the run has a directory.
 """
 
@@ -17,6 +19,7 @@ from regrow.launch.rundir import Logs
 
 if TYPE_CHECKING:
     from regrow.launch.placement import Wish
+    from regrow.launch.ray_posts import Seat
 
 
 class Host:
@@ -29,7 +32,11 @@ class Host:
         command: Sequence[str] = CHILD_COMMAND,
         memory_check: bool = True,
         make_backend: Callable[[Logs], Any] | None = None,
+        seat: Seat | None = None,
+        inherits: bool = False,
     ) -> None:
+        self.seat = seat
+        self._inherits = inherits
         self.notes: list[str] = []
         self._config = config
         self._command = tuple(command)
@@ -46,6 +53,9 @@ class Host:
 
         self._ray = ray_nodes.connect(self._config.address)
         config = self._config
+        if self._inherits:  # all of this was looked at before the run began
+            self._wish = ray_nodes.make_wish(config, 0 if config.script else memory.count_server_bytes(config))
+            return
         nodes, where = ray_nodes.list_nodes(self._ray)
         self._wish = ray_nodes.make_wish(config, 0 if config.script else memory.count_server_bytes(config))
         ray_nodes.plan(nodes, self._wish)
@@ -67,6 +77,9 @@ class Host:
             wish=self._wish,
             command=REMOTE_COMMAND if self._command == CHILD_COMMAND else self._command,
             directory=os.getcwd(),
+            seat=self.seat,
         )
+        if self._inherits:
+            return backend
         self.notes.append(backend.reserve())
         return backend

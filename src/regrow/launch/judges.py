@@ -74,6 +74,10 @@ class Judges:
         absent = sorted(set(range(self._workers)) - self._at.keys() - self._ended)
         return f"workers {sorted(self._at)} wait in job.evaluate(together=True) for workers {absent}"
 
+    def number_from(self, number: int) -> None:
+        """Evaluations of an earlier launcher had smaller numbers: what is said of them comes too late."""
+        self._rounds = number
+
     def start_over(self) -> None:
         """All begin again, from a checkpoint: what was found is of another model."""
         self._at, self._ended, self._passed, self._evaluations = {}, set(), {}, {}

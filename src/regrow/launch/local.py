@@ -17,11 +17,11 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from regrow.config import TrainConfig
 from regrow.errors import CheckpointError, ChildFailed, DataLoss, Interrupted, NotSaved, RegrowError
-from regrow.launch import checkpoints, partial
+from regrow.launch import checkpoints, endings, partial, takeover
 from regrow.launch.backend import Begun, Delayed, Ended, Handle, News, Noted, end, list_running, name_of
 from regrow.launch.causes import KILLED, MISSES_ANOTHER, Suspect, find_cause
 from regrow.launch.crew import Crew
@@ -29,7 +29,8 @@ from regrow.launch.display import Display, QuietDisplay
 from regrow.launch.farewell import Farewell
 from regrow.launch.hosting import Host
 from regrow.launch.judges import Judges
-from regrow.launch.orders import Command, Conclude, Evaluate, MakeCheckpoint, MakePublication
+from regrow.launch.legacy import encode_memo
+from regrow.launch.orders import Command, Conclude, Evaluate, MakeCheckpoint
 from regrow.launch.patience import Patience
 from regrow.launch.precheck import check_start
 from regrow.launch.processes import CHILD_COMMAND, LocalProcesses
@@ -85,12 +86,14 @@ from regrow.launch.usage import explain_malformed
 from regrow.launch.watch import Watch
 from regrow.runtime.sockets import SocketDir
 
+if TYPE_CHECKING:
+    from regrow.launch.ray_posts import Seat
+
 METRICS_SECONDS = 1.0
 METRICS_SECONDS_PROTECTED = 0.25  # a failure and its end may be less than a second apart
 LOSSES = (ProcessEnded, ProcessMissed, ProcessCondemned)
 SURVIVING_PHASES = ("training", "evaluating")
-SAVE_TRIES, SAVE_SECONDS_MAX = 3, 3600.0  # of the last checkpoint
-PUBLISH_SECONDS_MAX = 600.0  # of the last publication, all tries. Too short: look-ups miss the end. Too long: a wait.
+MEMO_SECONDS = 0.5  # between two looks at whether a successor would need to know something else by now
 DISPLAY_SECONDS = 0.125
 PLACES_SECONDS_MAX = 3600.0  # for the place of a coordinator on another host: queues of clusters are long
 TALLIES = "tallies"  # in the run directory, while workers judge together
@@ -106,12 +109,13 @@ def train(
     memory_check: bool = True,
     token: str | None = None,
     make_backend: Callable[[Logs], Any] | None = None,
-    on_start: Callable[[_Run], object] = lambda run: None,
+    seat: Seat | None = None,
+    on_start: Callable[[Launch], object] = lambda run: None,
 ) -> dict[str, Any]:
     """Runs to the end and returns the summary. A run that fails raises, after its summary is written. Without another
-    backend its processes are of this machine."""
+    backend its processes are of this machine. With a `seat` another launcher may go on with it (`takeover.py`)."""
     check_start(config)
-    host = Host(config, command=command, memory_check=memory_check, make_backend=make_backend)
+    host = Host(config, command=command, memory_check=memory_check, make_backend=make_backend, seat=seat)
     start = None if config.resume is None else checkpoints.find(config)
     planner = partial.Planner(config) if config.saves_own else None
     planned = None if planner is None else planner.plan()
@@ -122,16 +126,18 @@ def train(
             open_until_then.callback(store_dir.close)
         run_dir = RunDir.create(config, overwrite=overwrite)
         open_until_then.callback(run_dir.close)
-        run = _Run(config, run_dir, display or QuietDisplay(), host, patience or Patience(), start)
+        run = Launch(config, run_dir, display or QuietDisplay(), host, patience or Patience(), start)
         run.token = token or run.token
         run.store_dir = store_dir
+        if seat is not None:
+            run_dir.mark(run.run_id)
         on_start(run)
         if planner is not None and planned is not None:
             run.replanner = Replanner(planner, planned, run.status)
         return run.run()
 
 
-class _Run:
+class Launch:
     """One run, from the first process to the summary."""
 
     def __init__(
@@ -150,10 +156,12 @@ class _Run:
         self.display = display
         self.patience = patience
         self.token = secrets.token_hex(32)
+        self.inherited: takeover.Inherited | None = None  # from a launcher before this one
         self.started_at = datetime.now().astimezone()
         self.status = RunStatus(config, started_at=time.monotonic())
         if start is not None and (note := checkpoints.note_protection(config, start)) is not None:
             self.status.notes.append(note)
+        self.host = host
         self.backend = host.make(run_dir.logs)
         self.status.notes += host.notes
         self.signals = SignalWatch(self.backend.wake)
@@ -169,6 +177,7 @@ class _Run:
         self.not_saved: NotSaved | None = None
         self.farewell = Farewell()
         self._ending = False  # whoever ends now was told to
+        self._memo_due = 0.0
         self._metrics_due = 0.0
         self._display_due = 0.0
 
@@ -200,8 +209,7 @@ class _Run:
         """Starts over from the last checkpoint as often as that is needed, and does any good."""
         while True:
             try:
-                unix = self.config.transport == "unix"
-                with SocketDir() if unix else contextlib.nullcontext() as sockets:
+                with SocketDir() if self.config.transport == "unix" else contextlib.nullcontext() as sockets:
                     self._train(sockets)
                 return
             except (ChildFailed, DataLoss) as failure:
@@ -245,36 +253,14 @@ class _Run:
         if self.config.saves_epochs:
             return checkpoints.find_newest_here(self.config), []
         assert self.config.ckpt is not None
-        progress = self._show_reading if damaged else None
-        return checkpoints.find_newest(self.config.ckpt, run=self.run_id, progress=progress)
+        reading = self._show_reading if damaged else None
+        return checkpoints.find_newest(self.config.ckpt, run=self.run_id, progress=reading)
 
     def _show_reading(self, done: int, total: int) -> None:
         """A checkpoint is read to see whether it is sound."""
         self.status.checking = (done, total)
         self._raise_signal()
         self._tick()
-
-    def _save_the_end(self) -> None:
-        """The last checkpoint, of the trained model. Where it fails, the model is judged all the same."""
-        self.not_saved = None
-        deadline = time.monotonic() + SAVE_SECONDS_MAX  # for all tries together
-        if not any(self._try_to_save_the_end(deadline) for _ in range(SAVE_TRIES)):
-            told = self.status.checkpoints
-            self.not_saved = checkpoints.explain_unsaved(told, tries=SAVE_TRIES, seconds=SAVE_SECONDS_MAX)
-
-    def _try_to_save_the_end(self, deadline: float) -> bool:
-        self.status.still = None
-        self._ask_coordinator(MakeCheckpoint(still=True), lambda: self.status.still is not None, deadline)
-        return self.status.still is True
-
-    def _publish_the_end(self) -> None:
-        """Look-ups shall get the trained model. Where that fails they get the one before, and the run is no worse."""
-        publications, deadline = self.status.publications, time.monotonic() + PUBLISH_SECONDS_MAX
-        for _ in range(SAVE_TRIES):
-            publications.await_end()
-            self._ask_coordinator(MakePublication(still=True), publications.is_end_told, deadline)
-            if publications.has_end:
-                break
 
     def _ask_coordinator(self, command: Command, is_answered: Callable[[], bool], deadline: float) -> None:
         """Who was asked may die with the question: then its successor is."""
@@ -290,10 +276,43 @@ class _Run:
             self.store_dir.clear()
         if isinstance(self.backend, LocalProcesses):
             self.backend.use_sockets(None if sockets is None else sockets.path)
-        watch = Watch(silent_seconds=config.silent_limits, patience_seconds=config.patience_seconds)
-        self.supervisor = Supervisor(replaces=config.replaces_servers, watch=watch, prefer=self.backend.prefer)
-        crew = self.crew = self._hire()
-        self._supervise(Appoint(role="coordinator", id=0, now=time.monotonic()))
+        self.supervisor = Supervisor(
+            replaces=config.replaces_servers,
+            watch=Watch(silent_seconds=config.silent_limits, patience_seconds=config.patience_seconds),
+            prefer=self.backend.prefer,
+            numbers=takeover.number(self),
+        )
+        self.crew = self._hire()
+        inherited, self.inherited = self.inherited, None
+        self._start_all() if inherited is None else takeover.adopt(self, inherited)
+        copies = 0 if config.code is None else config.code.copies
+        if status.phase != "stopping":
+            self.supervise(KeepSpares(count=copies, now=time.monotonic()))
+            self._until(lambda: status.phase in SURVIVING_PHASES)
+            self.supervise(KeepSpares(count=copies, workers=config.spare_workers_kept, now=time.monotonic()))
+            if status.phase == "training":
+                self._until(lambda: all(worker.state == "trained" for worker in status.workers))
+                self.not_saved = endings.save(status, self._ask_coordinator) if config.saves else None
+                if config.publish is not None:
+                    endings.publish(status, self._ask_coordinator)
+                self.enter("evaluating")
+            if inherited is None or not inherited.is_judged:
+                self.crew.tell(self.supervisor.current("worker", 0), Evaluate())
+            # A worker that died meanwhile is through only when its successor is.
+            self._until(
+                lambda: status.evaluated is not None and all(worker.state == "trained" for worker in status.workers)
+            )
+            self.enter("stopping")
+        self._stop()
+        if self.replanner is not None and self.not_saved is None:
+            checkpoints.clear_saves(config, run=self.run_id)
+        if self.store_dir is not None:
+            self.store_dir.finish()
+        self.enter("done")
+
+    def _start_all(self) -> None:
+        config, crew = self.config, self.crew
+        self.supervise(Appoint(role="coordinator", id=0, now=time.monotonic()))
         deadline = time.monotonic() + self.patience.listen
         self._until(lambda: crew.coordinator_address is not None, deadline=deadline)
         if crew.coordinator_address is None:
@@ -306,30 +325,8 @@ class _Run:
         counts = {"server": config.servers, "worker": config.workers, "merger": config.mergers}
         for role, count in counts.items():
             for id in range(count):
-                self._supervise(Appoint(role=role, id=id, now=time.monotonic()))
-        copies = 0 if config.code is None else config.code.copies
-        self._supervise(KeepSpares(count=copies, now=time.monotonic()))
-        self._enter("loading")
-        self._until(lambda: status.phase == "training")
-        self._supervise(KeepSpares(count=copies, workers=config.spare_workers_kept, now=time.monotonic()))
-        self._until(lambda: all(worker.state == "trained" for worker in status.workers))
-        if config.saves:
-            self._save_the_end()
-        if config.publish is not None:
-            self._publish_the_end()
-        self._enter("evaluating")
-        crew.tell(self.supervisor.current("worker", 0), Evaluate())
-        # A worker that died meanwhile is through only when its successor is.
-        self._until(
-            lambda: status.evaluated is not None and all(worker.state == "trained" for worker in status.workers)
-        )
-        self._enter("stopping")
-        self._stop()
-        if self.replanner is not None and self.not_saved is None:
-            checkpoints.clear_saves(config, run=self.run_id)
-        if self.store_dir is not None:
-            self.store_dir.finish()
-        self._enter("done")
+                self.supervise(Appoint(role=role, id=id, now=time.monotonic()))
+        self.enter("loading")
 
     def _hire(self) -> Crew:
         config, start = self.config, self.start
@@ -358,7 +355,7 @@ class _Run:
 
     def _stop(self) -> None:
         """Nobody is stopped before those who would miss it: workers first, the coordinator last."""
-        self._supervise(Release())
+        self.supervise(Release())
         for role in ("standby", "understudy", "merger", "worker", "server", "coordinator"):
             for news in end(
                 self.backend,
@@ -376,7 +373,7 @@ class _Run:
     def _abort(self) -> None:
         """Ends everything that still runs; a second signal ends it at once."""
         self._ending = True
-        self._supervise(Release())
+        self.supervise(Release())
         known = min(1, self.signals.count)
         for news in end(
             self.backend,
@@ -404,7 +401,7 @@ class _Run:
                 raise find_cause(self.suspects).error()
             self._check_for_stall()
             self._do_harm()
-            self._supervise(Tick(now=time.monotonic(), busy=bool(self.status.servers_down)))
+            self.supervise(Tick(now=time.monotonic(), busy=bool(self.status.servers_down)))
             self._tick()
 
     def _check_for_stall(self) -> None:
@@ -426,55 +423,55 @@ class _Run:
 
     def _receive(self, news: News) -> None:
         if isinstance(news, Ended):
-            self._supervise(ProcessEnded(who=news.handle.who, exit=news.exit, now=time.monotonic()))
+            self.supervise(ProcessEnded(who=news.handle.who, exit=news.exit, now=time.monotonic()))
         elif isinstance(news, Noted):
             self.display.say(news.text)
         elif isinstance(news, Begun):
-            self._supervise(ProcessBegun(who=news.handle.who, now=time.monotonic()))
+            self.supervise(ProcessBegun(who=news.handle.who, now=time.monotonic()))
         elif isinstance(news, Delayed):
             self._note_delay(news)
         elif self.supervisor.counts(news.handle.who):  # nothing that a zombie says counts any more
-            self._on_report(news.handle, news.report)
+            self.receive_report(news.handle, news.report)
 
     def _note_delay(self, news: Delayed) -> None:
         """For as long as the user likes: that nothing moves then is no mistake."""
         self.status.moved_at = time.monotonic()
-        self._supervise(ProcessDelayed(who=news.handle.who))
+        self.supervise(ProcessDelayed(who=news.handle.who))
         if news.is_new:
             self.display.say(f"{name_of(news.handle.who)} waits: {news.reason}")
 
-    def _on_report(self, handle: Handle, report: AnyReport | Malformed) -> None:
+    def receive_report(self, handle: Handle, report: AnyReport | Malformed) -> None:
         who, now = handle.who, time.monotonic()
         match report:
             case Answer(busy_seconds=busy, longest_seconds=longest):
-                self._supervise(ProcessAnswered(who=who, now=now, busy_seconds=busy, longest_seconds=longest))
+                self.supervise(ProcessAnswered(who=who, now=now, busy_seconds=busy, longest_seconds=longest))
             case Malformed(event=event, problem=problem):
                 raise explain_malformed(handle, event, problem)
             case Error(kind="data_loss"):
                 self.data_loss = self.data_loss or DataLoss(report.message, hint=report.hint)
             case Error():
-                self._supervise(ProcessFailed(who=who, words=report))
+                self.supervise(ProcessFailed(who=who, words=report))
             case Replace(peer=peer, reason=reason):
-                self._supervise(ProcessMissed(who=peer, reason=reason, now=now))
+                self.supervise(ProcessMissed(who=peer, reason=reason, now=now))
             case Condemn(peer=peer, reason=reason):
-                self._supervise(ProcessCondemned(who=peer, reason=reason, now=now))
+                self.supervise(ProcessCondemned(who=peer, reason=reason, now=now))
             case Fenced():
-                self._supervise(ProcessFenced(who=who))
+                self.supervise(ProcessFenced(who=who))
             case Said(text=text):
                 self.display.say(text)
             case _:
                 if who.role == "coordinator" and isinstance(report, Listening):
                     self.crew.coordinator_address = report.address
-                    self._supervise(CoordinatorListens(who=who, address=report.address))
+                    self.supervise(CoordinatorListens(who=who, address=report.address))
                 if isinstance(report, Ready):
-                    self._supervise(ProcessReady(who=who))
+                    self.supervise(ProcessReady(who=who))
                 try:
                     self.status.receive(who.role, who.id, report, now)
                 except ValueError as error:
                     raise explain_malformed(handle, str(report.__struct_config__.tag), str(error)) from None
                 # At once: what comes next, maybe in the same breath, is a death in training and not before it.
                 if self.status.phase == "loading" and any(worker.state != "starting" for worker in self.status.workers):
-                    self._enter("training")
+                    self.enter("training")
                 if who.role == "worker":
                     self._let_judge(who.id, report)
                 if isinstance(report, SaveNow):
@@ -512,7 +509,7 @@ class _Run:
         replaces = self.config.replaces_servers and self.status.phase in SURVIVING_PHASES
         return Stance.REPLACING if replaces else Stance.STRICT
 
-    def _supervise(self, event: Event) -> None:
+    def supervise(self, event: Event) -> None:
         """Tells the supervisor, and does what it says."""
         stance = self._choose_stance()
         if stance is Stance.REPLACING and isinstance(event, LOSSES) and event.who.role == "server" and self._full:
@@ -549,7 +546,7 @@ class _Run:
         self.status.note_successor(who.role, who.id, order.heir.incarnation)
         if who.role == "worker":
             self.judges.note_successor(who.id)
-        self._display_due = self._metrics_due = 0.0
+        self._display_due = self._metrics_due = self._memo_due = 0.0
 
     def _do_harm(self) -> None:
         """Sabotage whose time has come."""
@@ -558,14 +555,14 @@ class _Run:
         now = time.monotonic()
         for sabotage in self.saboteur.take_due(self.status.step):
             harm = Harm(role=sabotage.role, id=sabotage.id, pause_seconds=sabotage.pause_seconds, now=now)
-            self._supervise(harm)
+            self.supervise(harm)
         incarnations = [server.incarnation for server in self.status.servers]
         if self.status.phase != "training":
             return
         down = self.status.servers_down
         for blow in self.saboteur.choose_targets(now, down=down, incarnations=incarnations):
             role = "standby" if blow.role == "spare" else blow.role
-            self._supervise(Harm(role=role, id=blow.id, pause_seconds=blow.pause_seconds, now=now))
+            self.supervise(Harm(role=role, id=blow.id, pause_seconds=blow.pause_seconds, now=now))
 
     def _raise_signal(self) -> None:
         number = self.signals.first
@@ -575,9 +572,9 @@ class _Run:
 
     # -- what is shown and kept ------------------------------------------------------------------------------
 
-    def _enter(self, phase: str) -> None:
+    def enter(self, phase: str) -> None:
         self.status.enter(phase, time.monotonic())
-        self._display_due = self._metrics_due = 0.0
+        self._display_due = self._metrics_due = self._memo_due = 0.0
         self._tick()
 
     def _tick(self) -> None:
@@ -592,6 +589,9 @@ class _Run:
                 self.crew.tell(self.supervisor.current("server", id), every)
         if self.replanner is not None and self.replanner.is_checkpoint_due(now):
             self._save_now(SaveNow())
+        if now >= self._memo_due and self.host.seat is not None:
+            self._memo_due = now + MEMO_SECONDS
+            self.backend.keep(encode_memo(takeover.make_memo(self)), self.token)
         if now >= self._metrics_due:
             self._metrics_due = now + (METRICS_SECONDS_PROTECTED if self.config.replaces_servers else METRICS_SECONDS)
             self.run_dir.write_metrics(self.status.metrics(now))

@@ -3,9 +3,13 @@
     launcher -> tell, act            bytes for the child's stdin; a signal
     launcher <- hear                 bytes of its stdout, of its log, and its end: whatever there is by now
 
-The child is the ordinary one of `launch/child.py`, with pipes and a log as on one machine; nothing here reads what
-passes. The token comes with the first bytes and is kept nowhere. Whatever calls these methods over the network is
-not known here (`launch/ray.py` makes an actor of it).
+The child is the ordinary one of `launch/child.py`, with pipes and a log as on one machine; what passes is not acted
+upon here. The token comes with the first bytes, and is kept in memory for a successor. Whatever calls these methods
+over the network is not known here (`launch/ray.py` makes an actor of it).
+
+A launcher that died may have a successor, which begins with `take_over` and hears who is here. From then on words of
+launchers before it are refused, however late they come (`Superseded`). So that the successor knows what the dead one
+knew, an outpost keeps the last of each report (`launch/legacy.py`), and what its launcher asked it to keep.
 
 The rule to keep: a child never outlives its outpost, nor a launcher that is gone. The end of this process closes the
 child's stdin, and the child ends by itself; a launcher that asks nothing for `LAUNCHER_SECONDS` is gone.
@@ -24,6 +28,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from regrow.core.identity import Identity
+from regrow.errors import RegrowError
+from regrow.launch.legacy import Ledger
 from regrow.launch.processes import child_env
 
 # Python puts the interpreter of this node there.
@@ -48,6 +55,23 @@ class Heard(NamedTuple):
     exit: tuple[int, float, int] | None
 
 
+class Superseded(RegrowError):
+    """A launcher that has a successor by now."""
+
+
+class Estate(NamedTuple):
+    """What a successor finds in one place. `who` is None if nobody has told it what to be."""
+
+    who: Identity | None
+    born: Identity | None  # who it was first, as its log is named
+    bundle: int | None  # of the room that was reserved
+    pid: int
+    said: tuple[bytes, ...]  # the last of each report
+    told: frozenset[str]  # commands, since it is who it is
+    memo: bytes
+    memo_number: tuple[int, int]
+
+
 class Outpost:
     """Starts its child at once."""
 
@@ -61,6 +85,7 @@ class Outpost:
         python_path: str | None = None,
         launcher_seconds: float = LAUNCHER_SECONDS,
         on_abandoned: Callable[[], None] = lambda: None,
+        bundle: int | None = None,
     ) -> None:
         env = child_env(role, threads)
         if python_path is not None:
@@ -80,7 +105,14 @@ class Outpost:
             cwd=directory if directory is not None and os.path.isdir(directory) else None,
             start_new_session=True,
         )
+        self._writing = threading.Lock()
         self._news = threading.Condition()
+        self._launcher = 0
+        self._who: Identity | None = None
+        self._born: Identity | None = None
+        self._bundle = bundle
+        self._ledger = Ledger()
+        self._memo, self._memo_number, self._token = b"", (-1, -1), ""
         self._reports = bytearray()
         self._exit: tuple[int, float, int] | None = None
         self._asked_at = time.monotonic()
@@ -91,33 +123,81 @@ class Outpost:
         for work in (self._reap, self._watch_launcher):
             threading.Thread(target=work, name=work.__name__, daemon=True).start()
 
-    def tell(self, data: bytes) -> None:
-        """Whole lines, in order. A child that is gone does not hear them."""
-        self._asked_at = time.monotonic()
+    def tell(self, data: bytes, who: Identity | None = None, *, launcher: int = 0) -> None:
+        """Whole lines, in order. A child that is gone does not hear them. `who` it is, once it has read them."""
+        with self._news:
+            self._obey(launcher)
+            if who != self._who:
+                self._who, self._born = who, self._born or who
+                self._ledger.begin()
+            self._ledger.note_told(data)
         assert self._process.stdin is not None
         rest = memoryview(data)
-        with contextlib.suppress(BrokenPipeError, ValueError):
+        with self._writing, contextlib.suppress(BrokenPipeError, ValueError):
             while rest:
                 rest = rest[self._process.stdin.write(rest) :]
 
-    def hear(self, seconds: float = HEAR_SECONDS_MAX) -> Heard:
-        """What has come since the last time; waits so long for something."""
-        self._asked_at = time.monotonic()
+    def hear(self, seconds: float = HEAR_SECONDS_MAX, *, launcher: int = 0, whole_log: bool = False) -> Heard:
+        """What has come since the last time; waits so long for something. `whole_log`: the log from its beginning."""
         with self._news:
-            self._news.wait_for(lambda: bool(self._reports) or self._exit is not None, seconds)
+            self._obey(launcher)
+            is_due = lambda: self._reports or self._exit is not None or launcher < self._launcher  # noqa: E731
+            self._news.wait_for(is_due, seconds)
+            self._obey(launcher)  # one that was superseded meanwhile must not take anything away
             exit = self._exit
             reports = bytes(self._reports[:READ_BYTES])
             del self._reports[:READ_BYTES]
             self._news.notify_all()
+            self._log_bytes = 0 if whole_log else self._log_bytes
             log = os.pread(self._log.fileno(), READ_BYTES, self._log_bytes)
             self._log_bytes += len(log)
             is_all = not self._reports and len(log) < READ_BYTES
         return Heard(reports, log, self._process.pid, exit if is_all else None)
 
-    def act(self, number: int) -> None:
+    def act(self, number: int, *, launcher: int = 0) -> None:
         """A signal to the child and whatever it started."""
-        self._asked_at = time.monotonic()
+        with self._news:
+            self._obey(launcher)
         self._signal(number)
+
+    # -- from one launcher to the next -------------------------------------------------------------------------
+
+    def keep(self, memo: bytes, number: int, token: str, *, launcher: int = 0) -> None:
+        """For a successor, instead of what was to be kept before."""
+        with self._news:
+            self._obey(launcher)
+            if (launcher, number) > self._memo_number:
+                self._memo, self._memo_number, self._token = memo, (launcher, number), token
+
+    def take_over(self, launcher: int) -> Estate:
+        """From now on this one is obeyed, and none before it. What it says next begins with a whole line."""
+        with self._news:
+            self._obey(launcher)
+            self._launcher = launcher
+            self._reports = bytearray(self._ledger.pending)  # all that is whole is in the ledger
+            self._news.notify_all()
+            ledger = self._ledger
+            return Estate(
+                who=self._who,
+                born=self._born,
+                bundle=self._bundle,
+                pid=self._process.pid,
+                said=tuple(ledger.said.values()),
+                told=frozenset(ledger.told),
+                memo=self._memo,
+                memo_number=self._memo_number,
+            )
+
+    def read_token(self, launcher: int) -> str:
+        """By itself: so small an answer goes from process to process, and is stored nowhere."""
+        with self._news:
+            self._obey(launcher)
+            return self._token
+
+    def _obey(self, launcher: int) -> None:
+        if launcher < self._launcher:
+            raise Superseded("another launcher has taken this run over")
+        self._asked_at = time.monotonic()
 
     def close(self) -> None:
         """Nobody asks any more: the child ends with its stdin, if it has not."""
@@ -141,6 +221,7 @@ class Outpost:
                 # A launcher that does not ask is waited for: then the child's own pipe fills.
                 self._news.wait_for(lambda: len(self._reports) < BACKLOG_BYTES_MAX, self._launcher_seconds)
                 self._reports += chunk
+                self._ledger.note_said(chunk)
                 self._news.notify_all()
 
     def _reap(self) -> None:

@@ -11,6 +11,9 @@ Who sits where is decided by `launch/placement.py`. Room for servers and spares 
 placement group; whoever comes later takes what is free of it, or of its node. Where there is no room, a process waits
 for it, and that is told.
 
+A run that is a job (`seat`) may have another launcher after this one: its actors and its room are detached, found by
+name, and outlive this process (`launch/ray_posts.py`).
+
 The rule to keep: a process of which Ray says that it is gone has ended; so has one whose actor does not answer when it
 is to be killed; and so have all on a node where none of several answers. Ray's own word may come much later.
 """
@@ -18,13 +21,12 @@ is to be killed; and so have all on a node where none of several answers. Ray's 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import queue
 import signal
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -33,8 +35,8 @@ from regrow.core.identity import Identity
 from regrow.errors import RegrowError, UserError
 from regrow.launch.backend import KILL_SECONDS_MAX, Begun, Delayed, Ended, Exit, News, Noted, Said, name_of
 from regrow.launch.lines import encode
-from regrow.launch.orders import Assignment, Become, Command
-from regrow.launch.outpost import HEAR_SECONDS_MAX, REMOTE_COMMAND, Heard, Outpost
+from regrow.launch.orders import Assignment
+from regrow.launch.outpost import HEAR_SECONDS_MAX, REMOTE_COMMAND, Heard, Outpost, Superseded
 from regrow.launch.placement import (
     Choice,
     Need,
@@ -46,8 +48,9 @@ from regrow.launch.placement import (
     join_words,
     rank_spare,
 )
-from regrow.launch.ray_nodes import ID_LABEL, list_nodes, plan
-from regrow.launch.reading import ReportReader
+from regrow.launch.ray_nodes import ID_LABEL, NAMESPACE, list_nodes, plan
+from regrow.launch.ray_posts import Found, Seat, leave
+from regrow.launch.ray_process import Bundle, RemoteProcess, make_options, make_resources
 from regrow.launch.rundir import Logs
 
 ANYWHERE = "tcp:0.0.0.0:0"
@@ -60,87 +63,28 @@ UNREACHABLE_SECONDS = 2.5
 # moment costs a node. Too large: workers there are missed late; servers are missed by the coordinator anyway.
 NODE_SILENT_SECONDS = 10.0
 OWN_PAUSE_SECONDS = 1.0  # after such a gap this process was not there itself
-CALLS_AT_ONCE = 4  # of an outpost: hear, tell, act and one to spare
-SMALLEST_CPUS = 0.001  # a place in a group must ask for something
-READ_BYTES = 1 << 16
+CALLS_AT_ONCE = 6  # of an outpost: hear, tell, act, keep, and as a launcher before this one may still be about
 SERVER_ROLES = ("server", "standby")
-
-
-@dataclass(slots=True)
-class Bundle:
-    """A part of the placement group: room for a server on a node."""
-
-    index: int
-    node: str
-    user: RemoteProcess | None = None
-
-
-@dataclass(slots=True, eq=False)
-class RemoteProcess:
-    """One process behind an actor; a `Handle`."""
-
-    who: Identity
-    assignment: Assignment
-    backend: RayProcesses
-    log_path: Path
-    node: str | None = None  # None: it waits for room
-    actor: Any = None
-    bundle: Bundle | None = None
-    pid: int = 0
-    exit: Exit | None = None
-    heard_at: float = 0.0
-    killed_at: float | None = None
-    outbox: list[bytes] = field(default_factory=list)
-    is_telling: bool = False
-    reader: ReportReader = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.reader = ReportReader(lambda line: self.backend.write_log(self, b"stdout: " + line[:500] + b"\n"))
-
-    @property
-    def log(self) -> str:
-        return str(self.log_path)
-
-    def __repr__(self) -> str:
-        return f"<{self.who} on {self.node} {self.exit or 'running'}>"
-
-    def tell(self, command: Command) -> None:
-        if self.exit is None:
-            if isinstance(command, Become):
-                command = Become(assignment=self.backend.address(command.assignment, self.node))
-            self.outbox.append(encode(command))
-            self.backend.send(self)
-
-    def terminate(self) -> None:
-        self.backend.act(self, signal.SIGTERM)
-
-    def kill(self) -> None:
-        if self.killed_at is None:
-            self.killed_at = time.monotonic()
-        self.backend.act(self, signal.SIGKILL)
-
-    def pause(self) -> None:
-        self.backend.act(self, signal.SIGSTOP)
-
-    def resume(self) -> None:
-        self.backend.act(self, signal.SIGCONT)
-
-    def read_last_words(self) -> str | None:
-        try:
-            with self.log_path.open("rb") as log_file:
-                log_file.seek(max(0, log_file.seek(0, os.SEEK_END) - READ_BYTES))
-                lines = log_file.read().decode(errors="replace").split("\n")
-        except OSError:
-            return None
-        return next((line.strip() for line in reversed(lines) if line.strip()), None)
 
 
 class RayProcesses:
     """All processes of a run on a cluster; a `Backend`. `ray` is the library, connected."""
 
     def __init__(
-        self, *, ray: Any, logs: Logs, wish: Wish, command: Sequence[str] = REMOTE_COMMAND, directory: str | None = None
+        self,
+        *,
+        ray: Any,
+        logs: Logs,
+        wish: Wish,
+        command: Sequence[str] = REMOTE_COMMAND,
+        directory: str | None = None,
+        seat: Seat | None = None,
     ) -> None:
+        self.seat = seat
+        self._launcher = 0 if seat is None else seat.launcher
+        self._memo, self._memo_number, self._token = b"", 0, ""
+        self._posts = 0
+        self._superseded = False
         self.handles: list[RemoteProcess] = []
         self._ray = ray
         self._logs = logs
@@ -175,9 +119,10 @@ class RayProcesses:
         nodes = [node for (role, _), node in self._planned.items() if role in SERVER_ROLES]
         need = self._wish.need("server")
         self._group = placement_group(
-            [_make_resources(need) for _ in nodes],
+            [make_resources(need) for _ in nodes],
             strategy="STRICT_SPREAD" if len(set(nodes)) == len(nodes) else "SPREAD",
             bundle_label_selector=[{ID_LABEL: node} for node in nodes],
+            **({} if self.seat is None else {"name": self.seat.group, "lifetime": "detached"}),
         )
         if not self._group.wait(GROUP_SECONDS_MAX):
             self.close()
@@ -188,6 +133,64 @@ class RayProcesses:
         self._bundles = [Bundle(index, node) for index, node in enumerate(nodes)]
         self._safety = self._describe_safety()
         return self._safety
+
+    def adopt(self, found: Found, *, template: Assignment, whole_logs: bool) -> RemoteProcess:
+        """A process that an earlier launcher started, and that this one hears from now on."""
+        estate = found.estate
+        assert estate.who is not None and estate.born is not None
+        handle = RemoteProcess(
+            who=estate.who,
+            assignment=msgspec.structs.replace(template, identity=estate.who),
+            backend=self,
+            log_path=self._logs.log(estate.born.role, estate.born.id, estate.born.incarnation),
+            node=found.node,
+            actor=found.actor,
+            pid=estate.pid,
+            heard_at=time.monotonic(),
+            whole_log=whole_logs,
+        )
+        self.handles.append(handle)
+        if estate.bundle is not None and estate.bundle < len(self._bundles):
+            handle.bundle = self._bundles[estate.bundle]
+            handle.bundle.user = handle
+        else:
+            self._give_back(found.node, self._wish.need(estate.who.role))
+        self._ask(handle)
+        return handle
+
+    def adopt_lost(self, who: Identity, *, template: Assignment, exit: Exit) -> RemoteProcess:
+        """One that was there, and is not found any more."""
+        path = self._logs.log(who.role, who.id, who.incarnation)
+        assignment = msgspec.structs.replace(template, identity=who)
+        handle = RemoteProcess(who=who, assignment=assignment, backend=self, log_path=path, exit=exit)
+        self.handles.append(handle)
+        return handle
+
+    def adopt_room(self, group: Any, nodes: Sequence[str]) -> None:
+        """... and the room that it reserved. What of it was on lost nodes is gone."""
+        self._group = group
+        self._bundles = [Bundle(index, node) for index, node in enumerate(nodes)]
+        for node in nodes:
+            self._give_back(node, self._wish.need("server"))
+
+    def _give_back(self, node: str, need: Need) -> None:
+        """What is ours was not free when this launcher looked, and is taken off again wherever room is counted."""
+        if node in self._base:
+            self._base[node] = self._base[node].take(need, -1)
+
+    def keep(self, memo: bytes, token: str) -> None:
+        """For a launcher after this one, in every place."""
+        if self.seat is None or memo == self._memo:
+            return
+        self._memo, self._token = memo, token
+        self._memo_number += 1
+        for handle in self._list_running():
+            self._leave_memo(handle)
+
+    def _leave_memo(self, handle: RemoteProcess) -> None:
+        if self._memo and handle.actor is not None:
+            told = handle.actor.keep.remote(self._memo, self._memo_number, self._token, launcher=self._launcher)
+            self._call(handle, "kept", told)
 
     def _describe_safety(self) -> str:
         servers = {id: node for (role, id), node in self._list_seats().items() if role == "server"}
@@ -254,6 +257,10 @@ class RayProcesses:
         if self._closed:
             return
         self._closed = True
+        if self._superseded:  # they are another launcher's
+            for handle in self._list_running():
+                self._end(handle, Exit(code=0, cause="goes on with another launcher"))
+            return
         deadline = time.monotonic() + KILL_SECONDS_MAX
         for handle in self._list_running():
             handle.kill()
@@ -303,17 +310,25 @@ class RayProcesses:
             "max_restarts": 0,
             "max_task_retries": 0,
             "max_concurrency": CALLS_AT_ONCE,
-            **_make_options(self._wish.need(who.role), is_server=who.role in SERVER_ROLES),
+            **make_options(self._wish.need(who.role), is_server=who.role in SERVER_ROLES),
             "scheduling_strategy": self._choose_strategy(handle),
         }
+        abandoned: dict[str, Any] = {}
+        if self.seat is not None:
+            self._posts += 1
+            options |= {"name": self.seat.name_post(self._posts), "namespace": NAMESPACE, "lifetime": "detached"}
+            abandoned = {"on_abandoned": functools.partial(leave, self.seat)}
         handle.actor = self._outpost.options(**options).remote(
             role=who.role,
             threads=handle.assignment.threads,
             command=self._command,
             directory=self._directory,
             python_path=os.environ.get("PYTHONPATH"),
+            bundle=None if handle.bundle is None else handle.bundle.index,
+            **abandoned,
         )
         handle.heard_at = time.monotonic()
+        self._leave_memo(handle)
         # The token goes through a call alone: what an actor is made with is kept by Ray, and can be looked at.
         handle.outbox.insert(0, encode(self.address(handle.assignment, choice.node)))
         self.send(handle)
@@ -349,7 +364,7 @@ class RayProcesses:
         data = b"".join(line + b"\n" for line in handle.outbox)
         handle.outbox.clear()
         handle.is_telling = True
-        self._call(handle, "told", handle.actor.tell.remote(data))
+        self._call(handle, "told", handle.actor.tell.remote(data, handle.who, launcher=self._launcher))
 
     def act(self, handle: RemoteProcess, number: int) -> None:
         if handle.exit is not None:
@@ -358,10 +373,12 @@ class RayProcesses:
             if number in (signal.SIGKILL, signal.SIGTERM):
                 self._end(handle, Exit(code=-number))
             return
-        self._call(handle, "acted", handle.actor.act.remote(int(number)))
+        self._call(handle, "acted", handle.actor.act.remote(int(number), launcher=self._launcher))
 
     def _ask(self, handle: RemoteProcess) -> None:
-        self._call(handle, "heard", handle.actor.hear.remote(HEAR_SECONDS_MAX))
+        whole_log, handle.whole_log = handle.whole_log, False
+        asked = handle.actor.hear.remote(HEAR_SECONDS_MAX, launcher=self._launcher, whole_log=whole_log)
+        self._call(handle, "heard", asked)
 
     def _call(self, handle: RemoteProcess | str, what: str, answer: Any) -> None:
         future = answer.future()
@@ -375,6 +392,9 @@ class RayProcesses:
             return
         if handle.exit is not None:
             return
+        if isinstance(problem, Superseded):
+            self._superseded = True
+            raise problem
         if problem is not None:
             self._lose(handle, problem)
         elif what == "told":
@@ -401,7 +421,7 @@ class RayProcesses:
         handle.exit = exit
         if handle.bundle is not None:
             handle.bundle.user = None
-        if handle.actor is not None:
+        if handle.actor is not None and not self._superseded:
             with contextlib.suppress(Exception):  # it may be gone, and the cluster too
                 self._ray.kill(handle.actor, no_restart=True)
         handle.actor = None
@@ -550,17 +570,3 @@ def name(who: Identity) -> str:
 def answer() -> bool:
     """Runs on a node that is doubted."""
     return True
-
-
-def _make_resources(need: Need) -> dict[str, float]:
-    found = {"CPU": max(need.cpus, SMALLEST_CPUS)}
-    return {**found, "memory": need.memory_bytes} if need.memory_bytes else found
-
-
-def _make_options(need: Need, *, is_server: bool) -> dict[str, Any]:
-    """As Ray has them. A server asks for exactly what was reserved for one."""
-    return {
-        "num_cpus": max(need.cpus, SMALLEST_CPUS) if is_server else need.cpus,
-        "num_gpus": need.gpus,
-        "memory": need.memory_bytes or None,
-    }

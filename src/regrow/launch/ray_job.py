@@ -6,11 +6,16 @@
 
 The actor runs `launch/local.py` in a thread, as the command itself does on one machine, and keeps what is shown; asking
 it costs the run nothing. It stays when the run has ended, for whoever asks for the result, until it is fetched away by
-`stop`, replaced by another of its name, or `KEEP_SECONDS` have passed. When it dies, all processes of the run end.
+`stop`, replaced by another of its name, or `KEEP_SECONDS` have passed.
+
+When it dies, Ray starts it again, on another node if it must: then it takes the run over (`launch/takeover.py`) from
+the processes of the run, which wait for it (`launch/outpost.py`). What a job said before is not there any more.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import threading
 import time
@@ -19,16 +24,28 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
+import msgspec
+
+from regrow.clusters import parse_label
 from regrow.config import TrainConfig
 from regrow.errors import EXIT_FAILED, RegrowError, UserError
-from regrow.launch import local
-from regrow.launch.display import PlainDisplay
-from regrow.launch.ray_nodes import NAMESPACE
+from regrow.launch import local, ray_posts, takeover
+from regrow.launch.display import Display, PlainDisplay
+from regrow.launch.hosting import Host
+from regrow.launch.outpost import Superseded
+from regrow.launch.patience import Patience
+from regrow.launch.ray_nodes import NAMESPACE, connect, list_nodes
+from regrow.launch.ray_posts import LAUNCHERS_MAX, Seat
+from regrow.launch.rundir import RunDir
 
 PREFIX = "job/"
 KEEP_SECONDS = 86400.0  # Too short: nobody has looked at the result yet. Too long: a small process for each job.
 READ_SECONDS_MAX = 1.0  # of one question for news
 ANSWER_SECONDS_MAX = 30.0  # for any answer of a job. Too small: a busy cluster counts as a lost job.
+# For Ray to start a launcher anew, and for it to answer. Too small: a job that goes on counts as lost. Too large: one
+# that is lost is waited for. Ray misses a node that falls silent after about half a minute.
+SUCCESSOR_SECONDS_MAX = 120.0
+RETRY_SECONDS = 0.5
 PAGE_LINES_MAX = 200
 LINES_KEPT_MAX = 100_000
 CHUNK_BYTES = 1 << 20
@@ -67,10 +84,10 @@ class Glance(NamedTuple):
 class Transcript:
     """What a run shows, kept. The oldest goes where it is too much."""
 
-    def __init__(self) -> None:
+    def __init__(self, launcher: int = 0) -> None:
         self._changed = threading.Condition()
         self._lines: list[tuple[bool, str]] = []
-        self._dropped = 0
+        self._dropped = launcher << 32  # whoever followed one before it begins with the first line of this one
 
     def open(self, *, is_result: bool) -> TextIO:
         """As a stream that a display prints to."""
@@ -125,7 +142,9 @@ class Job:
         self._name = name
         self._config = TrainConfig.from_dict(options)
         self._overwrite = overwrite
-        self._transcript = Transcript()
+        self._seat = _take_seat(name, self._config)
+        self._transcript = Transcript(0 if self._seat is None else self._seat.launcher)
+        self._over: Over | None = None  # how the run ended with another launcher
         self._run: Any = None  # once it has a directory
         self._state = RUNNING
         self._failure: Failure | None = None
@@ -140,8 +159,9 @@ class Job:
         return Page(lines, following, self._state if is_all else RUNNING, self._run is not None, self._failure)
 
     def glance(self) -> Glance:
-        directory = "" if self._run is None else str(self._run.run_dir.path.resolve())
-        return Glance(self._name, self._state, self._transcript.last, directory, os.uname().nodename)
+        if self._over is not None:
+            return Glance(self._name, self._state, self._transcript.last, self._over.directory, self._over.node)
+        return Glance(self._name, self._state, self._transcript.last, str(self._root or ""), os.uname().nodename)
 
     def stop(self, save: bool) -> str | None:
         """None, or why not."""
@@ -157,54 +177,132 @@ class Job:
 
     def list_files(self) -> list[tuple[str, int]]:
         """Of the run directory: path and size."""
-        if self._run is None:
+        root = self._root
+        if root is None or not root.is_dir():
             return []
-        root: Path = self._run.run_dir.path
         return [(str(path.relative_to(root)), path.stat().st_size) for path in root.rglob("*") if path.is_file()]
 
     def read_file(self, path: str, offset: int) -> bytes:
-        root: Path = self._run.run_dir.path
+        root = self._root
+        assert root is not None
         with (root / path).open("rb") as file:
             file.seek(offset)
             return file.read(CHUNK_BYTES)
 
+    @property
+    def _root(self) -> Path | None:
+        if self._over is not None:
+            return Path(self._over.directory) if self._over.directory else None
+        return None if self._run is None else self._run.run_dir.path.resolve()
+
     # -- the run -----------------------------------------------------------------------------------------------
 
     def _train(self) -> None:
-        streams = [self._transcript.open(is_result=is_result) for is_result in (False, True)]
         try:
-            local.train(
-                self._config, overwrite=self._overwrite, display=PlainDisplay(*streams), on_start=self._note_start
-            )
+            self._train_or_go_on()
             self._state = ENDED
+        except Superseded:
+            os._exit(1)  # this was taken for dead, and another is the launcher
         except RegrowError as error:
             self._failure = Failure(error.message, error.hint, error.exit_code)
         except BaseException:
             self._failure = Failure(f"a bug in the launcher:\n{traceback.format_exc()}", None, EXIT_FAILED)
         if self._failure is not None:
             self._state = FAILED
+        if self._seat is not None and self._over is None:
+            over = Over(failure=self._failure, directory=str(self._root or ""), node=os.uname().nodename)
+            ray_posts.note_over(self._seat, msgspec.json.encode(over))
         self._transcript.notify()
         time.sleep(KEEP_SECONDS)
+        self._leave()
+
+    def _train_or_go_on(self) -> None:
+        display = PlainDisplay(*[self._transcript.open(is_result=is_result) for is_result in (False, True)])
+        if self._seat is None or self._seat.launcher == 0:
+            local.train(
+                self._config,
+                overwrite=self._overwrite,
+                display=display,
+                on_start=self._note_start,
+                seat=self._seat,
+            )
+            return
+        over = ray_posts.read_over(self._seat)
+        if over is not None:
+            self._over = msgspec.json.decode(over, type=Over)
+            self._failure = self._over.failure
+            display.say(f"this run had ended before its launcher was lost; its directory: {self._over.directory}")
+        else:
+            go_on(connect(self._config.address), self._config, self._seat, display=display, on_start=self._note_start)
+
+    def _leave(self) -> None:
+        """For good: Ray would start it again."""
+        import ray
+
+        if self._seat is not None:
+            ray_posts.forget(self._seat.actor)
+            with contextlib.suppress(Exception):  # the cluster may be gone
+                ray.kill(ray.get_runtime_context().current_actor, no_restart=True)
         os._exit(0)
 
     def _note_start(self, run: Any) -> None:
         self._run = run
 
 
+class Over(msgspec.Struct, frozen=True, kw_only=True):
+    """How a run ended, and where its directory is."""
+
+    failure: Failure | None
+    directory: str
+    node: str
+
+
+def _take_seat(name: str, config: TrainConfig) -> Seat | None:
+    """None: nobody follows this launcher."""
+    if config.saves_own:  # what partial recovery has planned is in its launcher alone
+        return None
+    import ray
+
+    return ray_posts.claim_seat(ray, PREFIX + name)
+
+
+def go_on(
+    ray: Any, config: TrainConfig, seat: Seat, *, display: Display, on_start: Callable[[Any], object]
+) -> dict[str, Any]:
+    """As `local.train`, with what an earlier launcher has left."""
+    found = ray_posts.take_over(ray, seat)
+    try:
+        memo = takeover.find_memo(found)
+        token = ray_posts.read_token(ray, seat, found)
+    except BaseException:
+        ray_posts.clear(ray, seat)
+        raise
+    host = Host(config, seat=seat, inherits=True)
+    run_dir, is_old = RunDir.go_on(Path(memo.directory), run=memo.run, config=config)
+    with contextlib.closing(run_dir):
+        run = local.Launch(config, run_dir, display, host, Patience(), takeover.recall_start(memo.start))
+        run.asked = takeover.recall_start(memo.asked)
+        run.run_id, run.token = memo.run, token
+        run.inherited = takeover.Inherited(
+            memo=memo, found=tuple(found), room=ray_posts.find_room(seat), is_old_directory=is_old
+        )
+        on_start(run)
+        return run.run()
+
+
 # -- the other side -----------------------------------------------------------------------------------------
 
 
 def submit(ray: Any, config: TrainConfig, *, name: str, overwrite: bool) -> Any:
-    """The actor of a new job. It runs on this node, where there is one, so that its directory is here."""
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
+    """The actor of a new job. It runs on this node, where there is one, so that its directory is here; or where
+    `--node-label launcher:KEY=VALUE` says."""
     old = find(ray, name, missing_ok=True)
     if old is not None:
-        if _ask(ray, old.glance.remote(), name).state == RUNNING:
+        if _ask(ray, old.glance.remote, name).state == RUNNING:
             raise UserError(f"a job of the name {name} is running", hint=f"regrow attach {name}, or another --job")
         ray.kill(old, no_restart=True)
         _await_gone(ray, name)
-    here = ray.get_runtime_context().get_node_id()
+        ray_posts.forget(old._actor_id.hex())
     job = (
         ray.remote(Job)
         .options(
@@ -212,14 +310,29 @@ def submit(ray: Any, config: TrainConfig, *, name: str, overwrite: bool) -> Any:
             namespace=NAMESPACE,
             lifetime="detached",
             num_cpus=0,
-            max_restarts=0,
+            max_restarts=0 if config.saves_own else LAUNCHERS_MAX,
             max_task_retries=0,
             max_concurrency=CALLS_AT_ONCE,
-            scheduling_strategy=NodeAffinitySchedulingStrategy(here, soft=True),
+            **_choose_node(ray, config),
         )
         .remote(name, config.to_dict(), overwrite=overwrite, directory=os.getcwd())
     )
     return job
+
+
+def _choose_node(ray: Any, config: TrainConfig) -> dict[str, Any]:
+    """For the launcher, and for those that follow it."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    wanted = {key: value for role, key, value in map(parse_label, config.node_label) if role == "launcher"}
+    if not wanted:
+        here = ray.get_runtime_context().get_node_id()
+        return {"scheduling_strategy": NodeAffinitySchedulingStrategy(here, soft=True)}
+    nodes, _ = list_nodes(ray)
+    if not any(wanted.items() <= node.labels.items() for node in nodes):
+        words = ", ".join(f"{key}={value}" for key, value in wanted.items())
+        raise UserError(f"no node has the label {words}, for the launcher", hint="`ray start --labels` gives them")
+    return {"label_selector": wanted}
 
 
 def _await_gone(ray: Any, name: str) -> None:
@@ -247,7 +360,7 @@ def list_jobs(ray: Any) -> list[Glance]:
             job = find(ray, name, missing_ok=True)
             if job is not None:
                 try:
-                    found.append(_ask(ray, job.glance.remote(), name))
+                    found.append(_ask(ray, job.glance.remote, name))
                 except RegrowError as error:
                     found.append(Glance(name, "lost", error.message, "", ""))
     return sorted(found)
@@ -257,7 +370,7 @@ def follow(ray: Any, job: Any, name: str, show: Callable[[bool, str], None], *, 
     """Shows what a job says, until it ends; or until it has begun."""
     since = 0
     while True:
-        page: Page = _ask(ray, job.read.remote(since), name)
+        page: Page = _ask(ray, functools.partial(job.read.remote, since), name)
         since = page.next
         for is_result, line in page.lines:
             show(is_result, line)
@@ -267,7 +380,7 @@ def follow(ray: Any, job: Any, name: str, show: Callable[[bool, str], None], *, 
 
 def stop(ray: Any, name: str, *, save: bool) -> None:
     job = find(ray, name)
-    refusal = _ask(ray, job.stop.remote(save), name)
+    refusal = _ask(ray, functools.partial(job.stop.remote, save), name)
     if refusal is not None:
         raise UserError(f"job {name} cannot be stopped so: {refusal}")
 
@@ -275,7 +388,7 @@ def stop(ray: Any, name: str, *, save: bool) -> None:
 def fetch(ray: Any, name: str, out: Path) -> int:
     """Copies the run directory; says how many files that were."""
     job = find(ray, name)
-    files = _ask(ray, job.list_files.remote(), name)
+    files = _ask(ray, job.list_files.remote, name)
     if not files:
         raise UserError(f"job {name} has no directory yet")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
@@ -285,20 +398,27 @@ def fetch(ray: Any, name: str, out: Path) -> int:
         target.parent.mkdir(parents=True, exist_ok=True)
         with target.open("wb") as file:
             while file.tell() < size:
-                data = _ask(ray, job.read_file.remote(path, file.tell()), name)
+                data = _ask(ray, functools.partial(job.read_file.remote, path, file.tell()), name)
                 if not data:
                     break
                 file.write(data)
     return len(files)
 
 
-def _ask(ray: Any, answer: Any, name: str) -> Any:
-    try:
-        return ray.get(answer, timeout=ANSWER_SECONDS_MAX)
-    except ray.exceptions.GetTimeoutError:
-        raise RegrowError(f"job {name} did not answer within {ANSWER_SECONDS_MAX:.0f} s") from None
-    except ray.exceptions.RayActorError:
-        raise RegrowError(
-            f"job {name} is lost: its launcher died, and all of its processes with it",
-            hint="with checkpoints, --resume goes on",
-        ) from None
+def _ask(ray: Any, call: Callable[[], Any], name: str) -> Any:
+    """Once more, if the launcher dies and has a successor: all questions can be asked again."""
+    deadline = time.monotonic() + SUCCESSOR_SECONDS_MAX
+    is_away = False
+    while True:
+        try:
+            return ray.get(call(), timeout=SUCCESSOR_SECONDS_MAX if is_away else ANSWER_SECONDS_MAX)
+        except ray.exceptions.GetTimeoutError:
+            raise RegrowError(f"job {name} did not answer within {ANSWER_SECONDS_MAX:.0f} s") from None
+        except ray.exceptions.RayActorError:
+            if find(ray, name, missing_ok=True) is None or time.monotonic() >= deadline:
+                raise RegrowError(
+                    f"job {name} is lost: its launcher died, and has no successor",
+                    hint="with checkpoints, --resume goes on",
+                ) from None
+        is_away = True
+        time.sleep(RETRY_SECONDS)

@@ -11,6 +11,7 @@ and `RunDir`, which see to that; only `RunDir.create` raises.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import errno
 import fcntl
 import json
@@ -28,6 +29,7 @@ from regrow.errors import UserError
 from regrow.runtime.streams import write_text
 
 CONFIG, METRICS, SUMMARY, LOGS, STEPS = "config.toml", "metrics.jsonl", "summary.json", "logs", "steps"
+RUN = ".run"  # whose directory it is, where another launcher may go on with it
 SAME_SECOND_MAX = 1000
 
 
@@ -112,6 +114,29 @@ class RunDir:
             ) from None
         return run_dir
 
+    @classmethod
+    def go_on(cls, path: Path, *, run: str, config: TrainConfig) -> tuple[RunDir, bool]:
+        """For the launcher that goes on with this run: its directory where it is here; else a new one of that name, or
+        nearly so. Whether it is the old one."""
+        with contextlib.suppress(OSError, UserError):
+            if (path / RUN).read_text() == run:
+                run_dir = cls(path)
+                with contextlib.suppress(OSError):
+                    run_dir._metrics_bytes = (path / METRICS).stat().st_size
+                return run_dir, True
+        for attempt in range(1, SAME_SECOND_MAX):
+            target = path if attempt == 1 else path.with_name(f"{path.name}-{attempt}")
+            with contextlib.suppress(UserError):  # that one is another run's
+                run_dir = cls.create(dataclasses.replace(config, out=str(target)))
+                run_dir.mark(run)
+                return run_dir, False
+        raise UserError(f"cannot write to {path}, nor beside it", hint="--resume from the last checkpoint")
+
+    def mark(self, run: str) -> None:
+        """As the directory of this run, which another launcher may go on with."""
+        with self.logs.guard(self.path / RUN):
+            write_whole(self.path / RUN, run.encode())
+
     def write_metrics(self, line: dict[str, Any]) -> None:
         """Appends to metrics.jsonl; readable by others at once. A line for which there is no room is left out whole:
         those that come when there is room again can be read."""
@@ -119,7 +144,8 @@ class RunDir:
         path = self.path / METRICS
         with self.logs.guard(path):
             if self._metrics < 0:
-                self._metrics = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o666)
+                self._metrics = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o666)
+                os.ftruncate(self._metrics, self._metrics_bytes)  # of what another run has left
             try:
                 if os.write(self._metrics, data) < len(data):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -150,7 +176,7 @@ class RunDir:
             self._lock = -1
 
     def _remove_old_run(self) -> None:
-        for name in (SUMMARY, METRICS, CONFIG):  # the summary first: half an old run must not look whole
+        for name in (SUMMARY, METRICS, CONFIG, RUN):  # the summary first: half an old run must not look whole
             (self.path / name).unlink(missing_ok=True)
         for old in (*(self.path / LOGS).glob("*-*.log"), *(self.path / STEPS).glob("worker-*.jsonl")):
             old.unlink()

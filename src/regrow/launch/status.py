@@ -78,6 +78,8 @@ class RunStatus:
         self.progress_at = started_at
         self.moved_at = started_at  # when anything at all was last done
         self.failures = Failures()
+        self.failures_before: list[dict[str, Any]] = []  # as a launcher before this one wrote them down
+        self.launchers_before = 0
         self.checkpoints: dict[str, Any] = {"saved": 0, "failed": 0, "last": None, "last_error": None}
         self.publications = PublicationStatus(every_seconds=parse_interval(config.publish_every)[0])
         self.merges = dict.fromkeys(("folded", "deleted", "broken", "wanted", "error"), 0)
@@ -444,6 +446,9 @@ class RunStatus:
             **({} if self.tiers is None else {"tiers": self.tiers}),
         }
 
+    def list_failures(self) -> list[dict[str, Any]]:
+        return [*self.failures_before, *(failure.to_dict() for failure in self.failures.all)]
+
     def totals(self) -> dict[str, Any]:
         """The part of the summary that comes from what the processes said."""
         seconds, judged = self.training_seconds, self.evaluated or Evaluated(auc=None, logloss=None)
@@ -479,7 +484,8 @@ class RunStatus:
             "flushes": sum(server.flushes for server in self.servers),
             "flush_bytes": sum(server.flush_bytes for server in self.servers),
             "redo_bytes_peak": max(worker.redo_bytes_peak for worker in self.workers),
-            "failures": [failure.to_dict() for failure in self.failures.all],
+            "failures": self.list_failures(),
+            "launchers": 1 + self.launchers_before,
             "checkpoints": self.checkpoints,
             "publications": self.publications.to_dict() if self.config.publish is not None else None,
             "merges": self.merges,

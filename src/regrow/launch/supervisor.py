@@ -19,6 +19,9 @@ A process that hangs (`launch/watch.py`) is like one that died: it is ended, and
 end the run, so does this. A server that the coordinator waits for no longer (`ProcessCondemned`) is ended even if rows
 are lost with it. One that cannot even be killed, because the system has it, counts as ended after a while.
 
+A supervisor may itself be followed, when its launcher dies: its successor begins with `Inherit`, what all places said
+(`launch/legacy.py`), and gives incarnations from a block of its own, so that none is ever given twice.
+
 A place whose processes die again and again is given up: that will not be better next time. Deaths that were ordered
 here (`Harm`) do not count, as they were on purpose.
 
@@ -41,6 +44,7 @@ from regrow.launch.events import (
     CoordinatorListens,
     GiveUp,
     Harm,
+    Inherit,
     KeepSpares,
     Kill,
     NoteEnd,
@@ -88,6 +92,7 @@ SPARE_ROLES = {"server": "standby", "worker": "understudy"}
 
 Event = (
     Appoint
+    | Inherit
     | TakeStance
     | KeepSpares
     | ProcessEnded
@@ -111,7 +116,8 @@ Order = Start | Promote | Tell | Kill | Pause | Resume | NoteEnd | NoteSuccessor
 
 class Supervisor:
     """One run, or one attempt of it. `replaces`: whether its servers can be replaced at all, at some time. `prefer`:
-    which of these spares a server's successor shall be, where they are not all the same; None: none of them."""
+    which of these spares a server's successor shall be, where they are not all the same; None: none of them.
+    `numbers`: the incarnations that it may give to successors, and the numbers of spares; None: any."""
 
     def __init__(
         self,
@@ -119,6 +125,7 @@ class Supervisor:
         replaces: bool,
         watch: Watch | None = None,
         prefer: Callable[[Identity, Sequence[Identity]], Identity | None] = lambda heir, spares: spares[0],
+        numbers: range | None = None,
     ) -> None:
         self.stance = Stance.STRICT
         self._watch = watch or Watch()
@@ -127,7 +134,9 @@ class Supervisor:
         self._office: dict[tuple[str, int], Identity] = {}
         self._spares: list[Identity] = []
         self._spares_wanted = dict.fromkeys(SPARE_ROLES.values(), 0)
-        self._spares_started = dict.fromkeys(SPARE_ROLES.values(), 0)
+        self._numbers = numbers
+        self._spares_started = dict.fromkeys(SPARE_ROLES.values(), 0 if numbers is None else numbers.start)
+        self._followed: dict[tuple[str, int], Identity] = {}  # who was in this place before
         self._spares_failed = dict.fromkeys(SPARE_ROLES.values(), 0)
         self._spares_due: dict[str, float] = {}  # when missing spares are started; only where some may be missing
         self._zombies: list[Identity] = []  # alive for all we know, and out of office
@@ -146,6 +155,10 @@ class Supervisor:
         """The newest incarnation in this place, dead or alive."""
         return self._office[role, id]
 
+    def list_office(self) -> tuple[Identity, ...]:
+        """The newest incarnation in each place."""
+        return tuple(self._office.values())
+
     def counts(self, who: Identity) -> bool:
         """Whether this process is in office, or may be one day. Nothing that another says is of interest."""
         return self._office.get((who.role, who.id)) == who or who in self._spares
@@ -154,6 +167,8 @@ class Supervisor:
         match event:
             case Appoint(role=role, id=id, now=now):
                 return [self._appoint(Identity(role=role, id=id, incarnation=0), now)]
+            case Inherit():
+                self._inherit(event)
             case TakeStance(stance=stance):
                 self.stance = stance
             case KeepSpares(count=count, now=now, workers=workers):
@@ -188,6 +203,13 @@ class Supervisor:
                 return self._on_release()
         return []
 
+    def _inherit(self, event: Inherit) -> None:
+        """Everybody is asked at once whether he is there; who is not will be missed like anybody."""
+        self._office = {(who.role, who.id): who for who in event.office}
+        self._spares = list(event.spares)
+        for who in (*event.office, *event.spares):
+            self._watch.begin(who, event.now)
+
     # -- deaths ------------------------------------------------------------------------------------------------
 
     @property
@@ -210,7 +232,7 @@ class Supervisor:
         if who.role == "merger":  # training does not depend on it
             if self.stance is Stance.STOPPING or self._refusal(who, event.now) is not None:
                 return []
-            return [self._appoint(next_incarnation(who), event.now)]
+            return [self._appoint(self._name_successor(who), event.now)]
         return [NoteEnd(who=who), *self._judge(event)]
 
     def _judge(self, event: ProcessEnded) -> list[Order]:
@@ -301,6 +323,8 @@ class Supervisor:
             deaths.popleft()
         if who not in self._harmed_at:
             deaths.append(now)
+        if self._numbers is not None and self._number(who) not in self._numbers:
+            return f"{name_of(who)} has had {len(self._numbers)} successors"
         if len(deaths) <= (REPLACEMENTS_MAX if counts_as_dead else RESTARTS_MAX):
             return None
         what = "counted as dead" if counts_as_dead else "died"
@@ -316,7 +340,8 @@ class Supervisor:
     def _install_successor(
         self, who: Identity, reason: str, now: float, *, counts_as_dead: bool = False
     ) -> list[Order]:
-        heir = next_incarnation(who)
+        heir = self._name_successor(who)
+        self._followed[who.role, who.id] = who
         note = NoteSuccessor(
             who=who,
             heir=heir,
@@ -330,7 +355,7 @@ class Supervisor:
             # The last words to the old one may not have been heard.
             servers = [server for (role, _), server in self._office.items() if role == "server" and server.incarnation]
             start = self._appoint(heir, now)
-            return [note, start, *(self._tell_death(previous_incarnation(server)) for server in servers)]
+            return [note, start, *(self._tell_death(self._find_before(server)) for server in servers)]
         death = self._tell_death(who)
         spare = self._choose_spare(heir, now)
         if spare is not None:
@@ -342,6 +367,17 @@ class Supervisor:
                     known[heir] = known.pop(spare)
             return [note, death, Promote(spare=spare, who=heir)]
         return [note, death, self._appoint(heir, now)]
+
+    def _name_successor(self, who: Identity) -> Identity:
+        return Identity(role=who.role, id=who.id, incarnation=self._number(who))
+
+    def _number(self, who: Identity) -> int:
+        """Of its successor. Launchers before this one gave smaller ones, also such as nobody remembers."""
+        return max(next_incarnation(who).incarnation, 0 if self._numbers is None else self._numbers.start)
+
+    def _find_before(self, who: Identity) -> Identity:
+        """Where that is not remembered, the number before; nobody is harmed if there was none of that number."""
+        return self._followed.get((who.role, who.id)) or previous_incarnation(who)
 
     def _on_listens(self, who: Identity, address: str) -> list[Order]:
         """Whoever was started before this knows where the last one was."""

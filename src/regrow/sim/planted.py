@@ -30,6 +30,7 @@ from regrow.launch.supervisor import Supervisor
 from regrow.launch.watch import Watch
 from regrow.sim import patches, patches_hangs, planted_more
 from regrow.sim.bug import Bug
+from regrow.sim.followed import FollowedLauncher
 
 
 @contextlib.contextmanager
@@ -524,6 +525,17 @@ BUGS |= {
         patches_hangs.machine_is_one_loss,
         ("vanish", "vanish-sync", "vanish-cuts"),
         ("I8",),
+    ),
+}
+
+BUGS |= {
+    "numbers-on-from-what-is-heard": Bug(
+        "a launcher that follows another numbers on from the highest incarnation that it hears of",
+        FollowedLauncher,
+        "block",
+        patches_hangs.numbers_on_from_what_is_heard,
+        ("followed", "followed-sync"),
+        ("I4",),
     ),
 }
 

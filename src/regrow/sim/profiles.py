@@ -50,6 +50,7 @@ class Profile:
     paged: bool = False  # rows may be on disk (paged.py), and a death may end everybody: all begin again
     batch: bool = False  # checkpoints stay in the files of the stores
     supervised: bool = False  # the launcher has the real supervisor, with spares (supervised.py)
+    followed: bool = False  # ... and dies, and another is there (followed.py)
     moves: bool = False  # ... and every coordinator has an address of its own (moving.py)
     weights: tuple[tuple[str, int], ...] = (
         ("server", 6),
@@ -265,6 +266,16 @@ PROFILES |= {
         Profile(name="vanish", r=(1, 1, 2)),
         Profile(name="vanish-sync", mode="sync", r=(1, 1, 2)),
         Profile(name="vanish-cuts", r=(1, 1, 2), cuts=True),
+    )
+}
+
+# The launcher itself dies, and another asks what there is (followed.py).
+FOLLOWED = (("launcher", 6), ("machine", 2), ("server", 5), ("replacement", 4), ("coordinator", 3), ("worker", 2))
+PROFILES |= {
+    profile.name: dataclasses.replace(profile, weights=FOLLOWED, faults=10, supervised=True, followed=True)
+    for profile in (
+        Profile(name="followed", r=(1, 1, 2)),
+        Profile(name="followed-sync", mode="sync", r=(1, 1, 2)),
     )
 }
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from regrow.sim import machines
+from regrow.sim.followed import Followed
 from regrow.sim.forever import Forever
 from regrow.sim.hangs import Hangs, find_method
 from regrow.sim.moving import Moving
@@ -41,11 +42,12 @@ class Saboteur:
         self.parted = Parted(self)
         self.moving = Moving(self)
         self.vanishing = Vanishing(self)
+        self.followed = Followed(self)
 
     @property
     def _others(self) -> tuple[object, ...]:
         """Who knows more faults."""
-        return (self.hangs, self.forever, self.parted, self.moving, self.vanishing)
+        return (self.hangs, self.forever, self.parted, self.moving, self.vanishing, self.followed)
 
     @property
     def rate_max(self) -> float:

@@ -69,18 +69,21 @@ class SupervisedLauncher(Launcher):
 
     def __init__(self, world: World) -> None:
         super().__init__(world)
+        self.supervisor = self.make_supervisor(None)
+        self.spares: dict[Identity, Spare] = {}
+        self._asked: dict[Identity, float] = {}  # questions on their way, or not answered
+        self._ready: set[Identity] = set()  # servers that have said so
+        self.supervisor.receive(TakeStance(stance=Stance.REPLACING))
+        self.supervise(KeepSpares(count=world.job.protection.lost_together_max, now=world.now))
+
+    def make_supervisor(self, numbers: range | None) -> Supervisor:
         watch = Watch(
             silent_seconds=SILENT_SECONDS,
             patience_seconds=PATIENCE_SECONDS,
             start_seconds=START_SECONDS,
             starting_server_seconds=STARTING_SECONDS,
         )
-        self.supervisor = Supervisor(replaces=True, watch=watch)
-        self.spares: dict[Identity, Spare] = {}
-        self._asked: dict[Identity, float] = {}  # questions on their way, or not answered
-        self._ready: set[Identity] = set()  # servers that have said so
-        self.supervisor.receive(TakeStance(stance=Stance.REPLACING))
-        self.supervise(KeepSpares(count=world.job.protection.lost_together_max, now=world.now))
+        return Supervisor(replaces=True, watch=watch, numbers=numbers)
 
     def start(self, role: str, index: int) -> None:
         """For the first time; whoever comes later is started by the supervisor."""

@@ -30,6 +30,7 @@ from regrow.sim.choices import FAULT, Choices
 from regrow.sim.cuts import Start, Storage
 from regrow.sim.driver import Driver
 from regrow.sim.dumps import Loading
+from regrow.sim.followed import FollowedLauncher
 from regrow.sim.launcher import Launcher
 from regrow.sim.moving import MovingLauncher
 from regrow.sim.net import COORDINATOR, Item, Network, Wire, checksum, short
@@ -391,6 +392,8 @@ def _make_launcher(world: World) -> Launcher:
     profile = world.scenario.profile
     if profile.moves:
         return MovingLauncher(world)
+    if profile.followed:
+        return FollowedLauncher(world)
     return SupervisedLauncher(world) if profile.supervised else Launcher(world)
 
 

@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import echo_role
 import pytest
@@ -20,10 +20,11 @@ from regrow.core.identity import Identity
 from regrow.launch import outpost
 from regrow.launch.lines import encode, parse_report
 from regrow.launch.orders import Assignment, Evaluate, Stop
-from regrow.launch.outpost import Heard, Outpost
-from regrow.launch.reports import Evaluating, Listening, Stopped
+from regrow.launch.outpost import Heard, Outpost, Superseded
+from regrow.launch.reports import Evaluating, Listening, Ready, Stopped
 
 DEADLINE_SECONDS = 60.0
+LAST = 9  # a launcher later than any here
 ECHO = (outpost.PYTHON, echo_role.__file__)
 ASSIGNMENT = Assignment(
     identity=Identity(role="worker", id=1),
@@ -44,7 +45,7 @@ def post() -> Iterator[Outpost]:
 
 
 def end(post: Outpost) -> None:
-    post.act(signal.SIGKILL)
+    post.act(signal.SIGKILL, launcher=LAST)
     hear_all(post)
     post.close()
 
@@ -53,7 +54,7 @@ def hear_all(post: Outpost) -> tuple[list[object], bytes, Heard]:
     """Until its end."""
     data, log, deadline = b"", b"", time.monotonic() + DEADLINE_SECONDS
     while time.monotonic() < deadline:
-        heard = post.hear(0.1)
+        heard = post.hear(0.1, launcher=LAST)
         data, log = data + heard.reports, log + heard.log
         if heard.exit is not None:
             return [parse_report(line) for line in data.split(b"\n") if line], log, heard
@@ -102,3 +103,85 @@ def test_a_launcher_that_asks_nothing_is_gone() -> None:
             return
         time.sleep(0.01)
     raise AssertionError("its child is still there")
+
+
+# -- one launcher after another ------------------------------------------------------------------------------
+
+SERVER = Identity(role="server", id=2, incarnation=1)
+
+
+def test_a_successor_hears_who_is_here_and_what_was_said(post: Outpost) -> None:
+    post.tell(encode(ASSIGNMENT) + b"\n", ASSIGNMENT.identity)
+    post.keep(b"old", 1, "ab" * 32)
+    post.keep(b"new", 2, "cd" * 32)
+    post.keep(b"late", 1, "ef" * 32)
+    post.tell(encode(Evaluate()) + b"\n", SERVER)
+    heard, deadline = b"", time.monotonic() + DEADLINE_SECONDS
+    while b"evaluating" not in heard and time.monotonic() < deadline:
+        heard += post.hear(0.1).reports
+    estate = post.take_over(1)
+    assert (estate.who, estate.born, estate.told) == (SERVER, ASSIGNMENT.identity, frozenset({"evaluate"}))
+    assert (estate.memo, estate.memo_number, post.read_token(1)) == (b"new", (0, 2), "cd" * 32)
+    assert parse_report(estate.said[-1]) == Evaluating(samples=1)
+    post.tell(encode(Stop()) + b"\n", SERVER, launcher=1)
+    assert hear_all(post)[2].exit[0] == 0  # type: ignore[index]
+
+
+def test_words_of_a_launcher_that_was_followed_come_too_late(post: Outpost) -> None:
+    post.tell(encode(ASSIGNMENT) + b"\n", ASSIGNMENT.identity)
+    waiting = threading.Thread(target=lambda: refused.append(call(lambda: post.hear(DEADLINE_SECONDS))))
+    refused: list[bool] = []
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    while not post.hear(0.1).reports and time.monotonic() < deadline:
+        pass
+    waiting.start()
+    post.take_over(2)
+    waiting.join(DEADLINE_SECONDS)
+    for late in (
+        lambda: post.tell(encode(Stop()) + b"\n", SERVER),
+        lambda: post.act(signal.SIGKILL),
+        lambda: post.keep(b"late", 9, ""),
+        lambda: post.take_over(1),
+        lambda: post.read_token(0),
+    ):
+        refused.append(call(late))
+    assert refused == [True] * 6
+    estate = post.take_over(3)
+    assert (estate.who, estate.memo) == (ASSIGNMENT.identity, b"")
+    assert post.hear(0.0, launcher=3).exit is None
+
+
+def call(word: Callable[[], object]) -> bool:
+    """Whether it is refused."""
+    try:
+        word()
+    except Superseded:
+        return True
+    return False
+
+
+def test_what_a_successor_hears_begins_with_a_whole_line() -> None:
+    code = (
+        'import sys; print(\'{"event":"listening","address":"a"}\'); sys.stdout.write(\'{"event":"ready",\');'
+        'sys.stdout.flush(); sys.stdin.readline(); print(\'"rows":1,"bytes":2}\', flush=True)'
+    )
+    post = Outpost(role="worker", threads=1, command=(sys.executable, "-c", code))
+    deadline = time.monotonic() + DEADLINE_SECONDS
+    taken = b""
+    while b"ready" not in taken and time.monotonic() < deadline:
+        taken += post.hear(0.1).reports
+    estate = post.take_over(1)
+    assert estate.said == (encode(Listening(address="a")),)
+    post.tell(b"go on\n", launcher=1)
+    assert hear_all(post)[0] == [Ready(rows=1, bytes=2)]
+    post.close()
+
+
+def test_a_new_directory_gets_the_whole_log() -> None:
+    code = "import sys; sys.stderr.write('a line of a log\\n' * 20); print('no report', flush=True)"
+    post = Outpost(role="worker", threads=1, command=(sys.executable, "-c", code))
+    assert hear_all(post)[1] == b"a line of a log\n" * 20
+    post.take_over(1)
+    assert post.hear(0.0, launcher=1).log == b""
+    assert post.hear(0.0, launcher=1, whole_log=True).log == b"a line of a log\n" * 20
+    post.close()

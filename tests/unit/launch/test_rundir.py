@@ -167,3 +167,48 @@ def test_nothing_is_locked_after_a_failed_start(tmp_path: Path, monkeypatch: pyt
         with pytest.raises(UserError, match="No space left on device"):
             RunDir.create(config)
     RunDir.create(config, overwrite=True).close()
+
+
+def test_another_launcher_goes_on_in_the_directory_of_its_run(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    config = TrainConfig(out=str(path))
+    first = RunDir.create(config)
+    first.mark("ab12")
+    first.write_metrics({"step": 1})
+    first.close()
+    second, is_old = RunDir.go_on(path, run="ab12", config=config)
+    second.write_metrics({"step": 2})
+    second.close()
+    assert (second.path, is_old) == (path, True)
+    assert (path / "metrics.jsonl").read_text() == '{"step": 1}\n{"step": 2}\n'
+
+
+def test_a_launcher_on_another_node_begins_a_directory(tmp_path: Path) -> None:
+    """Of the same name, or beside what is there: another run's, or this one's with a launcher that still holds it."""
+    path = tmp_path / "run"
+    config = TrainConfig(out=str(path))
+    new, is_old = RunDir.go_on(path, run="ab12", config=config)
+    assert (new.path, is_old) == (path, False)
+    beside, is_old = RunDir.go_on(path, run="ab12", config=config)
+    assert (beside.path, is_old) == (tmp_path / "run-2", False)
+    others, is_old = RunDir.go_on(path, run="cd34", config=config)
+    assert (others.path, is_old) == (tmp_path / "run-3", False)
+    assert (others.path / "config.toml").exists()
+    for each in (new, beside, others):
+        each.close()
+
+
+def test_a_run_that_replaces_another_is_not_taken_for_it(tmp_path: Path) -> None:
+    path = tmp_path / "run"
+    config = TrainConfig(out=str(path))
+    first = RunDir.create(config)
+    first.mark("ab12")
+    first.write_metrics({"step": 1})
+    first.close()
+    second = RunDir.create(config, overwrite=True)
+    second.write_metrics({"step": 7})
+    second.close()
+    assert (path / "metrics.jsonl").read_text() == '{"step": 7}\n'
+    third, is_old = RunDir.go_on(path, run="ab12", config=config)
+    third.close()
+    assert not is_old
