@@ -566,7 +566,7 @@ WAITS: tuple[Wait, ...] = (
         name="exchange",
         who="a worker that keeps dense parameters",
         what="all others to bring their gradients, or to be followed by somebody who does",
-        bounds=("nn.ddp:OTHERS_SECONDS_MAX", "nn.gloo:GROUP_SECONDS_MAX", "wait: answer", "wait: work"),
+        bounds=("nn.ddp:OTHERS_SECONDS_MAX", "nn.gloo:GROUP_SECONDS_MAX", "runtime.board:ANSWER_SECONDS_MAX"),
         notices="launcher, which replaces who died or hangs and tells all of a new circle; at last the worker",
         then="the step is made again, or taken from one who has made it; at last the worker gives up",
         calls=(
@@ -576,14 +576,6 @@ WAITS: tuple[Wait, ...] = (
             "nn/gloo.py:GlooGroup.gather",
             "nn/gloo.py:GlooGroup._look",
         ),
-    ),
-    Wait(
-        name="board",
-        who="a worker",
-        what="another to show what it has",
-        bounds=("runtime.board:ANSWER_SECONDS_MAX",),
-        notices="the worker",
-        then="it counts as not there, and is asked again",
     ),
     Wait(
         name="replica's end",
