@@ -479,6 +479,11 @@ class TrainConfig:
         return Interval() if self.every == AUTO else parse_interval(self.every)
 
     @property
+    def publish_interval(self) -> Interval:
+        """Between publications."""
+        return parse_interval(self.publish_every)
+
+    @property
     def sabotage(self) -> tuple[Sabotage, ...]:
         """What `kill` and `pause` ask for, by step."""
         kills = [parse_sabotage("kill", text) for text in self.kill]

@@ -580,6 +580,21 @@ WAITS: tuple[Wait, ...] = (
         calls=("serving/replica.py:Replica._await_first",),
     ),
     Wait(
+        name="exchange",
+        who="a worker that keeps dense parameters",
+        what="all others to bring their gradients, or to be followed by somebody who does",
+        bounds=("nn.ddp:OTHERS_SECONDS_MAX", "nn.gloo:GROUP_SECONDS_MAX", "runtime.board:ANSWER_SECONDS_MAX"),
+        notices="launcher, which replaces who died or hangs and tells all of a new circle; at last the worker",
+        then="the step is made again, or taken from one who has made it; at last the worker gives up",
+        calls=(
+            "nn/ddp.py:DenseInWorkers.prepare",
+            "nn/ddp.py:DenseInWorkers._gather",
+            "nn/ddp.py:DenseInWorkers._await_circle",
+            "nn/gloo.py:GlooGroup.gather",
+            "nn/gloo.py:GlooGroup._look",
+        ),
+    ),
+    Wait(
         name="replica's end",
         who="whoever closes a replica",
         what="its thread",

@@ -331,6 +331,7 @@ USED_ELSEWHERE = {
     "resume_writing": "asyncio calls it",
     "eof_received": "asyncio calls it",
     "connection_lost": "asyncio calls it",
+    "handle_error": "socketserver calls it",
     "do_GET": "http.server calls it",
     "do_POST": "http.server calls it",
     "log_message": "http.server calls it",

@@ -52,6 +52,7 @@ DTYPES = {  # torch's names, safetensors' names, bytes
     "uint8": ("U8", 1),
     "bool": ("BOOL", 1),
 }
+DENSE_STATE = "dense_state"  # as in regrow.nn.dense: of an optimizer, and no weights
 DENSE_ALIGNMENT_FLOATS = 16  # as in regrow.nn.dense: where each parameter begins
 
 
@@ -148,6 +149,8 @@ class _Export:
         import torch
 
         for name, rows in chunk.items():
+            if name == DENSE_STATE:
+                continue
             if name == DENSE and self._dense is not None:
                 self._dense[rows.ids] = rows.weight
             else:
@@ -163,7 +166,8 @@ class _Export:
         return self._file.tensors
 
     def _row_tables(self) -> list[TableInfo]:
-        return [table for table in self._tables.values() if table.name != DENSE or self._dense is None]
+        left_out = {DENSE_STATE} if self._dense is None else {DENSE, DENSE_STATE}
+        return [table for table in self._tables.values() if table.name not in left_out]
 
     def _name(self, table: str) -> str:
         if self._of_torch or table == DENSE:

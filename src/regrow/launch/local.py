@@ -24,11 +24,11 @@ from regrow.errors import CheckpointError, ChildFailed, DataLoss, Interrupted, N
 from regrow.launch import checkpoints, endings, partial, takeover
 from regrow.launch.backend import Begun, Delayed, Ended, Handle, News, Noted, end, list_running, name_of
 from regrow.launch.causes import KILLED, MISSES_ANOTHER, Suspect, find_cause
+from regrow.launch.circles import TALLIES, Gatherings
 from regrow.launch.crew import Crew
 from regrow.launch.display import Display, QuietDisplay
 from regrow.launch.farewell import Farewell
 from regrow.launch.hosting import Host
-from regrow.launch.judges import Judges
 from regrow.launch.legacy import encode_memo
 from regrow.launch.orders import Command, Conclude, Evaluate, MakeCheckpoint
 from regrow.launch.patience import Patience
@@ -96,7 +96,6 @@ SURVIVING_PHASES = ("training", "evaluating")
 MEMO_SECONDS = 0.5  # between two looks at whether a successor would need to know something else by now
 DISPLAY_SECONDS = 0.125
 PLACES_SECONDS_MAX = 3600.0  # for the place of a coordinator on another host: queues of clusters are long
-TALLIES = "tallies"  # in the run directory, while workers judge together
 
 
 def train(
@@ -170,8 +169,8 @@ class Launch:
         self.crew: Crew
         self.run_id = secrets.token_hex(8)
         self.start = self.asked = start  # None: from nothing; `asked` stays what the user said
-        directory = str(run_dir.path.resolve() / TALLIES)
-        self.judges = Judges(workers=config.workers, directory=directory, shares=config.cluster == "local")
+        directory = str(run_dir.path.resolve())
+        self.gatherings = Gatherings(workers=config.workers, directory=directory, shares=config.cluster == "local")
         self.suspects: list[Suspect] = []
         self.data_loss: DataLoss | None = None
         self.not_saved: NotSaved | None = None
@@ -242,7 +241,7 @@ class Launch:
         self.start = found or self.start
         self.suspects, self.data_loss, self._ending = [], None, False
         self.saboteur.start_over()
-        self.judges.start_over()
+        self.gatherings.start_over()
         if self.replanner is not None and self._full:
             self.config = self.status.config = self.replanner.change_over()
         cut, step = (None, 0) if self.start is None else (self.start.cut, self.start.step)
@@ -410,7 +409,7 @@ class Launch:
         if quiet >= self.patience.stall:
             raise ChildFailed(
                 f"nothing has moved for {quiet:.0f} s, although all processes answer",
-                hint=self.judges.describe_waiting() or f"their logs: {self.run_dir.logs.path}",
+                hint=self.gatherings.judges.describe_waiting() or f"their logs: {self.run_dir.logs.path}",
             )
 
     def _gather(self) -> None:
@@ -473,20 +472,20 @@ class Launch:
                 if self.status.phase == "loading" and any(worker.state != "starting" for worker in self.status.workers):
                     self.enter("training")
                 if who.role == "worker":
-                    self._let_judge(who.id, report)
+                    self._let_gather(who.id, report)
                 if isinstance(report, SaveNow):
                     self._save_now(report)
                 if isinstance(report, Trained) and who.id == 0 and self.status.phase == "evaluating":
                     handle.tell(Evaluate())  # the one that was asked is dead; this is its successor
 
-    def _let_judge(self, worker: int, report: AnyReport) -> None:
-        """Evaluations that workers make together."""
-        for other, command in self.judges.receive(worker, report):
+    def _let_gather(self, worker: int, report: AnyReport) -> None:
+        """What workers do together: evaluations, and the exchange of dense gradients."""
+        for other, command in self.gatherings.receive(worker, report):
             self.crew.tell(self.supervisor.current("worker", other), command)
             if isinstance(command, Conclude):
                 shutil.rmtree(self.run_dir.path / TALLIES, ignore_errors=True)
-        while self.judges.notes:
-            self.display.say(self.judges.notes.pop(0))
+        while self.gatherings.judges.notes:
+            self.display.say(self.gatherings.judges.notes.pop(0))
 
     def _save_now(self, wish: SaveNow) -> None:
         """A script wants a checkpoint."""
@@ -545,7 +544,7 @@ class Launch:
             )
         self.status.note_successor(who.role, who.id, order.heir.incarnation)
         if who.role == "worker":
-            self.judges.note_successor(who.id)
+            self.gatherings.note_successor(who.id)
         self._display_due = self._metrics_due = self._memo_due = 0.0
 
     def _do_harm(self) -> None:

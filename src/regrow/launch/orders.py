@@ -1,7 +1,7 @@
 """What a launcher tells the processes it started, as values.
 
     assignment      who you are, whom you need, what you do: the first thing that a process hears
-    commands        launcher -> process: stop, become, are you there, a peer died, make a checkpoint, evaluate
+    commands        launcher -> process: stop, become, are you there, a peer died, make a checkpoint, evaluate, a circle
 
 Here is only what can be said to a process; what it says is in `launch/reports.py`, both as lines of text in
 `launch/lines.py`. How lines travel is a backend's business (`launch/backend.py` and what implements it), what they mean
@@ -122,6 +122,15 @@ class Conclude(Command, frozen=True, kw_only=True, tag="conclude"):
     metrics: dict[str, float | None]
 
 
+class CircleIs(Command, frozen=True, kw_only=True, tag="circle"):
+    """To every worker: these are all, by number, and what each of them shows is seen at its address. Any circle with a
+    lower number is over. Its members may meet in that directory."""
+
+    number: int
+    addresses: tuple[str, ...]
+    directory: str
+
+
 AnyCommand = (
     Stop
     | Become
@@ -135,4 +144,5 @@ AnyCommand = (
     | Judge
     | MergeTallies
     | Conclude
+    | CircleIs
 )

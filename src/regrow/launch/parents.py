@@ -1,7 +1,8 @@
 """What every `Parent` does with what the launcher says, however its lines travel; over pipes it is `launch/pipes.py`.
 
 The thread that reads them answers `Ask` by itself, so that a process which is busy is not taken for one that hangs. It
-also keeps where the coordinator is (`CoordinatorAt`): a process that trains reads no commands, but must hear of that.
+also keeps where the coordinator is (`CoordinatorAt`) and the newest circle: a process that trains reads no commands,
+but must hear of these.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import msgspec
 
 from regrow.core.identity import COORDINATOR, Identity
 from regrow.launch.lines import parse_command
-from regrow.launch.orders import AnyCommand, Ask, Assignment, CoordinatorAt
+from regrow.launch.orders import AnyCommand, Ask, Assignment, CircleIs, CoordinatorAt
 from regrow.launch.reports import Answer, Report
 from regrow.runtime.parent import Pulse, name_process
 
@@ -27,6 +28,7 @@ class LineParent:
 
     def __init__(self) -> None:
         self.pulse = Pulse()
+        self.circle: CircleIs | None = None
         self._commands_lock = threading.Lock()
         self._commands: queue.SimpleQueue[AnyCommand] = queue.SimpleQueue()
         self._callback: Callable[[AnyCommand], object] | None = None
@@ -71,6 +73,8 @@ class LineParent:
         with self._commands_lock:
             if isinstance(command, CoordinatorAt):
                 self._note_coordinator(command)
+            elif isinstance(command, CircleIs):
+                self.circle = command
             elif self._callback is not None:
                 self._callback(command)
             else:

@@ -12,14 +12,14 @@ from regrow.launch.checkpoints import MERGE_SECONDS_MAX, MERGE_SECONDS_MIN
 from regrow.launch.reports import Publication
 from regrow.launch.saving import CheckpointTimes, Saving
 from regrow.launch.version import version
-from regrow.units import parse_interval, size_text
+from regrow.units import size_text
 
 
 def plan_publications(config: TrainConfig, *, run: str, starts: int = 0) -> Saving | None:
     """As `checkpoints.plan_saving`; None: nothing is published."""
     if config.publish is None:
         return None
-    seconds, steps = parse_interval(config.publish_every)
+    seconds, steps = config.publish_interval
     return Saving(
         url=config.publish,
         encoding="raw",

@@ -240,6 +240,18 @@ class Evaluating(Report, frozen=True, kw_only=True, tag="evaluating"):
     samples: int
 
 
+class BoardAt(Report, frozen=True, kw_only=True, tag="board at"):
+    """A worker keeps dense parameters, and others see there which it has."""
+
+    address: str
+
+
+class CircleBroken(Report, frozen=True, kw_only=True, tag="circle broken"):
+    """It cannot exchange anything with that circle any more."""
+
+    number: int
+
+
 class Evaluated(Report, frozen=True, kw_only=True, tag="evaluated"):
     """The model is judged. None: not a number, or not asked for."""
 
@@ -377,6 +389,8 @@ AnyReport = (
     | Passed
     | Tallied
     | Concluded
+    | BoardAt
+    | CircleBroken
     | Evaluating
     | Evaluated
     | CheckpointBegun

@@ -148,7 +148,7 @@ def _recall(run: Launch, memo: Memo) -> None:
     status.launchers_before = seat.launcher
     status.restores, status.cuts_dead, status.checkpoints = memo.restores, memo.cuts_dead, memo.checkpoints
     status.failures_before, status.evaluated = memo.failures, memo.evaluated
-    run.judges.number_from(seat.launcher * NUMBERS_PER_LAUNCHER)
+    run.gatherings.judges.number_from(seat.launcher * NUMBERS_PER_LAUNCHER)
     if memo.not_saved is not None:
         run.not_saved = NotSaved(memo.not_saved[0], hint=memo.not_saved[1])
 

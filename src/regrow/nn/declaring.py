@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from regrow.core.job import JobSpec, TableSpec
 from regrow.errors import UserError
 from regrow.nn.coded import make_marks_table, make_protection, protect
-from regrow.nn.dense import BufferTable, DenseTable
+from regrow.nn.dense import BufferTable, DenseTable, FlatTable
 from regrow.nn.job_embedding import JobCollection
 from regrow.nn.seat import Seat
 
@@ -18,9 +18,13 @@ Static = list[tuple[int, DenseTable | BufferTable]]  # with the number of its ta
 
 
 def declare(
-    collections: Sequence[JobCollection], flat: Sequence[DenseTable | BufferTable | None], seat: Seat
+    collections: Sequence[JobCollection],
+    flat: Sequence[DenseTable | BufferTable | None],
+    seat: Seat,
+    *,
+    kept: Sequence[FlatTable] = (),
 ) -> tuple[JobSpec, Static]:
-    """The job, and where in it the dense tables are."""
+    """The job, and where in it the dense tables are. `kept`: tables that no step pulls or pushes."""
     wish = seat.protection
     tables = [protect(spec, wish) for collection in collections for spec in collection.specs]
     static: Static = []
@@ -28,6 +32,7 @@ def declare(
         if table is not None:
             static.append((len(tables), table))
             tables.append(protect(table.spec, wish, dense=True))
+    tables += [protect(table.spec, wish, dense=True) for table in kept]
     if not tables:
         raise UserError("the job has nothing to train", hint="job.embedding_bag_collection(...), job.dense(model)")
     protection = make_protection(wish, flush_seconds=seat.flush_seconds, redo_bytes=seat.redo_bytes)

@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 from torch import nn
@@ -23,6 +24,7 @@ from regrow.errors import UserError
 ROW_FLOATS = 512  # Narrower rows cost more bookkeeping per byte; wider ones spread a small model unevenly.
 ALIGNMENT_FLOATS = 16  # Every parameter starts on a cache line, as torch's own would.
 TABLE_NAME, BUFFERS_NAME = "dense", "buffers"
+STATE_NAME = "dense_state"  # of an optimizer in the workers: see `dense_state.py`
 ELEMENTWISE = ("sgd", "momentum", "adagrad", "adam")
 MOVE = OptimizerSpec(kind="sgd", learning_rate=1.0)
 
@@ -88,6 +90,10 @@ class DenseTable(FlatTable):
             for tensor, view in zip(self._tensors, self._views, strict=True):
                 tensor.data = view
 
+    def declare_rate(self, rate: float) -> None:
+        """Another learning rate than it was made with."""
+        self.spec = msgspec.structs.replace(self.spec, optimizer=OptimizerSpec(kind="sgd", learning_rate=rate))
+
     def adopt_values(self) -> None:
         """Lets the module see that `values` has changed."""
         if not self._on_host:
@@ -147,3 +153,9 @@ def name_buffers(module: nn.Module) -> set[str]:
         dot = f"{prefix}." if prefix else ""
         names |= {dot + name for name in each._buffers if name not in each._non_persistent_buffers_set}
     return names
+
+
+def list_buffers(module: nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """Those of its state that are averages."""
+    kept = name_buffers(module)
+    return [(name, b) for name, b in module.named_buffers() if name in kept and b.is_floating_point()]

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import base64
 import json
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from regrow.errors import UserError
+
+if TYPE_CHECKING:
+    from regrow.nn.seat import Seat
 
 # As text. A pipe holds 64 KiB, and the launcher must never wait for one.
 EXTRA_BYTES_MAX = 32 << 10
@@ -62,3 +65,38 @@ def _decode_tensor(found: dict[str, Any]) -> Any:
     dtype = getattr(torch, found[TENSOR])
     flat = torch.frombuffer(data, dtype=dtype) if data else torch.zeros(0, dtype=dtype)
     return flat.reshape(found["shape"])
+
+
+class WithExtras:
+    """What a job lets its script say of checkpoints."""
+
+    _seat: Seat
+    _step: int
+    _is_stepped: bool
+
+    def _begin(self) -> Any:
+        raise NotImplementedError
+
+    @property
+    def saves(self) -> bool:
+        """Whether this run makes checkpoints."""
+        return self._seat.saves
+
+    @property
+    def extra(self) -> Any:
+        """What the last `save` was given, in this run or before the checkpoint that it goes on from; None: nothing."""
+        return decode_extra(self._seat.extra)
+
+    def save(self, extra: Any = None) -> None:
+        """Asks for a checkpoint soon, and does not wait for it. `extra`: numbers, text, lists, dictionaries and small
+        tensors, which this and later checkpoints have; that of worker 0 counts."""
+        if not self.saves:
+            raise UserError(
+                "job.save: this run makes no checkpoints",
+                hint="regrow run --protect delta --ckpt DIRECTORY; `if job.saves:` for a script that runs without too",
+            )
+        text = None if extra is None else encode_extra(extra)
+        self._begin()
+        pushed = self._step if self._is_stepped else self._step - 1
+        self._seat.extra = text or self._seat.extra
+        self._seat.save(pushed, text)

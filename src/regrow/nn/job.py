@@ -35,7 +35,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -48,18 +48,20 @@ from regrow.nn import refusals
 from regrow.nn import seat as seats
 from regrow.nn import weights as whole
 from regrow.nn.ahead import Planned, group, plan_ahead
-from regrow.nn.clipping import clip_gradients
+from regrow.nn.clipping import NOTHING, clip_gradients
+from regrow.nn.ddp import DenseInWorkers
 from regrow.nn.declaring import Static, declare
-from regrow.nn.dense import BufferTable, DenseTable, Known, name_buffers
+from regrow.nn.dense import TABLE_NAME, BufferTable, DenseTable, Known, list_buffers
+from regrow.nn.dense_state import DenseState, MakeOptimizer
 from regrow.nn.digests import StepDigests
 from regrow.nn.embedding import EmbeddingBagConfig, EmbeddingConfig, Features
-from regrow.nn.extras import decode_extra, encode_extra
+from regrow.nn.extras import WithExtras
 from regrow.nn.feed import Dealing, Feed
 from regrow.nn.job_embedding import JobCollection, JobEmbeddingBagCollection, JobEmbeddingCollection
 from regrow.nn.judging import adapt, predict_by_shape
 from regrow.nn.lookup import Lookup, Part, find_features, join_ids, read_ids
 from regrow.nn.optimizer import Optimizers
-from regrow.nn.progress import Progress
+from regrow.nn.progress import Progress, WithProgress
 from regrow.nn.rates import WithRates
 from regrow.nn.routes import Chosen, Routes
 from regrow.nn.together import Place
@@ -81,7 +83,7 @@ def join(*, seed: int | None = None, mode: Mode | None = None, servers: int | No
     return Job(seats.take(seed=seed, mode=mode, servers=servers))
 
 
-class Job(WithRates):
+class Job(WithRates, WithProgress, WithExtras):
     """One worker of a run. Its public methods are all that a script needs."""
 
     def __init__(self, seat: seats.Seat) -> None:
@@ -95,6 +97,7 @@ class Job(WithRates):
         self._dense: DenseTable | None = None
         self._known = Known(nn.Module())
         self._buffers: BufferTable | None = None
+        self._ddp: DenseInWorkers | None = None
         self._client: Client | None = None
         self._first_weights: dict[str, Tensor] = {}  # of tables, to begin with
         self._spec: JobSpec
@@ -155,20 +158,31 @@ class Job(WithRates):
                 self._first_weights[config.name] = first
         return collection
 
-    def dense(self, module: nn.Module, optimizer: OptimizerSpec | None = None, *, sync: str = "servers") -> nn.Module:
+    def dense(
+        self,
+        module: nn.Module,
+        optimizer: OptimizerSpec | MakeOptimizer | None = None,
+        *,
+        sync: Literal["servers", "ddp"] = "servers",
+    ) -> nn.Module:
         """Gives the parameters of a module to the servers: they are the same in every worker, and survive it. Averages
-        such as those of BatchNorm go along. Parameters that need no gradient stay as they are."""
+        such as those of BatchNorm go along. Parameters that need no gradient stay as they are. With sync="ddp" workers
+        keep them, and `optimizer` makes one of torch for them: lambda parameters: torch.optim.Adam(parameters)."""
         self._check_not_begun("a module")
         refusals.check_dense(module, sync)
-        if self._dense is not None:
+        refusals.check_optimizer(optimizer, sync, self._seat.dense_refusal)
+        if self._dense is not None or self._ddp is not None:
             raise UserError("a job has one dense module", hint="put the modules into one, and give that")
         mine = {id(p) for each in self._collections for p in each.parameters()}
         named = [(name, p) for name, p in module.named_parameters() if id(p) not in mine and p.requires_grad]
-        self._dense = DenseTable(named, optimizer or DENSE_OPTIMIZER)
-        self._rates.add(self._dense.spec.name, self._dense.spec.optimizer.learning_rate)
-        kept = name_buffers(module)
-        buffers = [(name, b) for name, b in module.named_buffers() if name in kept and b.is_floating_point()]
-        self._buffers = BufferTable(buffers) if buffers else None
+        buffers = list_buffers(module)
+        if callable(optimizer):
+            self._ddp = DenseInWorkers(DenseState(named, buffers, optimizer))
+            self._rates.add(TABLE_NAME, self._ddp.state.rate)
+        else:
+            self._dense = DenseTable(named, optimizer or DENSE_OPTIMIZER)
+            self._rates.add(TABLE_NAME, self._dense.spec.optimizer.learning_rate)
+            self._buffers = BufferTable(buffers) if buffers else None
         self._known = Known(module)
         module.register_load_state_dict_post_hook(lambda module, keys: self._write_dense())
         return module
@@ -276,8 +290,9 @@ class Job(WithRates):
         """Leaves a batch out. It counts as a step, and changes nothing that was not moving already."""
         lookup = self._end_batch("skip")
         lookup.forget_grads()
-        if self._dense is not None and len(lookup.parts) == 1:
-            self._dense.take_grads()
+        dense = self._dense if self._ddp is None else self._ddp.state.table
+        if dense is not None and len(lookup.parts) == 1:
+            dense.take_grads()
         if lookup.at + 1 < len(lookup.parts):
             lookup.at += 1
         else:
@@ -289,48 +304,18 @@ class Job(WithRates):
         self._is_stepped = True
         return self._current[1]
 
-    def score(self, logits: Tensor, labels: Tensor) -> None:
-        """Lets the display show the AUC of what is trained on. Before `step`, if at all."""
-        self.progress.scores.add(labels.detach().cpu().numpy(), logits.detach().float().cpu().numpy())
-
-    def log(self, **values: float) -> None:
-        """Numbers to be seen with the next report: on the display, and in metrics.jsonl."""
-        self.progress.logged |= {name: float(value) for name, value in values.items()}
-
     def settle(self) -> None:
         """Waits until all that was pushed is safe. Synchronously every worker must come here, or go on."""
         client = self._begin()
+        if self._ddp is not None:
+            self._ddp.write(self._step)
         if self.mode == "sync" and self._step:
             client.pull(self._routes.plan_nothing(), step=self._step + 1).wait()  # the commit of the last step
         client.drain()
         self._report()
         client.pulse.begin()  # what a script does between its loops may take longer than any step
 
-    # --- Checkpoints ---
-
-    @property
-    def saves(self) -> bool:
-        """Whether this run makes checkpoints."""
-        return self._seat.saves
-
-    @property
-    def extra(self) -> Any:
-        """What the last `save` was given, in this run or before the checkpoint that it goes on from; None: nothing."""
-        return decode_extra(self._seat.extra)
-
-    def save(self, extra: Any = None) -> None:
-        """Asks for a checkpoint soon, and does not wait for it. `extra`: numbers, text, lists, dictionaries and small
-        tensors, which this and later checkpoints have; that of worker 0 counts."""
-        if not self.saves:
-            raise UserError(
-                "job.save: this run makes no checkpoints",
-                hint="regrow run --protect delta --ckpt DIRECTORY; `if job.saves:` for a script that runs without too",
-            )
-        text = None if extra is None else encode_extra(extra)
-        self._begin()
-        pushed = self._step if self._is_stepped else self._step - 1
-        self._seat.extra = text or self._seat.extra
-        self._seat.save(pushed, text)
+    # --- What a step needs ---
 
     def _plan(self, batches: list[Any], find: Find) -> Planned:
         if not batches:
@@ -368,6 +353,8 @@ class Job(WithRates):
         for index, table in self._static:
             lookup.plan.static_get(index, rows, table.values)
             table.adopt_values()
+        if self._ddp is not None:
+            self._ddp.prepare()
         self._current, self._step = (planned, lookup), lookup.step
 
     def _wait_for_rows(self, lookup: Lookup) -> np.ndarray[Any, Any]:
@@ -384,17 +371,23 @@ class Job(WithRates):
         client = self._begin()
         planned, lookup = self._current
         grads = self._take_grads(lookup) if planned.batches else np.zeros(lookup.plan.floats, np.float32)
+        beside = NOTHING if self._ddp is None else self._ddp.take_grads()  # gradients that do not go to servers
         if clip_norm is not None:
             averages = frozenset(index for index, table in self._static if table is self._buffers)
-            clip_gradients(grads, lookup.plan, self._spec, norm_max=clip_norm, left_out=averages)
+            clip_gradients(grads, lookup.plan, self._spec, norm_max=clip_norm, left_out=averages, beside=beside)
         if self.mode == "sync" and self.workers > 1:
             grads *= np.float32(1.0 / self.workers)  # servers sum the workers: together they make the mean
-        client.push(lookup.ticket, grads, self._rates.find(lookup.step, self._spec))
+            beside *= np.float32(1.0 / self.workers)
+        rates = self._rates.find(lookup.step, self._spec)
+        client.push(lookup.ticket, grads, rates)
         self._current = None
         loss = sum(self._losses) / len(self._losses) if self._losses else None
         self._losses.clear()
         if self._digests is not None and planned.batches:
-            self._digests.add(lookup, self._routes.list_columns(planned.trained), self._static, loss)
+            dense = self._static if self._ddp is None else self._ddp.static
+            self._digests.add(lookup, self._routes.list_columns(planned.trained), dense, loss)
+        if self._ddp is not None:
+            self._ddp.exchange(lookup.step, rates)
         if planned.batches:
             self.progress.position = getattr(planned.batches[-1], "position", self.progress.position)
         self.progress.add(step=lookup.step, samples=lookup.size, loss=loss, plan=lookup.plan)
@@ -464,6 +457,8 @@ class Job(WithRates):
     def refresh(self) -> None:
         """Takes the newest dense parameters from the servers: what others have pushed, too."""
         client = self._begin()
+        if self._ddp is not None:
+            self._ddp.prepare()
         if self._static:
             plan = self._routes.plan_nothing()
             rows = client.pull(plan, step=0).wait()
@@ -558,6 +553,8 @@ class Job(WithRates):
     def _write_dense(self) -> None:
         """The dense parameters were loaded: the servers have them before they are pulled again."""
         if self._client is not None:
+            if self._ddp is not None:
+                self._ddp.replace()
             for index, table in self._static:
                 table.take_values()
                 whole.write_flat(self._client, index, table)
@@ -569,7 +566,8 @@ class Job(WithRates):
         if self._client is not None:
             return self._client
         seat = self._seat
-        self._spec, self._static = declare(self._collections, [self._dense, self._buffers], seat)
+        kept = [] if self._ddp is None else self._ddp.state.tables
+        self._spec, self._static = declare(self._collections, [self._dense, self._buffers], seat, kept=kept)
         self._routes = Routes(self._spec, self._collections, [index for index, _ in self._static])
         client, resumed = seat.connect(self._spec)
         opened = client.opened.result()
@@ -579,6 +577,8 @@ class Job(WithRates):
         client.pushes = self.done
         self._client = client
         seat.note_end(self.settle)
+        if self._ddp is not None:
+            self._ddp.begin(seat, client, self._spec, done=self.done, resumed=resumed)
         self._give_first_values(client)
         return client
 

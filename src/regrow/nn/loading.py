@@ -23,7 +23,7 @@ from regrow.checkpoint.load import restore
 from regrow.core.job import OptimizerSpec
 from regrow.errors import UserError
 from regrow.nn.coded import MARKS
-from regrow.nn.dense import BUFFERS_NAME, TABLE_NAME, FlatTable, name_buffers
+from regrow.nn.dense import BUFFERS_NAME, STATE_NAME, TABLE_NAME, FlatTable, list_buffers
 
 
 def load(url: str, model: nn.Module | None = None, *, tables: Mapping[str, str] | None = None) -> dict[str, Tensor]:
@@ -32,7 +32,8 @@ def load(url: str, model: nn.Module | None = None, *, tables: Mapping[str, str] 
     {"t_user": "user.weight"}."""
     found = _read(url)
     flats = {name: found.pop(name) for name in (TABLE_NAME, BUFFERS_NAME) if name in found}
-    found.pop(MARKS, None)
+    for name in (MARKS, STATE_NAME):  # for those who train on
+        found.pop(name, None)
     if model is not None:
         state, places = model.state_dict(), _find_places(found, model, tables or {})
         for name, place in places.items():
@@ -85,10 +86,9 @@ def _find_places(found: Mapping[str, Tensor], model: nn.Module, tables: Mapping[
 
 
 def _name_dense(flats: Mapping[str, Tensor], model: nn.Module, taken: set[str]) -> dict[str, Tensor]:
-    kept = name_buffers(model)
     parts: dict[str, list[tuple[str, Tensor]]] = {
         TABLE_NAME: [(n, p) for n, p in model.named_parameters() if p.requires_grad and p.numel() and n not in taken],
-        BUFFERS_NAME: [(n, b) for n, b in model.named_buffers() if n in kept and b.is_floating_point()],
+        BUFFERS_NAME: list_buffers(model),
     }
     values: dict[str, Tensor] = {}
     for name, stored in flats.items():

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from torch import Tensor
+
 from regrow.metrics import ScoreHistogram
 
 
@@ -37,3 +39,17 @@ class Progress:
 
     def clear(self) -> None:
         self.loss_sum, self.loss_samples, self.scores = 0.0, 0, ScoreHistogram()
+
+
+class WithProgress:
+    """What a job lets its script say of how it goes."""
+
+    progress: Progress
+
+    def score(self, logits: Tensor, labels: Tensor) -> None:
+        """Lets the display show the AUC of what is trained on. Before `step`, if at all."""
+        self.progress.scores.add(labels.detach().cpu().numpy(), logits.detach().float().cpu().numpy())
+
+    def log(self, **values: float) -> None:
+        """Numbers to be seen with the next report: on the display, and in metrics.jsonl."""
+        self.progress.logged |= {name: float(value) for name, value in values.items()}

@@ -14,10 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regrow.config import TrainConfig
 from regrow.errors import UserError
+from regrow.runtime.hosts import NODE
 
 POOLINGS = ("SUM", "MEAN")
 DATA_TYPE = "FP32"
+EXACT_BITS = 32
 # Fields of a table that mean something here; of any other, only the default is taken.
 TABLE_FIELDS = frozenset(
     {"num_embeddings", "embedding_dim", "name", "feature_names", "pooling", "data_type", "init_fn"}
@@ -132,21 +135,47 @@ COPIED_HINT = "copy its state_dict(), or make another collection with the same t
 
 def check_dense(module: nn.Module, sync: str) -> None:
     """What cannot be given to the servers, or not so."""
-    if sync == "ddp":
-        raise UserError(
-            'job.dense(sync="ddp") is not there: a worker that dies would take the others\' all-reduce and its own '
-            "optimizer's state along, and no checkpoint would have them",
-            hint="leave it out: on the servers dense parameters are the same in every worker, and survive it",
-        )
-    if sync != "servers":
-        raise UserError(f"job.dense: sync = {sync!r}", hint='"servers", or leave it out')
+    if sync not in ("servers", "ddp"):
+        raise UserError(f"job.dense: sync = {sync!r}", hint='"servers", or leave it out; "ddp": in the workers')
     if isinstance(module, nn.parallel.DistributedDataParallel):
         raise UserError(
             "job.dense: the module is in DistributedDataParallel already",
-            hint="give the module itself: the servers bring the workers together",
+            hint="give the module itself: the job brings the workers together",
         )
     for name, parameter in module.named_parameters():
         if isinstance(parameter, nn.UninitializedParameter):
             raise UserError(
                 f"job.dense: the parameter {name!r} has no shape yet", hint="call the lazy module once before job.dense"
             )
+
+
+def check_optimizer(optimizer: Any, sync: str, refusal: str | None) -> None:
+    """Servers have update rules of their own; workers, those of torch."""
+    if sync == "servers" and callable(optimizer):
+        raise UserError(
+            "job.dense: servers cannot run an optimizer of torch",
+            hint='optimizer=OptimizerSpec(kind="adam", learning_rate=0.001), or sync="ddp"',
+        )
+    if sync == "ddp" and refusal is not None:
+        raise UserError(f'job.dense(sync="ddp"): {refusal}', hint="leave it out: then they are on the servers")
+    if sync == "ddp" and not callable(optimizer):
+        raise UserError(
+            'job.dense(sync="ddp") needs an optimizer of torch',
+            hint="optimizer=lambda parameters: torch.optim.Adam(parameters, lr=0.001)",
+        )
+
+
+def find_ddp_refusal(config: TrainConfig, *, listen: str) -> str | None:
+    """Why workers of such a run cannot keep dense parameters themselves."""
+    if config.mode != "sync":
+        return (
+            "it needs --mode sync. Asynchronously workers make no step together, and a successor pushes rows again "
+            "that others have long stepped behind"
+        )
+    if config.cluster != "local" or listen.startswith(NODE):
+        return "it is for workers on one machine"
+    if config.saves_own or config.saves_epochs:
+        return f"it does not go with --protect {config.protection}: servers go back alone, or to a step of their own"
+    if config.saves and config.ckpt_bits != EXACT_BITS:
+        return "it does not go with --ckpt-bits: the optimizer's state would not come back as it was"
+    return None

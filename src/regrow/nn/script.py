@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import linecache
+import logging
 import math
 import runpy
 import sys
@@ -24,7 +25,7 @@ from regrow.errors import RegrowError, UserError
 from regrow.launch import orders, reports
 from regrow.launch.saving import Extra
 from regrow.metrics import Metric
-from regrow.nn import seat
+from regrow.nn import refusals, seat
 from regrow.nn.coded import Wish
 from regrow.nn.declaring import check_names
 from regrow.nn.job import Job
@@ -32,6 +33,8 @@ from regrow.nn.progress import Progress
 from regrow.nn.together import JudgeShare, Place, judge_together
 from regrow.runtime.client import Client, SocketClient
 from regrow.runtime.parent import Parent
+
+log = logging.getLogger("regrow.worker")
 
 STEPS = "steps"  # in the run directory
 REPORT_SECONDS = 0.5
@@ -58,6 +61,9 @@ class RunSeat:
         self.digests: Path | None = None
         if config.step_digests and config.out is not None:
             self.digests = Path(config.out) / STEPS / f"worker-{who.id}.jsonl"
+        self.peers: seat.Peers | None = RunPeers(parent) if config.workers > 1 else None
+        self.dense_every = find_dense_every(config)
+        self.dense_refusal = refusals.find_ddp_refusal(config, listen=parent.assignment.listen)
         self.client: SocketClient | None = None
         self.metrics: dict[str, float] = {}
         self.settle: Callable[[], None] = lambda: None
@@ -125,6 +131,35 @@ class RunSeat:
         found = judge_together(self._parent, place, metrics, judge)
         self._parent.pulse.begin()  # what a script does next may take longer than any step
         return found
+
+
+class RunPeers:
+    """The other workers of such a run; the launcher says who they are."""
+
+    def __init__(self, parent: Parent) -> None:
+        self._parent = parent
+        self.token = bytes.fromhex(parent.assignment.token)
+        self.is_first = parent.assignment.identity.incarnation == 0
+
+    @property
+    def circle(self) -> orders.CircleIs | None:
+        return self._parent.circle
+
+    def open(self, address: str) -> None:
+        self._parent.report(reports.BoardAt(address=address))
+
+    def complain(self, number: int, reason: str) -> None:
+        log.warning("circle %d: %s", number, reason)
+        self._parent.report(reports.CircleBroken(number=number))
+
+
+def find_dense_every(config: TrainConfig) -> int | None:
+    """After how many steps servers must have the dense parameters that workers keep: whenever a checkpoint or a
+    publication may be made of that step."""
+    wishes = [config.interval] if config.saves else []
+    wishes += [config.publish_interval] if config.publish is not None else []
+    steps = [wish.steps for wish in wishes]
+    return None if not steps else math.gcd(*(each or 1 for each in steps))
 
 
 def find_extra(assignment: orders.Assignment) -> str | None:

@@ -13,6 +13,7 @@ from typing import Protocol
 
 from regrow.core.job import JobSpec, Mode
 from regrow.errors import UserError
+from regrow.launch.orders import CircleIs
 from regrow.metrics import Metric
 from regrow.nn.coded import REDO_BYTES_DEFAULT, Wish
 from regrow.nn.embedding import Cluster
@@ -22,6 +23,23 @@ from regrow.runtime.client import Client
 
 ALONE_SERVERS = 1  # of a script without a launcher: there is nobody to share rows with
 SHOW_SECONDS = 2.0
+
+
+class Peers(Protocol):
+    """The other workers of a run, as one sees them that exchanges dense gradients with them."""
+
+    token: bytes
+    is_first: bool  # whether nobody was in this place before
+
+    @property
+    def circle(self) -> CircleIs | None:
+        """The newest that is known."""
+
+    def open(self, address: str) -> None:
+        """What this worker shows is seen there."""
+
+    def complain(self, number: int, reason: str) -> None:
+        """Of this circle comes nothing more."""
 
 
 class Seat(Protocol):
@@ -41,6 +59,9 @@ class Seat(Protocol):
     saves: bool  # whether there are checkpoints
     extra: str | None  # that the script kept with the one this began from, or since
     digests: Path | None  # a file for digests of all steps
+    peers: Peers | None  # where there are other workers
+    dense_every: int | None  # steps after which a checkpoint may want dense parameters that workers keep
+    dense_refusal: str | None  # why workers cannot keep them here
 
     def connect(self, job: JobSpec) -> tuple[Client, bool]:
         """A client, and whether everybody starts from a checkpoint: then no step is half done."""
@@ -84,6 +105,9 @@ class AloneSeat:
     saves = False
     extra: str | None = None
     digests: Path | None = None
+    peers: Peers | None = None
+    dense_every: int | None = None
+    dense_refusal: str | None = None
 
     def __init__(self, *, seed: int = 0, mode: Mode = "async", servers: int = ALONE_SERVERS) -> None:
         self.seed = seed

@@ -337,6 +337,10 @@ class Client:
         self._check()  # again: a failure in between has not seen this one
         return self._request, answered
 
+    def check(self) -> None:
+        """Raises what has failed, if anything has: for who waits for something else than servers."""
+        self._check()
+
     def _check(self) -> None:
         if self._failure is not None:
             raise self._failure

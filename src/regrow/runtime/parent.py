@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Protocol
 
 from regrow.core.identity import Identity
-from regrow.launch.orders import AnyCommand, Assignment
+from regrow.launch.orders import AnyCommand, Assignment, CircleIs
 from regrow.launch.reports import Report
 
 PR_SET_NAME = 15
@@ -72,6 +72,10 @@ class Parent(Protocol):
     @property
     def assignment(self) -> Assignment:
         """Who this process is and what it needs; another one after `become`."""
+
+    @property
+    def circle(self) -> CircleIs | None:
+        """The newest that this worker has heard of."""
 
     def become(self, assignment: Assignment) -> None:
         """A spare takes a place: its process has another name from here on, and so has its log."""
