@@ -348,6 +348,7 @@ USED_ELSEWHERE = {
 LOOKED_UP = {
     "regrow.sim.sabotage": "_",
     "regrow.sim.hangs": "inject_",
+    "regrow.sim.followed": "inject_",
     "regrow.sim.forever": "inject_",
     "regrow.sim.moving": "inject_",
     "regrow.sim.vanishing": "inject_",
