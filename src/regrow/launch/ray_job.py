@@ -259,6 +259,8 @@ class Over(msgspec.Struct, frozen=True, kw_only=True):
 
 def _take_seat(name: str, config: TrainConfig) -> Seat | None:
     """None: nobody follows this launcher."""
+    if config.cluster == "local":  # its processes end with this one
+        return None
     if config.saves_own:  # what partial recovery has planned is in its launcher alone
         return None
     import ray
