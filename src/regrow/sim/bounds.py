@@ -95,6 +95,7 @@ UNSHRUNK = {
     "answers.LOOK_SECONDS_MAX": "what a look may count at most, not a bound",
     "partings.UNANSWERED_SECONDS_MAX": "the worlds that meet it (parted) have their own",
     "partings.REPLACED_MAX": "small as it is; the worlds that are parted reach it",
+    "flush_pace.GAP_SECONDS_MAX": "what teaches the pace of pushes, not a bound; unit tests reach it",
     "coordinator.BROUGHT_SECONDS_MAX": "a limit of time that no world waits for; unit tests reach it",
 }
 
