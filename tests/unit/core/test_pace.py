@@ -5,11 +5,20 @@ decision stays, and what is lost in all is compared with the best constant rate.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 
-from regrow.core.pace import STALL_SECONDS, WINDOW_PUSHES, WINDOW_SECONDS, PaceKeeper, Seen, Trial, choose_pace
+from regrow.core.pace import (
+    STALL_SECONDS,
+    TRIAL_WINDOWS_MIN,
+    WINDOW_PUSHES,
+    WINDOW_SECONDS,
+    PaceKeeper,
+    Seen,
+    Trial,
+    choose_pace,
+)
 from regrow.core.protection import FlushSpec
 
 GB = 10**9
@@ -30,15 +39,27 @@ def quiet(rate: float) -> float:
     return 0.01
 
 
+def see(
+    *, trials: Sequence[Trial] = (), left: int = 10 * GB, pushes_per_s: float | None = 100.0, margin: int = 0
+) -> Seen:
+    return Seen(
+        pushes_per_s=pushes_per_s,
+        trials=tuple(trials),
+        bytes_total=10 * GB,
+        bytes_left=left,
+        window_seconds=WINDOW_SECONDS,
+        margin=margin,
+        sharers=4,
+    )
+
+
 def play(
-    machine: Callable[[float], float], spec: FlushSpec, *, margin: int = 0, windows: int = 30
+    machine: Callable[[float], float], spec: FlushSpec, *, margin: int = 0, windows: int = 30, left: int = 10 * GB
 ) -> list[tuple[float, str]]:
     trials: list[Trial] = []
     paces = []
     for _ in range(windows):
-        pace = choose_pace(
-            spec, Seen(pushes_per_s=100.0, trials=tuple(trials), bytes_total=10 * GB, margin=margin, sharers=4)
-        )
+        pace = choose_pace(spec, see(trials=trials, left=left, margin=margin))
         paces.append(pace)
         rate = min(FASTEST, pace.bytes_per_s or FASTEST)
         trials.append(Trial(allowed=pace.bytes_per_s, bytes_per_s=rate, lost=machine(rate)))
@@ -59,6 +80,15 @@ def test_with_idle_cores_it_takes_those_and_no_more() -> None:
     assert 0.1 * FASTEST <= rate <= 0.3 * FASTEST
     assert "far less in all" in reason
     assert idle(rate) / rate < 0.5 * idle(FASTEST) / FASTEST
+
+
+def test_what_is_over_soon_is_not_tried_with() -> None:
+    """A trial at a quarter of the rate, of a recovery that takes seconds, costs more than it can bring."""
+    few = int(0.9 * TRIAL_WINDOWS_MIN * WINDOW_SECONDS * FASTEST)
+    paces = play(idle, FlushSpec(recovery_seconds_max=3600), left=few)
+    assert {rate for rate, _ in paces} == {0.0}
+    assert paces[-1][1] == "as fast as it can: training loses 48%, and all is back soon"
+    assert play(idle, FlushSpec(recovery_seconds_max=3600), left=2 * few)[-1][0] > 0
 
 
 def test_what_costs_nothing_needs_no_limit() -> None:
@@ -87,15 +117,12 @@ def test_a_share_that_is_never_reached_needs_no_limit() -> None:
 
 
 def test_the_users_limit_counts_for_all_servers_together() -> None:
-    pace = choose_pace(
-        FlushSpec(sweep_bytes_per_s=1000), Seen(pushes_per_s=1.0, trials=(), bytes_total=GB, margin=0, sharers=4)
-    )
+    pace = choose_pace(FlushSpec(sweep_bytes_per_s=1000), see())
     assert pace == (250.0, "as --sweep-bytes-per-s says")
 
 
 def test_nobody_trains() -> None:
-    seen = Seen(pushes_per_s=None, trials=(), bytes_total=GB, margin=0)
-    assert choose_pace(FlushSpec(), seen) == (0.0, "as fast as it can: nobody trains")
+    assert choose_pace(FlushSpec(), see(pushes_per_s=None)) == (0.0, "as fast as it can: nobody trains")
 
 
 class Clock:
