@@ -15,8 +15,9 @@ same work for each sample whether servers recover or not, so their processor tim
 is also given as it would be at equal speed.
 
 A stall is the longest time between two reports of a worker (about ten a second, each after a step), counted from the
-moment that the death is known, in the five seconds after it; the step that it was in is part of it. When the last late
-step of the first second has ended is given too, and the longest silence of the whole recovery.
+moment that the death is known, in the five seconds after it; the step that it was in is part of it. The longest silence
+of the seconds before is given beside it: so much of a stall is a step as any other. When the last late step of the
+first second has ended is given too, and the longest silence of the whole recovery.
 
 The sketch: for each byte of lost rows, k - 1 bytes of other members go to whoever decodes, one byte goes to the
 replacement, and one to make its parities again: (k + 1) x bytes / bandwidth of a socket = expected time, were
@@ -325,6 +326,7 @@ def figures(trace: Trace, failure: Failure, summary: dict[str, Any], *, server: 
         "stall_after_detection_s": round(
             trace.longest_silence(failure.detected_at, failure.detected_at + STALL_SECONDS), 4
         ),
+        "usual_silence_s": round(trace.longest_silence(failure.at - BEFORE_SECONDS, failure.at), 4),
         "resumed_after_detection_s": round(resumed_at - failure.detected_at, 4),
         "silence_s": round(trace.longest_silence(failure.detected_at, recovered_at), 4),
         "recovery_seconds": round(seconds, 4),
@@ -405,7 +407,7 @@ def slower_to_faster(runs: Sequence[dict[str, Any]]) -> list[float]:
 def describe(row: dict[str, Any]) -> str:
     even = row.get("lost_at_equal_speed_s_per_gb")
     return (
-        f"stalled for {row['stall_after_detection_s']:.2f} s after detection, "
+        f"stalled for {row['stall_after_detection_s']:.2f} s after detection (usual: {row['usual_silence_s']:.2f}), "
         f"all steps as usual after {row['resumed_after_detection_s']:.2f} s, "
         f"{row['rows']:,} rows ({row['bytes'] / 1e6:,.0f} MB) back after {row['unprotected_s']:.1f} s, "
         f"{row['lost_s']:.2f} s of training lost; per GB {row['unprotected_s_per_gb']:.1f} s without protection and "
@@ -423,6 +425,7 @@ def print_rows(report: common.Report) -> None:
             "limit, k",
             "lost MB",
             "stall",
+            "usual",
             "unprotected",
             "training lost",
             "unprotected / GB",
@@ -434,6 +437,7 @@ def print_rows(report: common.Report) -> None:
                 f"{name_limit(row['limit'])}, {row['k']}",
                 f"{row['bytes'] / 1e6:,.0f}",
                 f"{row['stall_after_detection_s']:.2f}",
+                f"{row['usual_silence_s']:.2f}",
                 f"{row['unprotected_s']:.2f}",
                 f"{row['lost_s']:.2f}",
                 f"{row['unprotected_s_per_gb']:.2f}",

@@ -448,7 +448,8 @@ def test_figures_of_a_failure_by_hand() -> None:
     assert found["server_row_bytes"] == 100
     assert not found["stall_in_during"]
     assert recovery.marks(failure) == {"death": 0.0, "resumed": 0.5, "recovered": 4.5}
-    assert "stalled for 0.40 s after detection, all steps as usual after 0.40 s, 1,000 rows" in recovery.describe(found)
+    told = recovery.describe(found)
+    assert "stalled for 0.40 s after detection (usual: 0.25), all steps as usual after 0.40 s, 1,000 rows" in told
     assert recovery.sketch_seconds({**found, "k": 4}, 44_000.0) == pytest.approx(5.0)
     # A step that was about to end is not the stall, a silence that begins much later is none.
     points = [(0.0, 0), (20.2, 10), (20.5, 20), *((21.0 + 0.4 * i, 30 + i) for i in range(12))]
@@ -470,7 +471,8 @@ def test_the_default_is_compared_with_the_old_one_per_byte() -> None:
     report = common.Report.start("recovery")
     report.rows += [{"kind": "socket", "bytes_per_second": 1e9}]
     for k, limit, seconds in ((4, 0, 2.0), (2, 0, 1.0), (4, recovery.OLD_LIMIT, 20.0), (2, recovery.OLD_LIMIT, 0.5)):
-        times = {"detected_s": 0.1, "silence_s": 0.1, "resumed_after_detection_s": 0.1, "stall_after_detection_s": 0.3}
+        names = ("detected_s", "silence_s", "usual_silence_s", "resumed_after_detection_s")
+        times = {**dict.fromkeys(names, 0.1), "stall_after_detection_s": 0.3}
         figures = {"unprotected_s": seconds, "lost_s": seconds, "recovery_seconds": seconds, "ratio_during": 0.9}
         per_gb = {f"{name}_s_per_gb": seconds for name in ("unprotected", "lost", "lost_at_equal_speed")}
         counts = {"rows": 1, "bytes": 10**9, "faults": 0, "bytes_per_second": 1e9}
