@@ -101,6 +101,20 @@ class Trace(train.Recorder):
             found["others_cores"] = common.round_known(before.others_cores(after), 2)
         return found
 
+    def first(self, samples: int) -> dict[str, Any]:
+        """The same of the first so many samples of all workers together: memory is touched for the first time then."""
+        seen = self._points()
+        times = np.array(sorted({at for points in seen for at, _ in points if at >= self.begin}))
+        done = np.sum(
+            [np.interp(times, [at for at, _ in points], [count for _, count in points]) for points in seen], axis=0
+        )
+        if done[-1] - done[0] < samples:
+            return {}
+        end = float(np.interp(done[0] + samples, done, times))
+        found = {"first_samples_per_second": self.rate(self.begin, end)}
+        work = self.work_per_sample(self.begin, end)
+        return found if work is None else {**found, "first_worker_seconds_per_sample": work}
+
     def failure(self) -> Failure:
         if self.status is None or not self.status.failures.all:
             raise RegrowError("a server should have been killed and was not: the run was too short")

@@ -359,12 +359,31 @@ def test_accuracy_without_data_says_what_to_give(data: str | None) -> None:
 # -- overhead ------------------------------------------------------------------------------------------------
 
 
+def test_the_first_samples_are_counted_apart() -> None:
+    # 50 samples per second for two seconds, then 100.
+    trace = trace_of(
+        [(at / 4, 12 * at + at // 2) for at in range(9)] + [(2 + at / 4, 100 + 25 * at) for at in range(1, 9)]
+    )
+    assert trace.first(100)["first_samples_per_second"] == pytest.approx(50.0, rel=0.02)
+    assert trace.first(200)["first_samples_per_second"] == pytest.approx(200 / 3, rel=0.02)
+    assert trace.first(10_000) == {}
+
+
 def test_overhead_rounds_rotate_and_explain_once() -> None:
     names = [[variant.name for variant in overhead.order(turn, explained=True)] for turn in range(3)]
     assert names[0] == ["none", "k4", "k2", "k4_2pc", "k4_flush1", "k4_none"]
     assert names[1] == ["k4", "k2", "none"]
     assert names[2] == ["k2", "none", "k4"]
     assert [variant.name for variant in overhead.order(0, explained=False)] == ["none", "k4", "k2"]
+
+
+def test_overhead_at_equal_speed_of_the_processors() -> None:
+    # A tenth slower, on processors that took a tenth more time for the same work: nothing is lost.
+    figures = {"samples_per_second": 90.0, "worker_seconds_per_sample": 1 / 90}
+    runs = [{"variant": "none", "round": 0, "samples_per_second": 100.0, "worker_seconds_per_sample": 0.01}]
+    runs += [{"variant": "k4", "round": 0, **figures}]
+    assert overhead.find_even(runs, overhead.VARIANTS[1], "") == [pytest.approx(0.0)]
+    assert overhead.find_even(runs, overhead.VARIANTS[1], "first_") == []
 
 
 def test_overhead_is_compared_round_by_round(capsys: pytest.CaptureFixture[str]) -> None:
