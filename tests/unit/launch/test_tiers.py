@@ -67,6 +67,22 @@ def test_there_must_be_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         open_and_close(make_config(tmp_path))
 
 
+def test_a_node_of_a_cluster_needs_space_for_its_own_servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = make_config(tmp_path)
+    needs = Needs(config)
+    each = needs.home_bytes + needs.count_log_bytes(least=False)
+    free = dataclasses.make_dataclass("Usage", ["free"])(2 * each)
+    monkeypatch.setattr(tiers.shutil, "disk_usage", lambda path: free)
+    StoreDir.open(config, overwrite=False, servers=2).close()
+    with pytest.raises(UserError, match="3 servers need"):
+        open_and_close(config)
+
+
+def test_a_node_may_have_its_id_in_the_directory() -> None:
+    assert tiers.name_directory("/nvme/{node}/run", "ab12") == "/nvme/ab12/run"
+    assert tiers.name_directory("/nvme/run", "ab12") == "/nvme/run"
+
+
 def test_files_must_be_allowed_to_hold_all_rows(tmp_path: Path) -> None:
     config = make_config(tmp_path, rows_max=1_000_000, model="kaggle", store_bytes_max=MIB)
     with pytest.raises(ConfigError, match=r"store_bytes_max = 1048576: the [\d,]+ rows of a server need"):

@@ -376,6 +376,25 @@ def test_a_directory_in_use_is_refused(tmp_path: Path) -> None:
         build(tmp_path / "nothing", at_epoch=1)
 
 
+def test_temporary_files_make_room_for_others_and_no_other_files_do(tmp_path: Path) -> None:
+    build(tmp_path, temporary=True).close()
+    build(tmp_path, of=other_job("seed"), temporary=True).close()
+    with pytest.raises(UserError, match="has the rows of another job: another seed"):
+        build(tmp_path)
+    build(tmp_path / "kept").close()
+    with pytest.raises(UserError, match="has rows of this job already"):
+        build(tmp_path / "kept", temporary=True)
+    assert (tmp_path / "kept" / "server-0" / "home").exists()
+
+
+def test_temporary_files_that_somebody_uses_stay(tmp_path: Path) -> None:
+    store = build(tmp_path, temporary=True)
+    with pytest.raises(UserError, match="is in use by another process"):
+        build(tmp_path, temporary=True)
+    assert (tmp_path / "server-0" / "job.json").exists()
+    store.close()
+
+
 def test_tables_with_parities_and_impossible_sizes_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="have no parities"):
         build(tmp_path, of=job_of(("sgd", 10, 2, 1, 1), servers=3))
