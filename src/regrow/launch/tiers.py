@@ -113,7 +113,7 @@ class Needs:
     def count_log_bytes(self, *, least: bool) -> int:
         """Of the log: at least a checkpoint of all that is in the cache, and a few segments. A store that may choose
         takes twice that and more, or as much as the rows take."""
-        segments = -(-self._cache_bytes // SEGMENT_BYTES) + 2
+        segments = -(-min(self._cache_bytes, self.cache_bytes_max) // SEGMENT_BYTES) + 2
         if least:
             return (segments + LOG_SEGMENTS_MIN) * SEGMENT_BYTES
         return max(self.home_bytes, (2 * segments + 8 * LOG_SEGMENTS_MIN) * SEGMENT_BYTES)

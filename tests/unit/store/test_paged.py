@@ -316,7 +316,7 @@ def test_a_damaged_row_is_named_and_not_served(tmp_path: Path) -> None:
     epoch = make_checkpoint(store)
     store.close()
     damage_log(tmp_path, slot=17)
-    with pytest.raises(StoreDamaged, match="1 damaged: slot 17 of table 0"):
+    with pytest.raises(StoreDamaged, match="1 damaged: row 17 of table 0 "):
         build(tmp_path, frames=300, at_epoch=epoch)
 
 
