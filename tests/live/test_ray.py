@@ -145,7 +145,8 @@ def test_rows_on_disk_of_a_lost_node_come_from_storage(tmp_path: Path, nodes: No
     summary = run.train(tmp_path / "run", k=4, **options, **disk)
     assert summary["status"] == "ok"
     assert summary["model_sha256"] == undisturbed(1)
-    assert len(summary["restores"]) == 1
+    # A worker may miss the server before Ray misses the node, on which it is then tried once more.
+    assert len(summary["restores"]) in (1, 2)
     assert summary["tiers"]["misses"] > 0
     assert len(used[0]) == 3, "three servers on three nodes"
     left = {path.parent.name for path in rows.glob("*/server-*")}

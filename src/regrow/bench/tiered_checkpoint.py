@@ -12,6 +12,7 @@ what two equal runs differ by, so there are many short rounds, each once in eith
 
 from __future__ import annotations
 
+import dataclasses
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -36,7 +37,8 @@ class Size:
     batch: int
 
 
-FULL = Size(rows_max=100_000, rounds=10, every_steps=EVERY_STEPS, periods=3, batch=512)
+FULL = Size(rows_max=100_000, rounds=2, every_steps=EVERY_STEPS, periods=3, batch=512)
+ALONE_ROUNDS = 7  # about nine minutes
 QUICK = Size(rows_max=40_000, rounds=1, every_steps=20, periods=2, batch=256)
 
 
@@ -56,8 +58,14 @@ def make_variants(every_steps: int) -> tuple[Variant, ...]:
     )
 
 
+def choose_size(setting: tiered_live.Setting) -> Size:
+    if setting.quick:
+        return QUICK
+    return dataclasses.replace(FULL, rounds=ALONE_ROUNDS) if setting.alone else FULL
+
+
 def measure(report: common.Report, setting: tiered_live.Setting) -> None:
-    size = QUICK if setting.quick else FULL
+    size = choose_size(setting)
     workload = tiered_live.Workload(rows_max=size.rows_max, batch=size.batch)
     cache_bytes = tiered_time.choose_cache(workload)
     rate = tiered_live.find_rate(workload)

@@ -49,6 +49,7 @@ class Setting:
 
     quick: bool
     places: dict[str, Place]
+    alone: bool = False  # only one part is measured, which may take nine minutes
 
     def place(self, name: str) -> Place:
         return self.places[name]

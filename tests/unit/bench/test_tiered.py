@@ -7,6 +7,7 @@ test here looks at speed; a whole run with processes is in tests/live/test_bench
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import json
 from collections import OrderedDict
@@ -242,6 +243,15 @@ def test_checkpoints_are_held_against_none() -> None:
     assert report.ratios["checkpoints"].value == pytest.approx(1000 / 990 - 1)
     assert not report.ratios["checkpoints"].met
     assert set(report.ratios) == {"checkpoints", "checkpoints_equal_speed"}
+
+
+def test_a_part_alone_has_more_rounds(tmp_path: Path) -> None:
+    setting = make_setting(tmp_path)
+    rounds = [
+        tiered_checkpoint.choose_size(dataclasses.replace(setting, quick=quick, alone=alone)).rounds
+        for quick, alone in ((True, True), (False, False), (False, True))
+    ]
+    assert rounds == [1, 2, 7]
 
 
 def spend(at: float, samples: int, worker: float, server: float, **tiers: float) -> tiered_figures.Spent:
