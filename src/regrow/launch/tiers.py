@@ -133,7 +133,10 @@ def _count_floats(optimizer: str, dim: int) -> int:
 
 
 def check_cache(config: TrainConfig) -> None:
-    """Raises ConfigError if a step could need more rows at once than the cache has room for."""
+    """Raises ConfigError if a step could need more rows at once than the cache has room for. What a script needs is
+    known when it has declared its tables; a server says then what does not fit."""
+    if config.script:
+        return
     needs = Needs(config)
     least = needs.cache_bytes_min
     if config.cache_bytes >= least:
@@ -149,7 +152,9 @@ def check_cache(config: TrainConfig) -> None:
 
 
 def check_space(config: TrainConfig, directory: Path, servers: int) -> None:
-    """Raises UserError if the files of so many servers cannot grow to what the rows need."""
+    """Raises UserError if the files of so many servers cannot grow to what the rows need, as far as that is known."""
+    if config.script:
+        return
     needs = Needs(config)
     home, log = needs.home_bytes, needs.count_log_bytes(least=True)
     if config.store_bytes_max is not None and config.store_bytes_max < home + log:
@@ -339,7 +344,9 @@ def describe(name: str, value: Any) -> str:
 
 
 def make_identity(config: TrainConfig) -> dict[str, Any]:
-    """What must be the same for rows in files to be rows of this run."""
+    """What must be the same for rows in files to be rows of this run. Servers compare the tables of a script."""
+    if config.script:
+        return {"servers": config.servers, "seed": config.seed}
     model = config.load_model()
     return {
         "servers": config.servers,

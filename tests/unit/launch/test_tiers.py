@@ -56,6 +56,16 @@ def test_a_cache_must_hold_twice_what_is_needed_at_once(tmp_path: Path) -> None:
     tiers.check_cache(config.replace(cache_bytes=least * MIB))
 
 
+def test_of_a_script_nothing_is_counted_that_is_not_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its tables are declared while it runs; those of the default model are not its own."""
+    free = dataclasses.make_dataclass("Usage", ["free"])(1000)
+    monkeypatch.setattr(tiers.shutil, "disk_usage", lambda path: free)
+    given = {"store": "tiered", "store_dir": str(tmp_path), "cache_bytes": MIB, "servers": 3, "script": ("train.py",)}
+    config = TrainConfig.from_dict(given)
+    open_and_close(config)
+    assert tiers.make_identity(config) == {"servers": 3, "seed": config.seed}
+
+
 def test_synchronous_steps_need_the_rows_of_all_workers(tmp_path: Path) -> None:
     one = Needs(make_config(tmp_path, mode="sync", workers=1, rows_max=100_000))
     two = Needs(make_config(tmp_path, mode="sync", workers=2, rows_max=100_000))
