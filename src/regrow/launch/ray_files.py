@@ -15,10 +15,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from regrow.config import TrainConfig
-from regrow.errors import ConfigError, RegrowError, UserError
+from regrow.errors import RegrowError, UserError
 from regrow.launch.placement import Node, Seats
 from regrow.launch.ray_nodes import PROBE_SECONDS_MAX, Where, list_nodes
 from regrow.launch.tiers import StoreDir, check_cache, name_directory
+
+# For all nodes to delete their files. Too small: a busy one keeps them until the next run. Too large: who waits for the
+# end of a run waits for a node that hangs.
+FINISH_SECONDS_MAX = 20.0
 
 
 class Problem(NamedTuple):
@@ -61,22 +65,23 @@ class NodeFiles:
 
     def finish(self) -> None:
         """The run has ended well. What is left on a node that does not answer is cleared by the next run there."""
-        for node in list_nodes(self._ray)[0]:
-            with contextlib.suppress(RegrowError):
-                self._ask(node.id, finish_here)
+        with contextlib.suppress(Exception):  # the cluster may be gone
+            asked = [self._send(node.id, finish_here) for node in list_nodes(self._ray)[0]]
+            self._ray.wait(asked, num_returns=len(asked), timeout=FINISH_SECONDS_MAX)
 
     def close(self) -> None:
         """Nothing is held: servers have locks of their own."""
 
-    def _ask(self, node: str, function: Any, *more: Any) -> Problem | None:
+    def _send(self, node: str, function: Any, *more: Any) -> Any:
         from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
         strategy = NodeAffinitySchedulingStrategy(node, soft=False)
         asked = self._ray.remote(num_cpus=0, max_retries=0)(function).options(scheduling_strategy=strategy)
+        return asked.remote(self._config.to_dict(), node, *more)
+
+    def _ask(self, node: str, function: Any, *more: Any) -> Problem | None:
         try:
-            found: Problem | None = self._ray.get(
-                asked.remote(self._config.to_dict(), node, *more), timeout=PROBE_SECONDS_MAX
-            )
+            found: Problem | None = self._ray.get(self._send(node, function, *more), timeout=PROBE_SECONDS_MAX)
         except self._ray.exceptions.GetTimeoutError:
             raise RegrowError(f"node {node} did not answer within {PROBE_SECONDS_MAX:.0f} s") from None
         except self._ray.exceptions.RayError as error:
@@ -89,8 +94,6 @@ def prepare_here(options: dict[str, Any], node: str, servers: int, overwrite: bo
     """Runs on a node."""
     try:
         StoreDir.open(_read(options, node), overwrite=overwrite, servers=servers).close()
-    except ConfigError as error:
-        return Problem(f"--store-dir {error.value}: {error.problem}", error.hint)
     except RegrowError as error:
         return Problem(error.message, error.hint)
     return None
