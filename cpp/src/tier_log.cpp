@@ -55,12 +55,10 @@ std::optional<LogEntry> LogScan::next() {
     at_ += bytes;
     if (fine && !pads) return entry;
     if (!fine)
-      damaged_.push_back("slot " + std::to_string(header.slot) + " of table " + std::to_string(header.table) +
-                         " (log, at byte " + std::to_string(offset_ + place) + ")");
+      damaged_.push_back({header.table, header.slot, offset_ + place, 0});
   }
   if (at_ < segment_.size()) {
-    damaged_.push_back("whatever follows byte " + std::to_string(offset_ + at_) + " of the log, up to byte " +
-                       std::to_string(offset_ + segment_.size()));
+    damaged_.push_back({0, 0, offset_ + at_, offset_ + segment_.size()});
     at_ = segment_.size();
   }
   return {};

@@ -40,6 +40,14 @@ std::string TieredShard::name(RowRef row) const {
          std::to_string(row.slot) + ")";
 }
 
+std::string TieredShard::describe(const LogDamage& damage) const {
+  const std::string at = std::to_string(damage.at);
+  if (damage.end) return "whatever follows byte " + at + " of the log, up to byte " + std::to_string(damage.end);
+  // The header that says which row it is may be what is damaged.
+  if (damage.slot >= tables_[damage.table].slots) return "byte " + at + " of the log";
+  return name(RowRef{damage.table, damage.slot}) + " in the log, at byte " + at;
+}
+
 void TieredShard::check_counts(std::span<const int32_t> counts, std::span<const uint32_t> slots) const {
   if (counts.size() != tables_.size())
     throw std::invalid_argument("counts has " + std::to_string(counts.size()) + " entries; this store has " +

@@ -311,7 +311,7 @@ void TieredShard::adopt_segment(const Piece& piece, const Incarnation& life, uin
     log_found.versions[header.table].emplace_back(header.slot, entry->place);
     epoch_max = std::max(epoch_max, header.epoch);
   }
-  damaged.insert(damaged.end(), scan.damaged().begin(), scan.damaged().end());
+  for (const LogDamage& each : scan.damaged()) damaged.push_back(describe(each));
   log_->adopt(piece.offset / settings_.segment_bytes, sequence, piece.bytes, epoch_max);
 }
 

@@ -300,7 +300,7 @@ void TieredShard::parse_segment() {
   }
   ++round.parsed;
   if (!scan.damaged().empty()) {  // the round is given up, for good: what cannot be read cannot go home
-    damaged_.insert(damaged_.end(), scan.damaged().begin(), scan.damaged().end());
+    for (const LogDamage& each : scan.damaged()) damaged_.push_back(describe(each));
     cleaning_.reset();
     cleaning_stopped_ = true;
     lanes_->ring();

@@ -5,6 +5,7 @@ Only words and numbers are looked at here. What a cluster has is asked in `launc
 
 from __future__ import annotations
 
+import os
 import re
 from typing import Any
 
@@ -38,8 +39,13 @@ def check_cluster(config: Any) -> None:
         return
     if config.transport != "tcp":
         raise ConfigError("transport", config.transport, "nodes of a cluster speak over TCP", hint="--transport tcp")
-    if config.store != "memory":
-        raise ConfigError("store", config.store, "files of rows are kept on one machine", hint="--cluster local")
+    if config.store != "memory" and config.protection == "batch":
+        problem = "checkpoints in the files of a node are lost with it, and nobody else could go on from the rest"
+        hint = "--protect delta --ckpt URL, which makes files anew on any node; or --cluster local"
+        raise ConfigError("protection", config.protection, problem, hint=hint)
+    if config.store_dir is not None and not os.path.isabs(config.store_dir):
+        problem = "is not the same on every node"
+        raise ConfigError("store_dir", config.store_dir, problem, hint="a path from the root: /nvme/run")
     if config.step_digests:
         raise ConfigError("step_digests", True, "are files of one machine", hint="--cluster local")
 

@@ -173,7 +173,8 @@ class TrainConfig:
 
     # memory: all rows of a server in its memory. tiered: on disk, with a cache in memory; for tables that are larger.
     store: str = "memory"
-    # Where tiered servers keep their files. On a disk that is slow, or shared, every miss waits for it.
+    # Where tiered servers keep their files; on a cluster, on each node. On a disk that is slow, or shared, every miss
+    # waits for it.
     store_dir: str | None = None
     # Of rows in memory, per server (tiered). Too small: every batch waits for the disk; less than two batches is
     # refused. Too large: memory that the workers would need.

@@ -125,6 +125,15 @@ WAITS: tuple[Wait, ...] = (
         calls=("launch/ray.py:RayProcesses.reserve",),
     ),
     Wait(
+        name="files",
+        who="launcher of a cluster, when a run with rows on disk has ended well",
+        what="all nodes to delete the files of its rows",
+        bounds=("launch.ray_files:FINISH_SECONDS_MAX",),
+        notices="launcher",
+        then="the next run there deletes them",
+        calls=("launch/ray_files.py:NodeFiles.finish",),
+    ),
+    Wait(
         name="job",
         who="commands about a job on a cluster",
         what="its launcher to answer",

@@ -30,6 +30,8 @@ def test_a_run_with_rows_on_disk(tmp_path: Path) -> None:
     )
     assert row["samples_per_second"] > 0
     assert row["checkpoints"] > 2
+    assert row["seconds_per_sample"]["worker"] > 0 and row["seconds_per_sample"]["server"] > 0
+    assert row["written_per_sample"]["log_bytes_written"] > 0 and row["written_per_sample"]["rows_flushed"] > 0
     assert row["file_bytes"] > 0 and row["io"]
     assert 0 < row["frames"] < row["rows"]
     assert row["server_rss_bytes"] > row["server_bytes"] > 0

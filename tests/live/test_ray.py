@@ -134,6 +134,35 @@ def test_a_node_is_lost_and_the_model_is_the_same(tmp_path: Path, nodes: Nodes, 
     assert not [path for path in (tmp_path / "run").rglob("*") if path.is_file() and token in path.read_text()]
 
 
+def test_rows_on_disk_of_a_lost_node_come_from_storage(tmp_path: Path, nodes: Nodes, run: Run) -> None:
+    """Every node has a directory of its own, by its id. Files that an earlier run left there are no hindrance."""
+    rows = tmp_path / "rows"
+    options = {"protection": "delta", "ckpt": str(tmp_path / "ckpt"), "every": "5steps", "check_parity": False}
+    disk = {"store": "tiered", "store_dir": f"{rows}/{{node}}", "cache_bytes": 4 << 20}
+    used: list[set[str]] = []
+    run.at(8, lambda: used.append({path.parent.name for path in rows.glob("*/server-*")}))
+    run.at(15, lambda: nodes.lose(run.node_of("server", 1)))
+    summary = run.train(tmp_path / "run", k=4, **options, **disk)
+    assert summary["status"] == "ok"
+    assert summary["model_sha256"] == undisturbed(1)
+    # A worker may miss the server before Ray misses the node, on which it is then tried once more.
+    assert len(summary["restores"]) in (1, 2)
+    assert summary["tiers"]["misses"] > 0
+    assert len(used[0]) == 3, "three servers on three nodes"
+    left = {path.parent.name for path in rows.glob("*/server-*")}
+    assert len(left) == 1 and left <= used[0], "nobody can clear the lost node's, and all others are gone"
+
+
+def test_a_directory_of_a_node_is_looked_at_before_anything_starts(tmp_path: Path, nodes: Nodes, run: Run) -> None:
+    node = nodes.list_ids()[1]
+    (tmp_path / node).mkdir()
+    (tmp_path / node / "thesis.txt").write_text("mine")
+    disk = {"store": "tiered", "store_dir": f"{tmp_path}/{{node}}", "cache_bytes": 4 << 20}
+    with pytest.raises(UserError, match=r"^node .*: .* has other files in it \(thesis.txt\)"):
+        run.train(tmp_path / "run", protection="none", check_parity=False, k=4, **disk)
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.slow
 def test_what_a_cluster_has_not_is_said_before_anything_starts(tmp_path: Path, run: Run) -> None:
     for options, words in (

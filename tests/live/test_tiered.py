@@ -183,6 +183,33 @@ def test_another_number_of_servers_goes_on_from_a_full_made_of_it(tmp_path: Path
         restore_epochs(rows, full, progress=lambda done, total: None)
 
 
+SCRIPT = """
+import torch, regrow
+
+def read(batch):
+    return [regrow.KeyedJaggedTensor(keys=["item"], values=batch, lengths=torch.ones(len(batch), dtype=torch.int32))]
+
+job = regrow.join()
+table = regrow.EmbeddingBagConfig(num_embeddings=20_000, embedding_dim=8, name="t", feature_names=["item"])
+rows, dense = job.embedding_bag_collection([table]), job.dense(torch.nn.Linear(8, 1))
+data = [torch.arange(64 * step, 64 * step + 64) for step in range(20)] * 2
+for batch in job.loop(data, epochs=1, features=read):
+    job.step(dense(rows(read(batch)[0]).values()).square().mean())
+"""
+
+
+def test_a_script_of_ones_own_with_a_cache_for_some_of_its_rows(tmp_path: Path) -> None:
+    """Smaller than the default model would need, which is none of its business."""
+    path = tmp_path / "train.py"
+    path.write_text(SCRIPT)
+    given = {"script": (str(path),), "servers": 2, "workers": 1, "store": "tiered", "cache_bytes": MIB // 16}
+    config = TrainConfig.from_dict({**given, "store_dir": str(tmp_path / "rows"), "out": str(tmp_path / "run")})
+    summary = local.train(config)
+    assert summary["status"] == "ok"
+    assert summary["per_worker"][0]["step"] == 40
+    assert summary["tiers"]["rows_evicted"] > 0 and summary["tiers"]["misses"] > 0
+
+
 def test_a_cluster_for_a_script(tmp_path: Path) -> None:
     table = TableSpec(
         name="t", rows=20_000, dim=8, init_bound=0.5, optimizer=OptimizerSpec(kind="sgd", learning_rate=1.0)

@@ -120,22 +120,28 @@ struct SegmentHead {
 };
 std::optional<SegmentHead> read_segment_head(const std::byte* block, uint64_t fingerprint);
 
+// A version that is not what was written, as its own header names it; or all bytes from one on up to another.
+struct LogDamage {
+  uint32_t table, slot;
+  uint64_t at, end;  // end: 0 for a single version
+};
+
 // Checks and gives the versions in `bytes` of a segment, which begin behind its head. strides[t]: floats of a record of
-// table t. What is damaged is named in `damaged`, as text, and left out.
+// table t. What is damaged is named in `damaged`, and left out.
 class LogScan {
  public:
   LogScan(std::span<const std::byte> segment, uint64_t segment_offset, size_t head_bytes,
           std::span<const size_t> strides)
       : segment_(segment), offset_(segment_offset), at_(head_bytes), strides_(strides) {}
   std::optional<LogEntry> next();
-  const std::vector<std::string>& damaged() const { return damaged_; }
+  const std::vector<LogDamage>& damaged() const { return damaged_; }
 
  private:
   std::span<const std::byte> segment_;
   uint64_t offset_;
   size_t at_;
   std::span<const size_t> strides_;
-  std::vector<std::string> damaged_;
+  std::vector<LogDamage> damaged_;
 };
 
 uint32_t entry_checksum(const LogHeader& header, const void* record, size_t bytes);

@@ -225,6 +225,7 @@ class TieredShard {
   Table& at(size_t table) { return const_cast<Table&>(std::as_const(*this).at(table)); }
   Frames& frames_of(const Table& table) { return *frames_[table.frames_index]; }
   std::string name(RowRef row) const;
+  std::string describe(const LogDamage& damage) const;
   void check_call(std::span<const int32_t> counts, std::span<const uint32_t> slots, size_t floats) const;
   void check_counts(std::span<const int32_t> counts, std::span<const uint32_t> slots) const;
   void check_range(size_t table, int64_t first_slot, int64_t count, size_t floats) const;

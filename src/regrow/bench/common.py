@@ -52,6 +52,7 @@ class Ratio:
     target: float
     better: str = "higher"
     pairs: int = 1
+    told: str | None = None  # what `low` and `high` are, where they are something else
 
     @classmethod
     def of(cls, values: Sequence[float], *, target: float, better: str = "higher") -> Ratio:
@@ -73,6 +74,8 @@ class Ratio:
 
     @property
     def spread(self) -> str:
+        if self.told is not None:
+            return self.told
         return "quartiles of pairs" if self.pairs >= QUARTILE_PAIRS_MIN else "extremes of pairs"
 
     def to_dict(self) -> dict[str, Any]:

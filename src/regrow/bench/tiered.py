@@ -1,4 +1,4 @@
-"""What do rows on disk cost? In parts, each of one to three minutes; see the files of each.
+"""What do rows on disk cost? In parts, each of one to three minutes (`checkpoint` alone: nine); see the files of each.
 
     time        training with rows on disk, and in files in memory, against all rows in memory; other policies; money
     cache       caches from a thousandth to a fifth of the rows; skews; misses as time goes on
@@ -13,6 +13,7 @@ OpenEmbedding (ICDE 2023); docs/benchmarks.md has ours.
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import time
 from typing import Any
@@ -39,7 +40,7 @@ def run(*, quick: bool, json_path: str | None, part: str | None = None) -> int:
     if part is not None and part not in PARTS:
         raise UserError(f"bench tiered has no part {part!r}", hint=nearest(part, PARTS))
     report = common.Report.start("tiered")
-    setting = measure_devices(report, quick=quick)
+    setting = dataclasses.replace(measure_devices(report, quick=quick), alone=part is not None)
     for name in PARTS if part is None else (part,):
         measure_part(report, name, setting)
         if json_path is not None:  # minutes of figures are not lost with the next part

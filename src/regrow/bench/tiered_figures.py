@@ -7,6 +7,7 @@ where T is such that C distinct rows are used in T batches. So all sizes follow 
 from __future__ import annotations
 
 import itertools
+import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -191,3 +192,51 @@ class Course:
             "reads_per_sample": grown["reads"] / samples,
             "rows_per_sample": rows / samples,
         }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spent:
+    """What a run had made and taken by one moment, all together."""
+
+    at: float
+    samples: int
+    seconds: Mapping[str, float]  # of the processors, by role
+    tiers: Mapping[str, float]  # what servers have counted
+
+
+# Of servers, for each sample.
+WRITTEN = ("log_bytes_written", "home_bytes_written", "rows_flushed", "rows_evicted_dirty")
+
+
+def share_out(spent: Sequence[Spent], begin: float, end: float) -> dict[str, dict[str, float]]:
+    """Processor time of each role, and what was written, for each sample between two times; nothing, if that is less
+    than two looks."""
+    within = [each for each in spent if begin <= each.at <= end]
+    if len(within) < 2 or within[-1].samples <= within[0].samples:
+        return {}
+    first, last = within[0], within[-1]
+    samples = last.samples - first.samples
+    seconds = {
+        role: (last.seconds[role] - first.seconds[role]) / samples for role in last.seconds if role in first.seconds
+    }
+    written = {name: (last.tiers[name] - first.tiers[name]) / samples for name in WRITTEN if name in first.tiers}
+    return {"seconds_per_sample": seconds, "written_per_sample": written}
+
+
+def more_work(one: Mapping[str, float], base: Mapping[str, float]) -> float:
+    """Processor time of all roles for a sample, more than the base takes, as a share of that. Workers do the same for
+    each sample in both, so what theirs differs by is how fast the processors were, and is taken out."""
+    speed = base["worker"] / one["worker"]
+    return (speed * sum(one.values()) - sum(base.values())) / sum(base.values())
+
+
+def average(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """By name."""
+    return {name: statistics.fmean(each[name] for each in found) for name in found[0]}
+
+
+def mean_of_pairs(values: Sequence[float]) -> dict[str, float]:
+    """The mean, and how far it may be off: twice its standard error, on either side."""
+    mean = statistics.fmean(values)
+    error = statistics.stdev(values) / len(values) ** 0.5 if len(values) > 1 else float("inf")
+    return {"value": mean, "low": mean - 2.0 * error, "high": mean + 2.0 * error}

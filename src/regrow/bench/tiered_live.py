@@ -28,6 +28,7 @@ MEMORY_DIRECTORY = Path("/dev/shm")
 SHAPE = "kaggle"
 STEPS_MIN = 16
 LOOK_SECONDS = 1.0  # servers report as often
+SPENT_SECONDS = 0.25  # between two looks at processor time. Too large: a span has not whole periods of checkpoints.
 MISS_RATE = 0.13  # the published one
 SKETCH_BATCHES = 800
 
@@ -48,6 +49,7 @@ class Setting:
 
     quick: bool
     places: dict[str, Place]
+    alone: bool = False  # only one part is measured, which may take nine minutes
 
     def place(self, name: str) -> Place:
         return self.places[name]
@@ -118,22 +120,34 @@ def find_cache_bytes(workload: Workload, rows: float) -> int:
 
 
 class Trace(checkpoint.Trace):
-    """Keeps what servers count of their caches too."""
+    """Keeps what servers count of their caches too, and what each role has taken of the processors."""
 
     def __init__(self, *, warmup_seconds: float) -> None:
         super().__init__(warmup_seconds=warmup_seconds)
         self.looks: list[tiered_figures.Look] = []
+        self.spent: list[tiered_figures.Spent] = []
         self.rows, self.samples = 0, 0  # of batches, until the last look
 
     def update(self, status: RunStatus, now: float) -> None:
         super().update(status, now)
-        if status.phase != "training" or (tiers := status.tiers) is None:
+        if status.phase != "training":
+            return
+        if not self.spent or now >= self.spent[-1].at + SPENT_SECONDS:
+            self._note_spent(status, now)
+        if (tiers := status.tiers) is None:
             return
         look = tiered_figures.Look(at=now, tiers=tiers)
         if look.rows_asked and (not self.looks or now >= self.looks[-1].at + LOOK_SECONDS):
             self.looks.append(look)
             self.rows = sum(worker.distinct for worker in status.workers)
             self.samples = sum(worker.samples for worker in status.workers)
+
+    def _note_spent(self, status: RunStatus, now: float) -> None:
+        """Samples and processor time of one moment: divided by each other, they need no clock."""
+        seconds = {role: train.children_cpu_seconds(f"rg {role}") for role in checkpoint.ROLES}
+        known = {role: each for role, each in seconds.items() if each is not None}
+        samples = sum(worker.samples for worker in status.workers)
+        self.spent.append(tiered_figures.Spent(at=now, samples=samples, seconds=known, tiers=status.tiers or {}))
 
     def span(self) -> tuple[float, float]:
         """Behind the warm-up; between two checkpoints, where there are some, so that whole periods count."""
@@ -197,6 +211,7 @@ def run(
     begin, end = trace.span()
     return {
         **trace.costs(begin, end),
+        **tiered_figures.share_out(trace.spent, begin, end),
         **describe_tiers(trace, summary, begin, end),
         **describe_memory(summary),
         "steps": steps,

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from regrow.checkpoint.address import LATEST, local_path
 from regrow.checkpoint.bounded import ask
+from regrow.checkpoint.epochs import find_newest_epochs
 from regrow.checkpoint.lineage import Graph
 from regrow.checkpoint.load import Problem
 from regrow.checkpoint.manifest import MANIFEST, Cut
@@ -65,6 +66,11 @@ def read_listing(url: str, *, may_be_empty: bool = False) -> Listing:
     elif may_be_empty and not storage.directories(""):
         raise UserError(f"{url}: nothing is there", hint="is it the right URL? Checkpoints of other runs are not here")
     manifests, found = storage.manifests()
+    if not manifests and not found and (newest := find_newest_epochs(url)) is not None:
+        raise UserError(
+            f"{url} has a checkpoint in the files of its rows: {newest.target.id}",
+            hint=f"`regrow ckpt restore {url} --to URL` makes an ordinary one of it; `--resume {url}` goes on from it",
+        )
     broken = tuple((name, what.removeprefix(f"{name}/{MANIFEST}: ")) for name, what in found)
     if not manifests and not may_be_empty:
         if broken:

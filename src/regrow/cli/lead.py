@@ -65,7 +65,8 @@ def lead(
     given |= {"transport": "tcp", **({"script": script} if script else {})}
     config = TrainConfig.from_dict(given) if config_path is None else TrainConfig.from_toml(config_path, given)
     if config.store != "memory":
-        raise UserError("rows on disk stay on one machine", hint="leave --store out, or use `regrow train`")
+        problem = "nobody looks at the directories of hosts before processes start there, or clears them"
+        raise UserError(f"--store {config.store}: {problem}", hint="leave --store out, or use --cluster ray")
     address = check_address(listen)
     token = read_token(token_file)
     shown = display.choose(quiet=quiet)

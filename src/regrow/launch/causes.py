@@ -19,6 +19,11 @@ from regrow.launch.reports import Error
 # process that complains may only be missing another one, and can say so.
 KILLED, SPEECHLESS, COMPLAINS, MISSES_ANOTHER = range(4)
 
+DAMAGED_HINT = (
+    "nobody can go on with these files; --resume URL of an ordinary checkpoint (full, delta), if there is one, with "
+    "--overwrite or another --store-dir"
+)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Suspect:
@@ -62,6 +67,8 @@ class Suspect:
     @classmethod
     def from_error(cls, handle: Handle, words: Error) -> Suspect:
         hint = words.hint
+        if words.kind == "damaged" and hint is None:
+            hint = f"{DAMAGED_HINT}; its log: {handle.log}"
         if words.kind not in ("user", "checkpoint") and hint is None:
             hint = f"its log: {handle.log}"
         ranks = {"lost": MISSES_ANOTHER, "silent": KILLED}  # whose disk does not answer is as good as dead

@@ -16,9 +16,11 @@ from regrow.config import TrainConfig
 from regrow.launch import memory
 from regrow.launch.processes import CHILD_COMMAND, LocalProcesses
 from regrow.launch.rundir import Logs
+from regrow.launch.tiers import RowFiles, StoreDir
 
 if TYPE_CHECKING:
-    from regrow.launch.placement import Wish
+    from regrow.launch.placement import Node, Seats, Wish
+    from regrow.launch.ray_nodes import Where
     from regrow.launch.ray_posts import Seat
 
 
@@ -42,6 +44,9 @@ class Host:
         self._command = tuple(command)
         self._ray: Any = None
         self._wish: Wish | None = None
+        self._nodes: list[Node] = []
+        self._where: dict[str, Where] = {}
+        self._seats: Seats = {}  # as planned
         self._make_backend = make_backend
         if config.cluster == "ray":
             self._connect()
@@ -56,10 +61,24 @@ class Host:
         if self._inherits:  # all of this was looked at before the run began
             self._wish = ray_nodes.make_wish(config, 0 if config.script else memory.count_server_bytes(config))
             return
-        nodes, where = ray_nodes.list_nodes(self._ray)
+        self._nodes, self._where = ray_nodes.list_nodes(self._ray)
         self._wish = ray_nodes.make_wish(config, 0 if config.script else memory.count_server_bytes(config))
-        ray_nodes.plan(nodes, self._wish)
-        ray_nodes.check_nodes(self._ray, nodes, where, config)
+        self._seats = ray_nodes.plan(self._nodes, self._wish)
+        ray_nodes.check_nodes(self._ray, self._nodes, self._where, config)
+
+    def open_files(self, *, overwrite: bool) -> RowFiles | None:
+        """Of rows on disk, looked at and ready for servers; None: rows are in memory."""
+        if self._config.store == "memory":
+            return None
+        if self._ray is None:
+            return StoreDir.open(self._config, overwrite=overwrite)
+        from regrow.launch.ray_files import NodeFiles
+
+        if self._inherits:
+            return NodeFiles(self._ray, self._config)
+        return NodeFiles.open(
+            self._ray, self._config, nodes=self._nodes, where=self._where, seats=self._seats, overwrite=overwrite
+        )
 
     def make(self, logs: Logs) -> Any:
         """A `Backend`."""

@@ -81,7 +81,7 @@ from regrow.launch.supervisor import (
     TakeStance,
     Tick,
 )
-from regrow.launch.tiers import StoreDir, plan_tiers
+from regrow.launch.tiers import RowFiles, plan_tiers
 from regrow.launch.usage import explain_malformed
 from regrow.launch.watch import Watch
 from regrow.runtime.sockets import SocketDir
@@ -120,14 +120,14 @@ def train(
     planned = None if planner is None else planner.plan()
     config = config if planned is None else planned.config
     with contextlib.ExitStack() as open_until_then:
-        store_dir = None if config.store == "memory" else StoreDir.open(config, overwrite=overwrite)
-        if store_dir is not None:
-            open_until_then.callback(store_dir.close)
+        files = host.open_files(overwrite=overwrite)
+        if files is not None:
+            open_until_then.callback(files.close)
         run_dir = RunDir.create(config, overwrite=overwrite)
         open_until_then.callback(run_dir.close)
         run = Launch(config, run_dir, display or QuietDisplay(), host, patience or Patience(), start)
         run.token = token or run.token
-        run.store_dir = store_dir
+        run.files = files
         if seat is not None:
             run_dir.mark(run.run_id)
         on_start(run)
@@ -150,7 +150,7 @@ class Launch:
     ) -> None:
         self.config = config
         self.replanner: Replanner | None = None  # with partial recovery
-        self.store_dir: StoreDir | None = None  # of rows on disk
+        self.files: RowFiles | None = None  # of rows on disk
         self.run_dir = run_dir
         self.display = display
         self.patience = patience
@@ -271,8 +271,8 @@ class Launch:
 
     def _train(self, sockets: SocketDir | None) -> None:
         config, status = self.config, self.status
-        if self.store_dir is not None and (self.start is None or not self.start.epochs):
-            self.store_dir.clear()
+        if self.files is not None and (self.start is None or not self.start.epochs):
+            self.files.clear()
         if isinstance(self.backend, LocalProcesses):
             self.backend.use_sockets(None if sockets is None else sockets.path)
         self.supervisor = Supervisor(
@@ -305,8 +305,8 @@ class Launch:
         self._stop()
         if self.replanner is not None and self.not_saved is None:
             checkpoints.clear_saves(config, run=self.run_id)
-        if self.store_dir is not None:
-            self.store_dir.finish()
+        if self.files is not None:
+            self.files.finish()
         self.enter("done")
 
     def _start_all(self) -> None:

@@ -15,6 +15,7 @@ from regrow.config import TrainConfig
 from regrow.core.job import OptimizerSpec
 from regrow.data.catalog import table_rows
 from regrow.errors import MemoryShort
+from regrow.launch.tiers import Needs
 from regrow.nn.presets import ModelConfig
 from regrow.protection import ErasureCode
 from regrow.units import GIB, MIB
@@ -61,7 +62,8 @@ def estimate_need(config: TrainConfig, model: ModelConfig) -> Need:
     k, coded, rings = (code.k, code.r, code.rings) if isinstance(code, ErasureCode) else (1, 0, 1)
     if config.store == "tiered":
         # The cache, as far as there are rows to fill it, and what a store on disk keeps in memory of all rows.
-        per_server = config.cache_bytes + TIERED_BYTES + -(-sum(table_rows(model)) // config.servers)
+        cache = min(config.cache_bytes, Needs(config).cache_bytes_max)
+        per_server = cache + TIERED_BYTES + -(-sum(table_rows(model)) // config.servers)
     else:
         per_server = sum(
             _kernels.shard_bytes(rows, model.row_floats, k, coded, rings, config.servers, config.optimizer)

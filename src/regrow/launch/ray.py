@@ -52,6 +52,7 @@ from regrow.launch.ray_nodes import ID_LABEL, NAMESPACE, list_nodes, plan
 from regrow.launch.ray_posts import Found, Seat, leave
 from regrow.launch.ray_process import Bundle, RemoteProcess, make_options, make_resources
 from regrow.launch.rundir import Logs
+from regrow.launch.tiers import name_directory
 
 ANYWHERE = "tcp:0.0.0.0:0"
 POLL_SECONDS = 0.1
@@ -214,8 +215,12 @@ class RayProcesses:
         return ANYWHERE
 
     def address(self, assignment: Assignment, node: str | None) -> Assignment:
-        """At its node's own address."""
+        """At its node's own address, with its rows in its node's own directory."""
         assert node is not None
+        if assignment.tiers is not None:
+            own = name_directory(assignment.tiers.directory, node)
+            tiers = msgspec.structs.replace(assignment.tiers, directory=own)
+            assignment = msgspec.structs.replace(assignment, tiers=tiers)
         if assignment.listen != ANYWHERE:
             return assignment
         return msgspec.structs.replace(assignment, listen=f"tcp:{self._where[node].host}:0")

@@ -284,7 +284,7 @@ def go_on(
     with contextlib.closing(run_dir):
         run = local.Launch(config, run_dir, display, host, Patience(), takeover.recall_start(memo.start))
         run.asked = takeover.recall_start(memo.asked)
-        run.run_id, run.token = memo.run, token
+        run.run_id, run.token, run.files = memo.run, token, host.open_files(overwrite=False)
         run.inherited = takeover.Inherited(
             memo=memo, found=tuple(found), room=ray_posts.find_room(seat), is_old_directory=is_old
         )

@@ -73,8 +73,9 @@ class StoredCut(msgspec.Struct, frozen=True, kw_only=True):
 class TieredRows(msgspec.Struct, frozen=True, kw_only=True):
     """How a server keeps its rows on disk; see the options of the same names in `TrainConfig`."""
 
-    directory: str  # of all servers
+    directory: str  # of all servers, or of those of a node
     cache_bytes: int
+    temporary: bool = False  # files go with the run: new ones take the place of such that another has left
     io: str = "auto"
     threads: int = 4
     bytes_max: int | None = None

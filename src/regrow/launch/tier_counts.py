@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from regrow.units import size_text
+
 # What only grows, and so is summed over all processes that were in a place.
 COUNTERS = (
     *("hits", "misses", "waits", "wait_seconds", "rows_named", "reads"),
@@ -44,7 +46,8 @@ def sum_tiers(servers: Sequence[Tiers], *, lookups: int) -> Tiers | None:
 
 def describe_tiers(total: Tiers) -> str:
     """In a line, for the display."""
-    text = f"cache {100 * total['hit_rate_rows']:.1f} % of rows"
+    text = f"cache {100 * total['hit_rate_rows']:.1f} % of rows, waited {total['wait_seconds']:.1f} s"
+    text += f", files {size_text(int(total['file_bytes']))}"
     if total["rows_to_flush"]:
         text += f", {total['rows_to_flush']:,.0f} rows to write"
     return text + (", no space left" if total["servers_full"] else "")

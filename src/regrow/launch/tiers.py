@@ -20,7 +20,7 @@ import shutil
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from regrow.checkpoint.epochs import FOLDER, EpochManifest, find_newest_epochs
 from regrow.config import TrainConfig
@@ -36,6 +36,7 @@ ORPHANS_SECONDS_MAX = 10.0  # Too small: a run that was killed cannot be resumed
 LOOK_SECONDS = 0.05
 LOCK, STORE = "lock", "store.json"
 SERVER = "server-"
+NODE = "{node}"  # in the name of a directory: the id of the node that it is on
 FLOAT_BYTES = 4
 DENSE_ROW_FLOATS = 512  # of a row of dense parameters (nn/dense.py)
 DENSE_ROWS_SPARE = 4  # each parameter begins at a multiple of some floats
@@ -83,6 +84,11 @@ class Needs:
         """Twice the rows that are needed at once, for each size of rows: those share the cache evenly."""
         return self._share([2 * at_once for _, at_once, _ in self.list_tables()])
 
+    @property
+    def cache_bytes_max(self) -> int:
+        """For a frame for every row: a larger cache is not used."""
+        return sum(rows * (record + FRAME_BYTES_BESIDE) for rows, _, record in self.list_tables())
+
     def _share(self, wanted: Sequence[int]) -> int:
         """The cache in which each size of rows has room for so many of it. Sizes of which there is little get all they
         need, and the others equal parts of the rest."""
@@ -107,7 +113,7 @@ class Needs:
     def count_log_bytes(self, *, least: bool) -> int:
         """Of the log: at least a checkpoint of all that is in the cache, and a few segments. A store that may choose
         takes twice that and more, or as much as the rows take."""
-        segments = -(-self._cache_bytes // SEGMENT_BYTES) + 2
+        segments = -(-min(self._cache_bytes, self.cache_bytes_max) // SEGMENT_BYTES) + 2
         if least:
             return (segments + LOG_SEGMENTS_MIN) * SEGMENT_BYTES
         return max(self.home_bytes, (2 * segments + 8 * LOG_SEGMENTS_MIN) * SEGMENT_BYTES)
@@ -127,7 +133,10 @@ def _count_floats(optimizer: str, dim: int) -> int:
 
 
 def check_cache(config: TrainConfig) -> None:
-    """Raises ConfigError if a step could need more rows at once than the cache has room for."""
+    """Raises ConfigError if a step could need more rows at once than the cache has room for. What a script needs is
+    known when it has declared its tables; a server says then what does not fit."""
+    if config.script:
+        return
     needs = Needs(config)
     least = needs.cache_bytes_min
     if config.cache_bytes >= least:
@@ -142,8 +151,10 @@ def check_cache(config: TrainConfig) -> None:
     )
 
 
-def check_space(config: TrainConfig, directory: Path) -> None:
-    """Raises UserError if the files cannot grow to what the rows need."""
+def check_space(config: TrainConfig, directory: Path, servers: int) -> None:
+    """Raises UserError if the files of so many servers cannot grow to what the rows need, as far as that is known."""
+    if config.script:
+        return
     needs = Needs(config)
     home, log = needs.home_bytes, needs.count_log_bytes(least=True)
     if config.store_bytes_max is not None and config.store_bytes_max < home + log:
@@ -153,11 +164,11 @@ def check_space(config: TrainConfig, directory: Path) -> None:
     each = config.store_bytes_max or home + needs.count_log_bytes(least=False)
     have = sum(_list_sizes(directory))
     free = shutil.disk_usage(directory).free + have
-    if free < config.servers * each:
+    if free < servers * each:
         raise UserError(
-            f"{directory}: not enough space: {config.servers} servers need {size_text(each)} each, {size_text(free)} "
-            "are free",
-            hint="another --store-dir, or a lower --rows-max or --store-bytes-max",
+            f"{directory}: not enough space: {servers} server{'s need' if servers > 1 else ' needs'} {size_text(each)}"
+            f"{' each' if servers > 1 else ''}, {size_text(free)} are free",
+            hint="another --store-dir, or a lower --rows-max, --cache-bytes or --store-bytes-max",
         )
 
 
@@ -203,8 +214,21 @@ class StoreLock:
         self.close()
 
 
+class RowFiles(Protocol):
+    """The files of a run's rows, wherever they are."""
+
+    def clear(self) -> None:
+        """What is there is not wanted any more; called before servers begin with new files."""
+
+    def finish(self) -> None:
+        """The run has ended well."""
+
+    def close(self) -> None:
+        """It has ended, however that was."""
+
+
 class StoreDir:
-    """The directory of one run, locked until it is closed."""
+    """The directory of one run, locked until it is closed; a `RowFiles`."""
 
     def __init__(self, config: TrainConfig) -> None:
         assert config.store_dir is not None
@@ -213,8 +237,9 @@ class StoreDir:
         self._lock: StoreLock | None = None
 
     @classmethod
-    def open(cls, config: TrainConfig, *, overwrite: bool) -> StoreDir:
-        """Looks at everything that could be wrong, and takes the lock. UserError says what to do."""
+    def open(cls, config: TrainConfig, *, overwrite: bool, servers: int | None = None) -> StoreDir:
+        """Looks at everything that could be wrong, and takes the lock. UserError says what to do. `servers`: so many
+        have their files here, of those of the run."""
         check_cache(config)
         directory = cls(config)
         try:
@@ -225,7 +250,7 @@ class StoreDir:
             raise ConfigError("store_dir", config.store_dir, problem, hint=hint) from None
         try:
             directory._check_contents(overwrite=overwrite)
-            check_space(config, directory.path)
+            check_space(config, directory.path, config.servers if servers is None else servers)
             if config.resume is None or not holds_epochs(config.resume, config):
                 directory.clear()
             directory._write_identity()
@@ -319,7 +344,9 @@ def describe(name: str, value: Any) -> str:
 
 
 def make_identity(config: TrainConfig) -> dict[str, Any]:
-    """What must be the same for rows in files to be rows of this run."""
+    """What must be the same for rows in files to be rows of this run. Servers compare the tables of a script."""
+    if config.script:
+        return {"servers": config.servers, "seed": config.seed}
     model = config.load_model()
     return {
         "servers": config.servers,
@@ -374,18 +401,26 @@ def find_epochs(directory: str) -> EpochManifest:
 
 
 def plan_tiers(config: TrainConfig) -> TieredRows | None:
-    """What servers are told."""
+    """What servers are told. On a cluster each node puts its id into the directory (`name_directory`), and what a link
+    means is its own business."""
     if config.store != "tiered":
         return None
     assert config.store_dir is not None
+    directory = Path(config.store_dir)
     return TieredRows(
-        directory=str(Path(config.store_dir).resolve()),
+        directory=str(directory.resolve() if config.cluster == "local" else directory.absolute()),
+        temporary=not config.saves_epochs,
         cache_bytes=config.cache_bytes,
         io=config.store_io,
         threads=config.store_threads,
         bytes_max=config.store_bytes_max,
         policy=config.cache_policy,
     )
+
+
+def name_directory(directory: str, node: str) -> str:
+    """Of one node, where `{node}` is in the name: for nodes that share a file system."""
+    return directory.replace(NODE, node)
 
 
 def check_empty(directory: Path) -> None:

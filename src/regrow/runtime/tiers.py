@@ -27,6 +27,7 @@ def open_tiered(job: JobSpec, server: int, tiers: TieredRows, *, at_epoch: int |
         bytes_max=tiers.bytes_max or 0,
         policy=tiers.policy,
         at_epoch=at_epoch,
+        temporary=tiers.temporary,
     )
 
 

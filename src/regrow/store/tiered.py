@@ -32,6 +32,7 @@ from regrow.store.interface import (
 )
 
 FORMAT = 2  # of the files; another one is refused
+TEMPORARY = "temporary"  # in job.json: only the run that made them could use these files
 IO_THREADS = (
     4  # where the kernel has no queue. Too few: reads wait for each other; too many: they cost more than they read
 )
@@ -46,7 +47,8 @@ class TieredStore:
     """All tables of one server in files of a directory; see `regrow.store.interface.PagedRows`.
 
     Without `at_epoch` all rows have their initial values; a directory that has the rows of the same job already is then
-    refused, unless `wipe`. With it, rows are as they were at that checkpoint.
+    refused, unless `wipe`. With it, rows are as they were at that checkpoint. `temporary`: nobody will go back to these
+    files; of those who find them, others who make such files may delete them.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class TieredStore:
         policy: str = "lru",
         at_epoch: int | None = None,
         wipe: bool = False,
+        temporary: bool = False,
     ) -> None:
         self._directory = Path(directory) / f"server-{server}"
         if with_parities := [index for index, table in enumerate(job.tables) if table.r]:
@@ -72,6 +75,8 @@ class TieredStore:
         identity = describe_job(job, server)
         self._lock = lock_directory(self._directory)
         try:
+            if temporary and at_epoch is None:
+                clear_temporary(self._directory)
             check_identity(self._directory, identity, is_new=at_epoch is None, wipe=wipe)
             self._shard = _kernels.TieredShard(
                 [describe_table(job, index) for index in range(len(job.tables))],
@@ -89,7 +94,7 @@ class TieredStore:
                 at_epoch=at_epoch,
             )
             if at_epoch is None:
-                write_identity(self._directory, identity)
+                write_identity(self._directory, {**identity, TEMPORARY: temporary})
         except BaseException:
             os.close(self._lock)
             raise
@@ -371,6 +376,18 @@ def check_identity(directory: Path, identity: dict[str, Any], *, is_new: bool, w
         raise UserError(
             f"{directory} has rows of this job already", hint="go on from them with --resume, or remove the directory"
         )
+
+
+def clear_temporary(directory: Path) -> None:
+    """Deletes files that only a run which is over could use. The lock stays, which whoever calls this holds."""
+    path = directory / "job.json"
+    try:
+        if not json.loads(path.read_text()).get(TEMPORARY):
+            return
+    except (OSError, ValueError, AttributeError):
+        return  # there are none, or `check_identity` says what is wrong with them
+    for name in ("job.json", "home", "log", "state"):
+        (directory / name).unlink(missing_ok=True)
 
 
 def write_identity(directory: Path, identity: dict[str, Any]) -> None:

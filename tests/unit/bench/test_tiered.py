@@ -7,6 +7,7 @@ test here looks at speed; a whole run with processes is in tests/live/test_bench
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import json
 from collections import OrderedDict
@@ -242,6 +243,65 @@ def test_checkpoints_are_held_against_none() -> None:
     assert report.ratios["checkpoints"].value == pytest.approx(1000 / 990 - 1)
     assert not report.ratios["checkpoints"].met
     assert set(report.ratios) == {"checkpoints", "checkpoints_equal_speed"}
+
+
+def test_a_part_alone_has_more_rounds(tmp_path: Path) -> None:
+    setting = make_setting(tmp_path)
+    rounds = [
+        tiered_checkpoint.choose_size(dataclasses.replace(setting, quick=quick, alone=alone)).rounds
+        for quick, alone in ((True, True), (False, False), (False, True))
+    ]
+    assert rounds == [1, 2, 7]
+
+
+def spend(at: float, samples: int, worker: float, server: float, **tiers: float) -> tiered_figures.Spent:
+    written = dict.fromkeys(tiered_figures.WRITTEN, 0.0) | tiers
+    return tiered_figures.Spent(at=at, samples=samples, seconds={"worker": worker, "server": server}, tiers=written)
+
+
+def test_what_a_sample_takes_between_two_times() -> None:
+    spent = [spend(0.0, 100, 1.0, 1.0), spend(1.0, 200, 3.0, 1.5, rows_flushed=4.0), spend(2.0, 400, 7.0, 2.5)]
+    spent += [spend(3.0, 600, 13.0, 4.5, rows_flushed=24.0), spend(9.0, 900, 99.0, 99.0)]
+    found = tiered_figures.share_out(spent, 1.0, 3.5)
+    assert found["seconds_per_sample"] == pytest.approx({"worker": 0.025, "server": 0.0075})
+    assert found["written_per_sample"]["rows_flushed"] == pytest.approx(0.05)
+    assert tiered_figures.share_out(spent, 1.5, 2.5) == {}
+
+
+def test_work_is_compared_at_equal_speed() -> None:
+    base = {"worker": 6.0, "server": 3.0, "coordinator": 1.0}
+    slow = {role: 2.0 * seconds for role, seconds in base.items()}
+    assert tiered_figures.more_work(slow, base) == pytest.approx(0.0)
+    assert tiered_figures.more_work({**slow, "server": 6.2}, base) == pytest.approx(0.01)
+
+
+def test_the_mean_of_pairs_has_an_error() -> None:
+    found = tiered_figures.mean_of_pairs([0.01, 0.03])
+    assert found == pytest.approx({"value": 0.02, "low": 0.0, "high": 0.04})
+    assert tiered_figures.mean_of_pairs([0.01])["high"] == float("inf")
+
+
+def test_what_checkpoints_take_and_write() -> None:
+    report = make_report()
+    for turn, (none, batch) in enumerate(((3.0, 3.1), (3.2, 3.3))):
+        for name, server in (("none", none), ("batch", batch)):
+            written = {
+                "log_bytes_written": 4.0,
+                "home_bytes_written": 2.0,
+                "rows_flushed": 0.0,
+                "rows_evicted_dirty": 1.0,
+            }
+            if name == "batch":
+                written |= {"log_bytes_written": 5.0, "home_bytes_written": 2.5, "rows_flushed": 0.1}
+            work = {"seconds_per_sample": {"worker": 7.0, "server": server}, "written_per_sample": written}
+            report.rows.append({**make_time(name, turn, 1000.0), "kind": "batch", "checkpoints": 4, **work})
+    tiered_checkpoint.compare(report)
+    tiered_checkpoint.compare_written(report, 1e6)
+    assert report.ratios["checkpoints_work"].value == pytest.approx((0.1 / 10.0 + 0.1 / 10.2) / 2)
+    assert report.ratios["checkpoints_work"].spread == "twice the error of the mean of pairs"
+    row = report.rows[-1]
+    assert row["more"]["log_bytes_written"] == pytest.approx(1.0)
+    assert row["device_share"] == pytest.approx(1.5e-6 * 1000.0)
 
 
 def test_variants_can_be_configured(tmp_path: Path) -> None:

@@ -12,10 +12,11 @@ import pytest
 from helpers import job, table
 
 from regrow.checkpoint.epochs import FOLDER, EpochWriter, find_newest_epochs
+from regrow.checkpoint.listing import read_listing
 from regrow.core.cut import EpochPart
 from regrow.core.cuts import TERM, WriteManifest
 from regrow.core.names import cut_id
-from regrow.errors import CheckpointError
+from regrow.errors import CheckpointError, UserError
 
 JOB = job(table(), servers=2)
 
@@ -70,3 +71,11 @@ def test_a_damaged_one_is_not_passed_over(tmp_path: Path) -> None:
 def test_a_disk_that_refuses_is_an_error_and_not_a_checkpoint(tmp_path: Path) -> None:
     (tmp_path / FOLDER).write_text("a file where a directory should be")
     assert make_writer(tmp_path).write(JOB, make_cut(40, 1, 1)).error != ""
+
+
+@pytest.mark.parametrize("may_be_empty", [False, True])
+def test_whoever_looks_for_ordinary_checkpoints_hears_of_it(tmp_path: Path, may_be_empty: bool) -> None:
+    make_writer(tmp_path).write(JOB, make_cut(40, 3, 4))
+    with pytest.raises(UserError, match="has a checkpoint in the files of its rows: 0000000040-") as caught:
+        read_listing(str(tmp_path), may_be_empty=may_be_empty)
+    assert caught.value.hint is not None and f"ckpt restore {tmp_path} --to URL" in caught.value.hint

@@ -104,4 +104,7 @@ def test_what_the_user_is_told(suspect: Suspect, message: str, hint: str | None)
 
 def test_damage_is_known() -> None:
     assert Suspect.from_error(SERVER, Error(message="x", kind="checkpoint")).damage
+    rows = Suspect.from_error(SERVER, Error(message="row 3 of table 1", kind="damaged"))
+    assert rows.rows_damaged and not rows.damage
+    assert rows.hint is not None and "--resume URL of an ordinary checkpoint" in rows.hint
     assert not Suspect.from_error(SERVER, Error(message="x", kind="user")).damage

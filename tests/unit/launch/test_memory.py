@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -11,7 +12,7 @@ from regrow.checks import DENSE_OPTIMIZERS, OPTIMIZERS
 from regrow.config import TrainConfig
 from regrow.errors import MemoryShort
 from regrow.launch import memory
-from regrow.units import GIB
+from regrow.units import GIB, MIB
 
 
 def test_every_optimizer_has_a_size() -> None:
@@ -118,3 +119,15 @@ def test_smallest_limit_counts(tmp_path: Path) -> None:
     assert left() == (GIB, f"left in this container ({root}/memory/a/b)")
     write(root / "memory/a/b/memory.limit_in_bytes", "9223372036854771712\n")
     assert left()[0] == 3 * GIB
+
+
+def test_of_a_cache_only_what_rows_can_fill_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    tiered: dict[str, Any] = {"model": "tiny", "store": "tiered", "store_dir": "d", "servers": 2}
+    small, large, huge = (
+        memory.estimate_need(config, config.load_model()).tables
+        for config in (TrainConfig(cache_bytes=count, **tiered) for count in (MIB, 1 << 30, 1 << 45))
+    )
+    assert large == huge, "there are not so many rows"
+    assert huge > small >= 2 * (MIB + memory.TIERED_BYTES)
+    machine(monkeypatch, large + (8 << 30))
+    memory.check(TrainConfig(cache_bytes=1 << 45, **tiered))

@@ -6,6 +6,7 @@ Method: directories as other runs leave them, and configurations that do not fit
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,12 @@ from typing import Any
 import pytest
 
 from regrow.config import TrainConfig
+from regrow.core.job import JobSpec, OptimizerSpec, TableSpec
 from regrow.errors import ConfigError, UserError
 from regrow.launch import tiers
 from regrow.launch.tier_counts import COUNTERS, SIZES, add_counts, describe_tiers, sum_tiers
 from regrow.launch.tiers import FOLDER, Needs, StoreDir
+from regrow.store.tiered import TieredStore
 from regrow.units import MIB
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -53,6 +56,16 @@ def test_a_cache_must_hold_twice_what_is_needed_at_once(tmp_path: Path) -> None:
     tiers.check_cache(config.replace(cache_bytes=least * MIB))
 
 
+def test_of_a_script_nothing_is_counted_that_is_not_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its tables are declared while it runs; those of the default model are not its own."""
+    free = dataclasses.make_dataclass("Usage", ["free"])(1000)
+    monkeypatch.setattr(tiers.shutil, "disk_usage", lambda path: free)
+    given = {"store": "tiered", "store_dir": str(tmp_path), "cache_bytes": MIB, "servers": 3, "script": ("train.py",)}
+    config = TrainConfig.from_dict(given)
+    open_and_close(config)
+    assert tiers.make_identity(config) == {"servers": 3, "seed": config.seed}
+
+
 def test_synchronous_steps_need_the_rows_of_all_workers(tmp_path: Path) -> None:
     one = Needs(make_config(tmp_path, mode="sync", workers=1, rows_max=100_000))
     two = Needs(make_config(tmp_path, mode="sync", workers=2, rows_max=100_000))
@@ -65,6 +78,44 @@ def test_there_must_be_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(tiers.shutil, "disk_usage", lambda path: free)
     with pytest.raises(UserError, match=r"not enough space: 3 servers need .* each, 1000 B are free"):
         open_and_close(make_config(tmp_path))
+
+
+def test_a_node_of_a_cluster_needs_space_for_its_own_servers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = make_config(tmp_path)
+    needs = Needs(config)
+    each = needs.home_bytes + needs.count_log_bytes(least=False)
+    free = dataclasses.make_dataclass("Usage", ["free"])(2 * each)
+    monkeypatch.setattr(tiers.shutil, "disk_usage", lambda path: free)
+    StoreDir.open(config, overwrite=False, servers=2).close()
+    with pytest.raises(UserError, match="3 servers need"):
+        open_and_close(config)
+
+
+def test_a_node_may_have_its_id_in_the_directory() -> None:
+    assert tiers.name_directory("/nvme/{node}/run", "ab12") == "/nvme/ab12/run"
+    assert tiers.name_directory("/nvme/run", "ab12") == "/nvme/run"
+
+
+def test_a_cache_for_more_rows_than_there_are_needs_no_more_log(tmp_path: Path) -> None:
+    """As in the store itself, which has no frames for rows that do not exist: the default cache is one of a GiB."""
+    options = {"servers": 1, "rows_max": 10_000}
+    large = make_config(tmp_path, cache_bytes=1 << 34, **options)
+    needs = Needs(large)
+    assert needs.count_log_bytes(least=False) == Needs(
+        make_config(tmp_path, cache_bytes=needs.cache_bytes_max, **options)
+    ).count_log_bytes(least=False)
+    bytes_max = needs.home_bytes + needs.count_log_bytes(least=True)
+    open_and_close(large.replace(store_bytes_max=bytes_max))
+    table = TableSpec(
+        name="t", rows=10_000, dim=8, init_bound=0.5, optimizer=OptimizerSpec(kind="sgd", learning_rate=1.0)
+    )
+    with contextlib.closing(
+        TieredStore(
+            JobSpec(tables=(table,), servers=1, workers=1, seed=1), 0, directory=tmp_path / "one", cache_bytes=1 << 34
+        )
+    ) as store:
+        assert store.tier_report()["frames"] == 10_000
+        assert store.tier_report()["log_bytes_max"] < 1 << 27
 
 
 def test_files_must_be_allowed_to_hold_all_rows(tmp_path: Path) -> None:
@@ -166,7 +217,7 @@ def test_hit_rates_of_all_servers() -> None:
     total = sum_tiers([one, {}, add_counts({"hits": 100, "full": 1}, {})], lookups=1000)
     assert total is not None
     assert (total["hit_rate_rows"], total["hit_rate_lookups"], total["servers_full"]) == (0.95, 0.99, 1)
-    assert describe_tiers(total) == "cache 95.0 % of rows, 5 rows to write, no space left"
+    assert describe_tiers(total) == ("cache 95.0 % of rows, waited 0.0 s, files 0 B, 5 rows to write, no space left")
     assert sum_tiers([{}, {}], lookups=5) is None
 
 

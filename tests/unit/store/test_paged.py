@@ -316,7 +316,7 @@ def test_a_damaged_row_is_named_and_not_served(tmp_path: Path) -> None:
     epoch = make_checkpoint(store)
     store.close()
     damage_log(tmp_path, slot=17)
-    with pytest.raises(StoreDamaged, match="1 damaged: slot 17 of table 0"):
+    with pytest.raises(StoreDamaged, match="1 damaged: row 17 of table 0 "):
         build(tmp_path, frames=300, at_epoch=epoch)
 
 
@@ -374,6 +374,25 @@ def test_a_directory_in_use_is_refused(tmp_path: Path) -> None:
     build(tmp_path, wipe=True).close()
     with pytest.raises(UserError, match="no store in"):
         build(tmp_path / "nothing", at_epoch=1)
+
+
+def test_temporary_files_make_room_for_others_and_no_other_files_do(tmp_path: Path) -> None:
+    build(tmp_path, temporary=True).close()
+    build(tmp_path, of=other_job("seed"), temporary=True).close()
+    with pytest.raises(UserError, match="has the rows of another job: another seed"):
+        build(tmp_path)
+    build(tmp_path / "kept").close()
+    with pytest.raises(UserError, match="has rows of this job already"):
+        build(tmp_path / "kept", temporary=True)
+    assert (tmp_path / "kept" / "server-0" / "home").exists()
+
+
+def test_temporary_files_that_somebody_uses_stay(tmp_path: Path) -> None:
+    store = build(tmp_path, temporary=True)
+    with pytest.raises(UserError, match="is in use by another process"):
+        build(tmp_path, temporary=True)
+    assert (tmp_path / "server-0" / "job.json").exists()
+    store.close()
 
 
 def test_tables_with_parities_and_impossible_sizes_are_refused(tmp_path: Path) -> None:
