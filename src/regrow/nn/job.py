@@ -51,7 +51,7 @@ from regrow.nn.ahead import Planned, group, plan_ahead
 from regrow.nn.clipping import NOTHING, clip_gradients
 from regrow.nn.ddp import DenseInWorkers
 from regrow.nn.declaring import Static, declare
-from regrow.nn.dense import TABLE_NAME, BufferTable, DenseTable, Known, list_buffers
+from regrow.nn.dense import TABLE_NAME, BufferTable, DenseTable, Known, WhenLoaded, list_buffers
 from regrow.nn.dense_state import DenseState, MakeOptimizer
 from regrow.nn.digests import StepDigests
 from regrow.nn.embedding import EmbeddingBagConfig, EmbeddingConfig, Features
@@ -184,7 +184,7 @@ class Job(WithRates, WithProgress, WithExtras):
             self._rates.add(TABLE_NAME, self._dense.spec.optimizer.learning_rate)
             self._buffers = BufferTable(buffers) if buffers else None
         self._known = Known(module)
-        module.register_load_state_dict_post_hook(lambda module, keys: self._write_dense())
+        module.register_load_state_dict_post_hook(WhenLoaded(module, self._write_dense))
         return module
 
     def _check_not_begun(self, what: str) -> None:

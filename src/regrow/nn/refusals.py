@@ -131,6 +131,10 @@ UNPUSHED = (
 UNPUSHED_HINT = "call backward() first; for looking only, use eval() or torch.no_grad(); join micro-batches into one"
 COPIED = "an EmbeddingBagCollection cannot be copied or pickled: its rows are on servers, which it is connected to"
 COPIED_HINT = "copy its state_dict(), or make another collection with the same tables on a cluster of its own"
+COPIED_JOB = (
+    "a collection of a job cannot be copied or pickled: its rows are on servers, and a copy would change with them"
+)
+COPIED_JOB_HINT = "copy the model's state_dict(), or the modules beside the collection"
 
 
 def check_dense(module: nn.Module, sync: str) -> None:
