@@ -235,7 +235,7 @@ class Job(WithRates, WithProgress, WithExtras):
         skipped = -(-feed.skipped // accumulate)
         self._step = before + skipped
         if skipped:
-            self._seat.note_passed(self._loops, skipped)
+            self._seat.note_passed(self._loops, skipped, read=feed.is_read_whole)
         self.progress.step = max(self.progress.step, self._step)
         self.progress.samples += feed.samples_skipped
         self.progress.steps_before += skipped
@@ -330,7 +330,7 @@ class Job(WithRates, WithProgress, WithExtras):
             )
         values, lengths, parts = join_ids(sources, wanted)
         size = sum(part.size for part in parts)
-        return Planned(batches, parts, self._routes.find(trained, static=True).plan(values, lengths, size), trained)
+        return Planned(batches, parts, self._routes.plan(trained, values, lengths, size, static=True), trained)
 
     def _ask_ahead(self, planned: Iterator[Planned]) -> Iterator[tuple[Planned, Lookup]]:
         """Batches whose rows are on their way, in order."""
@@ -370,6 +370,8 @@ class Job(WithRates, WithProgress, WithExtras):
         assert self._current is not None
         client = self._begin()
         planned, lookup = self._current
+        if lookup.step == self.done + 1:  # later steps need not look
+            refusals.refuse_scaler()
         grads = self._take_grads(lookup) if planned.batches else np.zeros(lookup.plan.floats, np.float32)
         beside = NOTHING if self._ddp is None else self._ddp.take_grads()  # gradients that do not go to servers
         if clip_norm is not None:
@@ -444,7 +446,7 @@ class Job(WithRates, WithProgress, WithExtras):
     def _read(self, sources: list[Features], chosen: Chosen) -> Lookup:
         client = self._begin()
         values, lengths, parts = join_ids([sources], self._routes.list_features(chosen))
-        plan = self._routes.find(chosen, static=False).plan(values, lengths, parts[0].size)
+        plan = self._routes.plan(chosen, values, lengths, parts[0].size, static=False)
         return self._make_lookup(client.pull(plan, step=0), parts, chosen)
 
     def _make_lookup(self, ticket: Ticket, parts: list[Part], chosen: Chosen, *, step: int = 0) -> Lookup:

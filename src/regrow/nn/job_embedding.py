@@ -78,6 +78,7 @@ class JobCollection(nn.Module):
         return ", ".join(f"{c.name} [{c.num_embeddings}, {c.embedding_dim}]" for c in self.configs)
 
     def _look_up(self, features: Features) -> list[Tensor]:
+        refusals.refuse_half()
         found = self._job.look_up(self, features, trains=self.is_trained and torch.is_grad_enabled())
         return [rows.to(features.values().device) for rows in found]
 

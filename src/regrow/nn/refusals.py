@@ -100,7 +100,7 @@ def check_weighted(features: Any) -> None:
 
 
 def refuse_scaler() -> None:
-    """Rows are updated within backward, before a `GradScaler` can divide by its scale."""
+    """Servers get gradients as backward finds them, before a `GradScaler` can divide by its scale."""
     module = sys.modules.get("torch.amp.grad_scaler")
     kind = getattr(module, "GradScaler", None)
     if kind is None:
@@ -109,7 +109,7 @@ def refuse_scaler() -> None:
         # `_scale` is a tensor once something was scaled. `type`, not isinstance: some objects answer for their class.
         if issubclass(type(thing), kind) and thing.is_enabled() and thing._scale is not None:
             raise UserError(
-                "a GradScaler is in use: rows would get the scaled gradient, because they are updated within backward",
+                "a GradScaler is in use: servers would get the scaled gradient, and apply it as it is",
                 hint="train with torch.autocast(dtype=torch.bfloat16), which needs no GradScaler",
             )
 

@@ -124,7 +124,9 @@ class RunSeat:
     def note_end(self, settle: Callable[[], None]) -> None:
         self.settle = settle
 
-    def note_passed(self, loop: int, step: int) -> None:
+    def note_passed(self, loop: int, step: int, *, read: bool) -> None:
+        if read:
+            log.info("read all batches of %d steps again to find the place: the data has no numbers", step)
         self._parent.report(reports.Passed(loop=loop, step=step))
 
     def judge(self, place: Place, metrics: Sequence[Metric], judge: JudgeShare) -> dict[str, float]:

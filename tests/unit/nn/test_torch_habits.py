@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import torch
-from click_models import CASES, make_job
+from click_models import CASES, loss_of, make_batches, make_job, train
 from torch import Tensor, distributed, nn
 
 import regrow
@@ -256,7 +256,25 @@ def test_a_scaler_is_refused() -> None:
     assert collection.client.pushes == 1
 
 
+@pytest.mark.parametrize("how", ["step", "commit"])
+def test_a_scaler_is_refused_in_a_job(how: str) -> None:
+    job, model = make_job()
+    scaler = torch.amp.GradScaler("cpu")
+    with pytest.raises(UserError, match="a GradScaler is in use"):
+        for one in job.loop(make_batches(1)):
+            scaled: Tensor = scaler.scale(loss_of(model, one))  # type: ignore[no-untyped-call]
+            if how == "step":
+                job.step(scaled)
+            else:
+                scaled.backward()  # type: ignore[no-untyped-call]
+                job.commit()
+    assert job.client.pushes == 0
+
+
 def test_half_precision_that_needs_a_scaler_is_refused() -> None:
+    job, model = make_job()
+    with torch.autocast("cpu", dtype=torch.float16), pytest.raises(UserError, match="autocast with float16"):
+        train(job, model, make_batches(1))
     collection = make()
     with torch.autocast("cpu", dtype=torch.float16), pytest.raises(UserError, match="autocast with float16"):
         collection(batch(3, 5))
