@@ -10,7 +10,7 @@ moved, and an optimizer that does nothing but subtract makes it the mean of all 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
@@ -144,6 +144,24 @@ class Known:
                     f"the parameter {name!r} came after job.dense: the servers do not have it",
                     hint="make the whole model, and give it to job.dense, before the first step",
                 )
+
+
+class WhenLoaded:
+    """Called when a state was loaded into a module. A copy of the module takes this along, and says nothing: what is
+    loaded into a copy is not what the servers have."""
+
+    def __init__(self, module: nn.Module | None, write: Callable[[], None] | None) -> None:
+        self._module, self._write = module, write
+
+    def __call__(self, module: nn.Module, keys: Any) -> None:
+        if module is self._module and self._write is not None:
+            self._write()
+
+    def __deepcopy__(self, memo: Any) -> WhenLoaded:
+        return WhenLoaded(None, None)
+
+    def __reduce__(self) -> Any:
+        return WhenLoaded, (None, None)
 
 
 def name_buffers(module: nn.Module) -> set[str]:

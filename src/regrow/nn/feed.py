@@ -67,8 +67,8 @@ class Feed:
         self._numbered = loader if isinstance(loader, DataLoader) and _is_numbered(loader) else None
         self._epoch = self._begun = 0  # of numbered data: where the next step is
         self._dealing = loader if isinstance(loader, Dealing) else None
-        is_read = self._numbered is None and self._dealing is None
-        self._hands = self._deal_all() if is_read else iter(())  # of any other: what is left
+        self.is_read_whole = self._numbered is None and self._dealing is None  # by all workers, and successors again
+        self._hands = self._deal_all() if self.is_read_whole else iter(())  # of any other: what is left
 
     def count_steps(self) -> int | None:
         """Steps of all epochs, where that is known beforehand."""

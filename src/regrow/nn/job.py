@@ -51,7 +51,7 @@ from regrow.nn.ahead import Planned, group, plan_ahead
 from regrow.nn.clipping import NOTHING, clip_gradients
 from regrow.nn.ddp import DenseInWorkers
 from regrow.nn.declaring import Static, declare
-from regrow.nn.dense import TABLE_NAME, BufferTable, DenseTable, Known, list_buffers
+from regrow.nn.dense import TABLE_NAME, BufferTable, DenseTable, Known, WhenLoaded, list_buffers
 from regrow.nn.dense_state import DenseState, MakeOptimizer
 from regrow.nn.digests import StepDigests
 from regrow.nn.embedding import EmbeddingBagConfig, EmbeddingConfig, Features
@@ -184,7 +184,7 @@ class Job(WithRates, WithProgress, WithExtras):
             self._rates.add(TABLE_NAME, self._dense.spec.optimizer.learning_rate)
             self._buffers = BufferTable(buffers) if buffers else None
         self._known = Known(module)
-        module.register_load_state_dict_post_hook(lambda module, keys: self._write_dense())
+        module.register_load_state_dict_post_hook(WhenLoaded(module, self._write_dense))
         return module
 
     def _check_not_begun(self, what: str) -> None:
@@ -235,7 +235,7 @@ class Job(WithRates, WithProgress, WithExtras):
         skipped = -(-feed.skipped // accumulate)
         self._step = before + skipped
         if skipped:
-            self._seat.note_passed(self._loops, skipped)
+            self._seat.note_passed(self._loops, skipped, read=feed.is_read_whole)
         self.progress.step = max(self.progress.step, self._step)
         self.progress.samples += feed.samples_skipped
         self.progress.steps_before += skipped
@@ -330,7 +330,7 @@ class Job(WithRates, WithProgress, WithExtras):
             )
         values, lengths, parts = join_ids(sources, wanted)
         size = sum(part.size for part in parts)
-        return Planned(batches, parts, self._routes.find(trained, static=True).plan(values, lengths, size), trained)
+        return Planned(batches, parts, self._routes.plan(trained, values, lengths, size, static=True), trained)
 
     def _ask_ahead(self, planned: Iterator[Planned]) -> Iterator[tuple[Planned, Lookup]]:
         """Batches whose rows are on their way, in order."""
@@ -370,6 +370,8 @@ class Job(WithRates, WithProgress, WithExtras):
         assert self._current is not None
         client = self._begin()
         planned, lookup = self._current
+        if lookup.step == self.done + 1:  # later steps need not look
+            refusals.refuse_scaler()
         grads = self._take_grads(lookup) if planned.batches else np.zeros(lookup.plan.floats, np.float32)
         beside = NOTHING if self._ddp is None else self._ddp.take_grads()  # gradients that do not go to servers
         if clip_norm is not None:
@@ -444,7 +446,7 @@ class Job(WithRates, WithProgress, WithExtras):
     def _read(self, sources: list[Features], chosen: Chosen) -> Lookup:
         client = self._begin()
         values, lengths, parts = join_ids([sources], self._routes.list_features(chosen))
-        plan = self._routes.find(chosen, static=False).plan(values, lengths, parts[0].size)
+        plan = self._routes.plan(chosen, values, lengths, parts[0].size, static=False)
         return self._make_lookup(client.pull(plan, step=0), parts, chosen)
 
     def _make_lookup(self, ticket: Ticket, parts: list[Part], chosen: Chosen, *, step: int = 0) -> Lookup:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from regrow.core.job import TableSpec
-from regrow.errors import UserError
+from regrow.errors import RegrowError, UserError
 from regrow.nn import refusals
 from regrow.nn.embedding import EmbeddingBagConfig, EmbeddingConfig, Features, KeyedTensor, load_tables, make_table_spec
 from regrow.nn.jagged import JaggedTensor, pool_weighted, split_features
@@ -68,10 +68,17 @@ class JobCollection(nn.Module):
         for name in names if table is None else [table]:
             self._job.set_learning_rate(rate, name)
 
+    def __deepcopy__(self, memo: Any) -> Any:
+        raise RegrowError(refusals.COPIED_JOB, hint=refusals.COPIED_JOB_HINT)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        raise RegrowError(refusals.COPIED_JOB, hint=refusals.COPIED_JOB_HINT)
+
     def extra_repr(self) -> str:
         return ", ".join(f"{c.name} [{c.num_embeddings}, {c.embedding_dim}]" for c in self.configs)
 
     def _look_up(self, features: Features) -> list[Tensor]:
+        refusals.refuse_half()
         found = self._job.look_up(self, features, trains=self.is_trained and torch.is_grad_enabled())
         return [rows.to(features.values().device) for rows in found]
 
@@ -111,6 +118,7 @@ class JobEmbeddingBagCollection(JobCollection):
         """Whether every id has a weight, which its row is multiplied with."""
         return self.is_expanded
 
+    @torch.compiler.disable  # the job and its sockets are not to be traced: a compiled model is interrupted here
     def forward(self, features: Features) -> KeyedTensor:
         if not self.is_expanded:
             refusals.check_unweighted(features)
@@ -131,6 +139,7 @@ class JobEmbeddingCollection(JobCollection):
     def embedding_configs(self) -> list[EmbeddingBagConfig | EmbeddingConfig]:
         return self.configs
 
+    @torch.compiler.disable  # the job and its sockets are not to be traced: a compiled model is interrupted here
     def forward(self, features: Features) -> dict[str, JaggedTensor]:
         refusals.check_unweighted(features)
         parts = split_features(features)

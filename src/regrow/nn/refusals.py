@@ -100,7 +100,7 @@ def check_weighted(features: Any) -> None:
 
 
 def refuse_scaler() -> None:
-    """Rows are updated within backward, before a `GradScaler` can divide by its scale."""
+    """Servers get gradients as backward finds them, before a `GradScaler` can divide by its scale."""
     module = sys.modules.get("torch.amp.grad_scaler")
     kind = getattr(module, "GradScaler", None)
     if kind is None:
@@ -109,7 +109,7 @@ def refuse_scaler() -> None:
         # `_scale` is a tensor once something was scaled. `type`, not isinstance: some objects answer for their class.
         if issubclass(type(thing), kind) and thing.is_enabled() and thing._scale is not None:
             raise UserError(
-                "a GradScaler is in use: rows would get the scaled gradient, because they are updated within backward",
+                "a GradScaler is in use: servers would get the scaled gradient, and apply it as it is",
                 hint="train with torch.autocast(dtype=torch.bfloat16), which needs no GradScaler",
             )
 
@@ -131,6 +131,10 @@ UNPUSHED = (
 UNPUSHED_HINT = "call backward() first; for looking only, use eval() or torch.no_grad(); join micro-batches into one"
 COPIED = "an EmbeddingBagCollection cannot be copied or pickled: its rows are on servers, which it is connected to"
 COPIED_HINT = "copy its state_dict(), or make another collection with the same tables on a cluster of its own"
+COPIED_JOB = (
+    "a collection of a job cannot be copied or pickled: its rows are on servers, and a copy would change with them"
+)
+COPIED_JOB_HINT = "copy the model's state_dict(), or the modules beside the collection"
 
 
 def check_dense(module: nn.Module, sync: str) -> None:

@@ -6,6 +6,7 @@ that looks at a single collection for its own. `chosen` says of each collection 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,11 +14,14 @@ import numpy as np
 from torch import Tensor
 
 from regrow.core.job import JobSpec
+from regrow.errors import UserError
 from regrow.nn.job_embedding import JobCollection
 from regrow.nn.routing import make_router
 
 Chosen = tuple[bool, ...]
 Column = tuple[str, bool, int]  # of a feature: its table, whether its rows are wanted one by one, and how wide they are
+Numbers = np.ndarray[Any, Any]
+NUMBERED = re.compile(r"feature (\d+), (.*)")  # how routers speak of features
 
 
 class Routes:
@@ -52,6 +56,20 @@ class Routes:
                 expanded=expanded,
             )
         return self._routers[chosen, static]
+
+    def plan(self, chosen: Chosen, ids: Numbers, lengths: Numbers, size: int, *, static: bool) -> Any:
+        """Which rows of which server a batch needs. UserError for an id that its table has not."""
+        try:
+            return self.find(chosen, static=static).plan(ids, lengths, size)
+        except IndexError as error:
+            found = NUMBERED.fullmatch(str(error))
+            assert found is not None, error
+            number, rest = found.groups()
+            name, (table, _, _) = self.list_features(chosen)[int(number)], self.list_columns(chosen)[int(number)]
+            raise UserError(
+                f"feature {name!r}, table {table!r}, {rest}",
+                hint="hash ids into the rows, leave such samples out, or make num_embeddings larger",
+            ) from None
 
     def plan_nothing(self) -> Any:
         """Dense parameters alone."""

@@ -124,7 +124,9 @@ class RunSeat:
     def note_end(self, settle: Callable[[], None]) -> None:
         self.settle = settle
 
-    def note_passed(self, loop: int, step: int) -> None:
+    def note_passed(self, loop: int, step: int, *, read: bool) -> None:
+        if read:
+            log.info("read all batches of %d steps again to find the place: the data has no numbers", step)
         self._parent.report(reports.Passed(loop=loop, step=step))
 
     def judge(self, place: Place, metrics: Sequence[Metric], judge: JudgeShare) -> dict[str, float]:
@@ -209,6 +211,8 @@ def run(parent: Parent, config: TrainConfig) -> RunSeat:
 
 def _run_script(words: list[str]) -> None:
     """As `python` would: `__main__`, with its own arguments, and its directory first on the path."""
+    here = Path.cwd()  # what relative names in a traceback begin from, wherever the script goes
+    own = here if words[0] == "-m" else Path(words[0]).resolve().parent
     try:
         if words[0] == "-m":
             sys.argv = words[1:]
@@ -225,17 +229,16 @@ def _run_script(words: list[str]) -> None:
             raise UserError(f"the script ended with exit code {end.code}") from None
     except BaseException as error:
         traceback.print_exc()
-        raise UserError(f"{type(error).__name__}: {error}", hint=_find_line(error, words)) from None
+        raise UserError(f"{type(error).__name__}: {error}", hint=_find_line(error, own, here=here)) from None
 
 
-def _find_line(error: BaseException, words: list[str]) -> str | None:
+def _find_line(error: BaseException, own: Path, *, here: Path) -> str | None:
     """Where in the user's own files it happened: the innermost line that is not ours or a library's."""
     found = None
-    own = Path(words[0]).resolve().parent if words[0] != "-m" else Path.cwd()
     for frame in traceback.extract_tb(error.__traceback__):
-        path = Path(frame.filename)
-        if path.is_absolute() and path.is_relative_to(own) and "site-packages" not in path.parts:
-            text = linecache.getline(frame.filename, frame.lineno or 0).strip()
+        path = (here / frame.filename).resolve()  # that of the script itself is as it was given
+        if frame.filename[:1] != "<" and path.is_relative_to(own) and "site-packages" not in path.parts:
+            text = linecache.getline(str(path), frame.lineno or 0).strip()
             found = f"{path.name}, line {frame.lineno}: {text}"
     return None if found is None else f"{found} (the whole traceback is in the worker's log)"
 

@@ -78,8 +78,8 @@ class Seat(Protocol):
     def judge(self, place: Place, metrics: Sequence[Metric], judge: JudgeShare) -> dict[str, float]:
         """Judges together with all other workers."""
 
-    def note_passed(self, loop: int, step: int) -> None:
-        """Steps of a loop were done before, up to this one."""
+    def note_passed(self, loop: int, step: int, *, read: bool) -> None:
+        """Steps of a loop were done before, up to this one; `read`: their batches had to be read for it."""
 
     def note_waiting(self, step: int) -> None:
         """This step was pushed, and others have not made it for a while (synchronous)."""
@@ -142,7 +142,7 @@ class AloneSeat:
         judge(metrics, 0, 1)
         return {metric.name: metric.compute() for metric in metrics}
 
-    def note_passed(self, loop: int, step: int) -> None:
+    def note_passed(self, loop: int, step: int, *, read: bool) -> None:
         """There is nobody to wait for."""
 
     def note_waiting(self, step: int) -> None:

@@ -15,6 +15,7 @@ import torch
 from click_models import (
     BATCH,
     CASES,
+    ROWS,
     SGD,
     Clicks,
     Model,
@@ -213,6 +214,16 @@ def test_ids_that_are_none() -> None:
     with pytest.raises(TypeError, match="whole numbers"):
         wrong = regrow.KeyedJaggedTensor(["user", "item"], batch.features.values().float(), batch.features.lengths())
         next(iter(job.loop([Clicks(wrong, batch.labels)])))
+
+
+@pytest.mark.parametrize("wrong", [ROWS, -1])
+@pytest.mark.parametrize("judging", [False, True])
+def test_ids_that_no_row_has_are_told_with_their_feature(wrong: int, judging: bool) -> None:
+    job, model = make_job()
+    features = regrow.KeyedJaggedTensor(["user", "item"], torch.tensor([3, 5, wrong]), torch.tensor([1, 0, 1, 1]))
+    batch = Clicks(features, torch.zeros(2))
+    with pytest.raises(UserError, match=f"feature 'item', table 't_item', position 1: id {wrong} is out of range"):
+        job.evaluate(model, [batch]) if judging else train(job, model, [batch])
 
 
 def test_a_loss_that_is_none() -> None:

@@ -17,12 +17,15 @@ from typing import Any
 
 import pytest
 import torch
+from click_models import CASES, loss_of, make_batches, make_job, train
 from torch import Tensor, distributed, nn
 
 import regrow
 from regrow.checkpoint import DeltaCheckpointer
 from regrow.errors import CheckpointError, RegrowError, UserError
 from regrow.nn import refusals
+from regrow.nn.job import Job
+from regrow.nn.seat import AloneSeat
 
 ROWS, DIM = 20, 4
 
@@ -253,7 +256,25 @@ def test_a_scaler_is_refused() -> None:
     assert collection.client.pushes == 1
 
 
+@pytest.mark.parametrize("how", ["step", "commit"])
+def test_a_scaler_is_refused_in_a_job(how: str) -> None:
+    job, model = make_job()
+    scaler = torch.amp.GradScaler("cpu")
+    with pytest.raises(UserError, match="a GradScaler is in use"):
+        for one in job.loop(make_batches(1)):
+            scaled: Tensor = scaler.scale(loss_of(model, one))  # type: ignore[no-untyped-call]
+            if how == "step":
+                job.step(scaled)
+            else:
+                scaled.backward()  # type: ignore[no-untyped-call]
+                job.commit()
+    assert job.client.pushes == 0
+
+
 def test_half_precision_that_needs_a_scaler_is_refused() -> None:
+    job, model = make_job()
+    with torch.autocast("cpu", dtype=torch.float16), pytest.raises(UserError, match="autocast with float16"):
+        train(job, model, make_batches(1))
     collection = make()
     with torch.autocast("cpu", dtype=torch.float16), pytest.raises(UserError, match="autocast with float16"):
         collection(batch(3, 5))
@@ -315,6 +336,32 @@ def test_a_collection_cannot_be_copied(copier: Any) -> None:
             copier(model)
 
 
+@pytest.mark.parametrize("copier", COPIERS)
+@pytest.mark.parametrize("begun", [False, True])
+def test_nor_can_one_of_a_job(copier: Any, begun: bool) -> None:
+    job, model = make_job()
+    if begun:
+        job.settle()
+    with pytest.raises(RegrowError, match="a collection of a job cannot be copied or pickled: its rows are on servers"):
+        copier(model)
+
+
+@pytest.mark.parametrize("copier", [copy.deepcopy, lambda module: pickle.loads(pickle.dumps(module))])
+def test_a_dense_module_is_copied_as_any_other(copier: Any) -> None:
+    """What is loaded into the copy does not reach the servers."""
+    job = Job(AloneSeat())
+    job.embedding_bag_collection(CASES["sums"][0])
+    head = job.dense(nn.Linear(DIM, 1))
+    job.settle()
+    before = {name: value.clone() for name, value in head.state_dict().items()}
+    copied = copier(head)
+    head.weight.data.add_(1.0)  # not loaded: nobody but this worker has it
+    copied.load_state_dict({name: torch.zeros_like(value) for name, value in before.items()})
+    job.refresh()
+    assert torch.equal(head.weight, before["weight"])
+    assert not copied.weight.any()
+
+
 def test_a_delta_checkpointer_does_not_leave_rows_out_in_silence(tmp_path: Any) -> None:
     model = Model()
     with pytest.raises(CheckpointError, match="'embeddings' is a EmbeddingBagCollection: its rows are on servers"):
@@ -368,6 +415,44 @@ def test_a_compiled_model_is_interrupted_at_the_collection() -> None:
         out.sum().backward()
     assert len(graphs) == 1, "the head"
     assert model.embeddings.client.pushes == 1
+
+
+@pytest.mark.parametrize("kind", ["bags", "weighted", "sequences"])
+def test_so_is_one_of_a_job(kind: str) -> None:
+    job, graphs = Job(AloneSeat()), []
+    table = {"num_embeddings": ROWS, "embedding_dim": DIM, "name": "t", "feature_names": ["a"]}
+
+    class Compiled(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            if kind == "sequences":
+                self.embeddings: nn.Module = job.embedding_collection([regrow.EmbeddingConfig(**table)])
+            else:
+                tables = [regrow.EmbeddingBagConfig(**table)]
+                self.embeddings = job.embedding_bag_collection(tables, is_weighted=kind == "weighted")
+            self.head = nn.Linear(DIM, 1)
+
+        def forward(self, features: Any) -> Any:
+            found = self.embeddings(features)
+            return self.head(found["a"].values() if kind == "sequences" else found.values())
+
+    def note(graph: torch.fx.GraphModule, _: Any) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    model = job.dense(Compiled())
+    one = batch(3, 5)
+    if kind == "weighted":
+        one = regrow.KeyedJaggedTensor(one.keys(), one.values(), one.lengths(), torch.ones(one.values().numel()))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        compiled = torch.compile(model, backend=note)
+        for features in job.loop([one, one]):
+            out = compiled(features)
+            assert torch.equal(out, model(features))
+            job.step(out.sum())
+    assert len(graphs) == 1, "the head"
+    assert job.progress.step == 2
 
 
 # -- optimizers ------------------------------------------------------------------------------------------------------
