@@ -19,6 +19,7 @@ PACES: dict[str, str] = {
     "checkpoint.retention:UNFINISHED_SECONDS": "how long what has no manifest is kept",
     "checkpoint.staging:LOOK_SECONDS": "between two looks",
     "checkpoint.storage:WAIT_SECONDS": "between two attempts",
+    "runtime.niceness:TRY_SECONDS": "between two tries",
     "core.answers:LOOK_SECONDS": "between two looks",
     "core.answers:LOOK_SECONDS_MAX": "what counts as a stop of its own",
     "core.answers:WORTH_SECONDS": "what is worth a word",

@@ -35,10 +35,15 @@ WAITS: tuple[Wait, ...] = (
             "launch.watch:START_FACTOR",
             "launch.watch:START_SECONDS_MIN",
             "launch.cluster:START_SECONDS_MAX",
+            "runtime.niceness:TAKEN_SECONDS_MAX",
         ),
         notices="launcher",
         then="the same",
-        calls=("launch/cluster.py:LocalCluster._await_address", "launch/child.py:import_gently"),
+        calls=(
+            "launch/cluster.py:LocalCluster._await_address",
+            "launch/child.py:import_gently",
+            "runtime/niceness.py:set_session_niceness",
+        ),
     ),
     Wait(
         name="work",

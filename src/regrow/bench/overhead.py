@@ -7,6 +7,9 @@ same work for each sample in every variant, so their processor time per sample s
 it would be at equal speed. The first steps of a run are judged apart: memory for parities and before-images is touched
 for the first time then.
 
+What is judged has no spare worker: to start one takes two or so seconds of a processor for torch's imports, once in a
+run of hours, and in ten seconds on two cores that would be a tenth of all there is. A variant shows it.
+
 The sketch: a push of U changed rows is flushed after n pushes, so U' <= n x U rows leave, k + r members further on
 each arrives once per parity. Bytes flushed per push and processor time per sample tell whether that is what happens.
 """
@@ -52,11 +55,12 @@ class Variant:
 
 
 NONE = Variant(name="none", label="no protection", judged=True)
-K4 = {"protection": "ec", "k": 4}
+K4 = {"protection": "ec", "k": 4, "spare_workers": 0}
 VARIANTS = (
     NONE,
     Variant(name="k4", label="ec, k = 4", changes=K4, judged=True),
-    Variant(name="k2", label="ec, k = 2", changes={"protection": "ec", "k": 2}, judged=True),
+    Variant(name="k2", label="ec, k = 2", changes={**K4, "k": 2}, judged=True),
+    Variant(name="k4_spare", label="ec, k = 4, a spare worker starts", changes={**K4, "spare_workers": 1}),
     Variant(name="k4_2pc", label="ec, k = 4, two-phase commit", changes={**K4, "commit": "2pc", "flush_pushes": 1}),
     Variant(name="k4_flush1", label="ec, k = 4, flush every push", changes={**K4, "flush_pushes": 1}),
     Variant(name="k4_none", label="ec, k = 4, losses tolerated", changes={**K4, "commit": "none"}),

@@ -19,6 +19,7 @@ from regrow.errors import CheckpointError, ConnectionLost, DataLoss, RegrowError
 from regrow.launch.parents import log_format
 from regrow.launch.pipes import PipeParent
 from regrow.launch.reports import Error, ErrorKind, Stopped
+from regrow.runtime.niceness import find_session_niceness, set_session_niceness
 from regrow.runtime.parent import Parent, peak_rss_bytes
 from regrow.runtime.streams import replace_standard_streams
 
@@ -94,12 +95,15 @@ def run_role(parent: Parent) -> None:
 
 
 def import_gently(module: str) -> None:
-    """Imports this while everybody else goes first. In a thread of its own, as nobody but a superuser may take its
-    niceness back; and numpy before, whose own threads would have it too. Where niceness is not a thread's but a whole
-    process's, the import is like any other."""
+    """Imports this while everybody else goes first: its thread, and its session while that is at it. In a thread of its
+    own, as nobody but a superuser may take its niceness back; and numpy before, whose own threads would have it too.
+    Where niceness is not a thread's but a whole process's, the import is like any other."""
     if sys.platform != "linux":
         return
     import numpy  # noqa: F401
+
+    before = find_session_niceness()
+    is_nice = before is not None and before < SPARE_NICENESS and set_session_niceness(SPARE_NICENESS)
 
     def stand_back() -> None:
         try:
@@ -111,6 +115,8 @@ def import_gently(module: str) -> None:
     thread = threading.Thread(target=stand_back, name="import")
     thread.start()
     thread.join()
+    if is_nice and before is not None and not set_session_niceness(before):
+        logging.warning("this process could not take back that everybody else goes first: it may train slowly")
 
 
 if __name__ == "__main__":

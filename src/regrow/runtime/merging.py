@@ -5,11 +5,9 @@ Nothing depends on it. One that dies is started again; what it was writing has n
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import threading
-from pathlib import Path
 
 from regrow.checkpoint.merger import Event, watch
 from regrow.checkpoint.retention import Rules
@@ -17,6 +15,7 @@ from regrow.checkpoint.storage import Storage
 from regrow.launch.orders import Assignment, Stop
 from regrow.launch.reports import Listening, MergerNews
 from regrow.launch.saving import Saving
+from regrow.runtime.niceness import set_session_niceness
 from regrow.runtime.parent import Parent
 
 log = logging.getLogger("regrow.merger")
@@ -25,11 +24,9 @@ NICENESS = 19  # Training comes first.
 
 
 def yield_to_training() -> None:
-    """Lowest priority. Where Linux schedules sessions against each other (autogroup), as it does by default, niceness
-    counts within a session only, and every process of a run has its own: the session has to be nice as well."""
+    """Lowest priority."""
     os.nice(NICENESS)
-    with contextlib.suppress(OSError):  # not there, or switched off
-        Path("/proc/self/autogroup").write_text(str(NICENESS))
+    set_session_niceness(NICENESS)
 
 
 def find_saving(assignment: Assignment) -> Saving:

@@ -371,7 +371,7 @@ def test_the_first_samples_are_counted_apart() -> None:
 
 def test_overhead_rounds_rotate_and_explain_once() -> None:
     names = [[variant.name for variant in overhead.order(turn, explained=True)] for turn in range(3)]
-    assert names[0] == ["none", "k4", "k2", "k4_2pc", "k4_flush1", "k4_none"]
+    assert names[0] == ["none", "k4", "k2", "k4_spare", "k4_2pc", "k4_flush1", "k4_none"]
     assert names[1] == ["k4", "k2", "none"]
     assert names[2] == ["k2", "none", "k4"]
     assert [variant.name for variant in overhead.order(0, explained=False)] == ["none", "k4", "k2"]

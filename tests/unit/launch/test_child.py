@@ -18,12 +18,14 @@ from regrow.launch.child import SPARE_NICENESS
 PROGRAM = """
 import json, os, sys
 from regrow.launch.child import import_gently
+from regrow.runtime.niceness import find_session_niceness
+before = find_session_niceness()
 import_gently("slow")
 import slow, numpy
 threads = [int(name) for name in os.listdir("/proc/self/task")]
 # One that has just ended may still be listed; it cannot be asked any more, or soon not.
 niceness = {os.getpriority(os.PRIO_PROCESS, thread) for thread in threads if thread != slow.thread}
-print(json.dumps([slow.niceness, sorted(niceness)]))
+print(json.dumps([slow.niceness, sorted(niceness), before, slow.session, find_session_niceness()]))
 """
 
 
@@ -31,12 +33,20 @@ print(json.dumps([slow.niceness, sorted(niceness)]))
 def test_an_import_stands_back_and_nobody_else_does(tmp_path: Path) -> None:
     (tmp_path / "slow.py").write_text(
         "import os, threading\nthread = threading.get_native_id()\nniceness = os.getpriority(os.PRIO_PROCESS, 0)\n"
+        "from regrow.runtime.niceness import find_session_niceness\nsession = find_session_niceness()\n"
     )
     env = {**os.environ, "PYTHONPATH": str(tmp_path), "OPENBLAS_NUM_THREADS": "2"}
-    said = subprocess.run([sys.executable, "-c", PROGRAM], env=env, capture_output=True, text=True, timeout=60)
+    said = subprocess.run(
+        [sys.executable, "-c", PROGRAM], env=env, capture_output=True, text=True, timeout=60, start_new_session=True
+    )
     assert said.returncode == 0, said.stderr
     own = os.getpriority(os.PRIO_PROCESS, 0)
-    assert json.loads(said.stdout) == [max(SPARE_NICENESS, own), [own]]
+    thread, others, before, session, after = json.loads(said.stdout)
+    assert (thread, others) == (max(SPARE_NICENESS, own), [own])
+    # Sessions are scheduled against each other: without its session's the niceness of a thread is for nobody.
+    switch = Path("/proc/sys/kernel/sched_autogroup_enabled")
+    is_grouped = before is not None and switch.exists() and switch.read_text().strip() == "1"
+    assert (session, after) == (max(SPARE_NICENESS, before) if is_grouped else before, before)
 
 
 def test_what_cannot_be_imported_is_left_to_whoever_needs_it(tmp_path: Path) -> None:
