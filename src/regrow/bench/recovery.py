@@ -7,14 +7,14 @@ before. Both are given per GB of lost rows, for the default, which recovers as f
 slowness. At a given pace time grows with bytes, so the limit is shown on a smaller server; else it would take minutes.
 
 Every row has been touched before (`prefill`), as after long training, so that every row has to come back. Codes with
-k = 4 and k = 2 take turns. Throughput comes from the workers' own reports, about ten a second, and between two of them
+k = 4 and k = 2 take turns. Throughput comes from the workers' own reports, twenty a second at most, and between them
 samples are taken to come evenly.
 
 Before and during are minutes apart, and on a shared machine processors are not as fast at all times. Workers do the
 same work for each sample whether servers recover or not, so their processor time per sample shows that, and throughput
 is also given as it would be at equal speed.
 
-A stall is the longest time between two reports of a worker (about ten a second, each after a step), counted from the
+A stall is the longest time between two reports of a worker (twenty a second at most, each after a step), counted from the
 moment that the death is known, in the five seconds after it; the step that it was in is part of it. The longest silence
 of the seconds before is given beside it: so much of a stall is a step as any other. When the last late step of the
 first second has ended is given too, and the longest silence of the whole recovery.

@@ -38,7 +38,7 @@ log = logging.getLogger("regrow.worker")
 
 STEPS = "steps"  # in the run directory
 REPORT_SECONDS = 0.5
-REPORT_SECONDS_PROTECTED = 0.1  # how exactly the end of a stall is seen
+REPORT_SECONDS_PROTECTED = 0.05  # how exactly the end of a stall is seen: a step may be as short
 LINE_LENGTH_MAX = 4000  # of what a script prints, as far as the launcher shows it
 
 
