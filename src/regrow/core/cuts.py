@@ -146,6 +146,7 @@ class Cuts:
         self.plan = plan
         self.head = head  # the cut that the next delta starts from,
         self.head_marks: tuple[int, ...] | None = None  # and where it was made
+        self.stood_at: int | None = None  # the step that nobody trains beyond, if the cut named last is of an end
         self.count = 0
         self.failed = 0
         self._is_sync = is_sync
@@ -268,6 +269,7 @@ class Cuts:
         most = tuple(max(each) for each in zip(*attempt.marks.values(), strict=True))
         attempt.at = self._step_ahead(most[0], attempt) if self._is_sync else most
         attempt.at_since = self._now
+        self.stood_at = max(attempt.at) if attempt.still else None
         attempt.life.move("all told their marks")
         if attempt.still and attempt.at == self.head_marks and not self._gone_back:
             attempt.life.move("nothing new")

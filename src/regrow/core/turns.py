@@ -10,12 +10,18 @@ wait has a bound:
   run goes before what is only wanted early. Nothing is lost with it, as its rows count as changed again.
 - If both are due, whoever had the last turn is second. So neither waits for ever, however short the other's interval.
 
+When nobody trains any more, only what was asked for is cut: one whose time has come would wait for a step that nobody
+makes, and the others for it. Where everybody stands is known when servers have told their marks for the first cut of
+the end, and not before: steps that are heard of until then were made before, and a coordinator that has just begun
+hears of all of them then.
+
 The rule to keep: attempts of all are numbered by one counter. A server takes a higher number for a newer question, and
 whoever counted for himself would be deaf to half of the answers.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from regrow.core.cut import TENANT
@@ -51,7 +57,7 @@ class Turns:
         }
         self._order = list(self.makers.values())  # who is first if several could begin
         self._step = 0
-        self._still_step: int | None = None  # nobody trains since this step
+        self._still_step: float | None = None  # nobody trains since this step; infinity: since one that is not known yet
 
     @property
     def underway(self) -> Cuts | None:
@@ -63,7 +69,7 @@ class Turns:
         maker = self.makers.get(now.tenant)
         if maker is None:
             return []
-        self._still_step = self._step if now.still else self._still_step
+        self._still_step = math.inf if now.still else self._still_step
         others = [effect for other in self._order if now.still and other is not maker for effect in other.free_steps()]
         return [*others, *maker.want(now)]
 
@@ -81,7 +87,6 @@ class Turns:
         is_still = self._still_step is not None and self._step <= self._still_step
         for maker in list(self._order):
             underway = self.underway
-            # One whose time has come would wait for a step, and the others for it.
             effects += maker.tick(now, may_begin=underway is None and (not is_still or maker.wants_still))
             if underway is None and maker.is_underway:  # next time the others are first
                 self._order.remove(maker)
@@ -103,7 +108,10 @@ class Turns:
         if maker is None:
             return []
         if isinstance(message, CutMarks):
-            return maker.on_marks(server, message)
+            effects = maker.on_marks(server, message)
+            if self._still_step is not None and maker.stood_at is not None:
+                self._still_step = maker.stood_at
+            return effects
         if isinstance(message, CutBegun):
             return maker.on_begun(server, message)
         return maker.on_saved(server, message)

@@ -159,6 +159,22 @@ def test_the_end_of_training() -> None:
         assert turns.tick(100.0) == [], "nobody waits for a step"
 
 
+def test_steps_that_are_heard_of_late_are_no_training() -> None:
+    """A coordinator that has just begun is asked for the last cuts before it hears how far its servers are."""
+    turns = make(CutPlan(every_steps=20), EVERY, is_sync=True)
+    for tenant in (TENANT, PUBLICATION_TENANT):
+        turns.want(CutNow(still=True, tenant=tenant))
+    turns.on_step(18)
+    ask = begin(turns, 1.0)
+    at = capture(turns, ask, (18,))
+    assert (at.tenant, at.marks) == (TENANT, (18,))
+    finish(turns, ask)
+    ask = begin(turns, 2.0)
+    turns.on_message(0, CutMarks(number=ask.number, marks=(), error="a server is still coming back"))
+    assert sent(turns.tick(2.1), CutAsk) == [], "the next checkpoint is due by its plan, at step 20, which nobody makes"
+    assert capture(turns, begin(turns, 4.0), (18,)).tenant == PUBLICATION_TENANT
+
+
 def test_training_goes_on_after_it_stood_still() -> None:
     turns = make(None, CutPlan(every_seconds=10.0))
     turns.want(CutNow(still=True, tenant=PUBLICATION_TENANT))
