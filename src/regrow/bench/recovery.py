@@ -14,10 +14,10 @@ Before and during are minutes apart, and on a shared machine processors are not 
 same work for each sample whether servers recover or not, so their processor time per sample shows that, and throughput
 is also given as it would be at equal speed.
 
-A stall is the longest time between two reports of a worker (twenty a second at most, each after a step), counted from the
-moment that the death is known, in the five seconds after it; the step that it was in is part of it. The longest silence
-of the seconds before is given beside it: so much of a stall is a step as any other. When the last late step of the
-first second has ended is given too, and the longest silence of the whole recovery.
+A stall is the longest time between two reports of a worker (twenty a second at most, each after a step), counted from
+the moment that the death is known, in the five seconds after it; the step that it was in is part of it. The longest
+silence of the seconds before is given beside it: so much of a stall is a step as any other. When the last late step of
+the first second has ended is given too, and the longest silence of the whole recovery.
 
 The sketch: for each byte of lost rows, k - 1 bytes of other members go to whoever decodes, one byte goes to the
 replacement, and one to make its parities again: (k + 1) x bytes / bandwidth of a socket = expected time, were

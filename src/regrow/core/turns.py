@@ -57,7 +57,7 @@ class Turns:
         }
         self._order = list(self.makers.values())  # who is first if several could begin
         self._step = 0
-        self._still_step: float | None = None  # nobody trains since this step; infinity: since one that is not known yet
+        self._still_step: float | None = None  # nobody trains since this step; infinity: one that is not known yet
 
     @property
     def underway(self) -> Cuts | None:

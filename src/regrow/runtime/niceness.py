@@ -13,8 +13,8 @@ import time
 from pathlib import Path
 
 GROUP = Path("/proc/self/autogroup")
-# Without a superuser's rights Linux takes one such change every tenth of a second, of all processes together. Too short:
-# a process stays nice for good where many change at once. Too long: whoever starts waits.
+# Without a superuser's rights Linux takes one such change every tenth of a second, of all processes together. Too
+# short: a process stays nice for good where many change at once. Too long: whoever starts waits.
 TAKEN_SECONDS_MAX = 2.0
 TRY_SECONDS = 0.05
 
