@@ -11,6 +11,7 @@ import collections
 import dataclasses
 import datetime
 import itertools
+import logging
 import multiprocessing
 import signal
 import sys
@@ -76,6 +77,8 @@ def sim(
     from regrow.sim import planted
 
     _check_together()
+    # The storage of simulated runs fails on purpose: what is said of that is said to nobody.
+    logging.getLogger("regrow").addHandler(logging.NullHandler())
     if show:
         assert record is not None
         sim_record.show(record)
