@@ -1,7 +1,7 @@
 """What do checkpoints cost? Training with them against the same without, storing and loading, torch, and merging.
 
 Ways to train take turns in rounds; a figure is the ratio to the run without checkpoints of the same round. Deltas are
-what matters and have more rounds than fulls, each next to the run without checkpoints. Time between
+what matters and have more rounds than fulls, in a part of their own. Time between
 checkpoints is scaled down with the model: T here is seconds where it is half an hour elsewhere, and a full takes
 about as large a part of it. All run on the same cores as training, the merger too.
 
@@ -30,9 +30,11 @@ from typing import Any
 from regrow.bench import checkpoint_figures, checkpoint_peer, checkpoint_store, common, plots, recovery, train
 from regrow.checkpoint.storage import Storage
 from regrow.config import TrainConfig
+from regrow.errors import UserError
 from regrow.launch import local
 from regrow.launch.reports import CheckpointSaved, Report, ServerCounters
 from regrow.launch.status import RunStatus
+from regrow.protection import nearest
 
 SUMMARY = "What checkpoints cost: training time, memory, bytes; storing, loading and merging them."
 
@@ -70,6 +72,8 @@ VARIANTS = (
     ),
 )
 NONE, DELTA = VARIANTS[0], VARIANTS[-1]
+# What deltas cost in training; what fulls cost; storing, loading, merging, torch, and noting which rows changed.
+PARTS = ("deltas", "fulls", "storage")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,10 +98,10 @@ class Size:
     update_repetitions: int
 
 
-# Half an hour.
+# Each part of at most ten minutes.
 FULL = Size(
-    rounds=3,
-    rounds_of_fulls=2,
+    rounds=2,
+    rounds_of_fulls=1,
     server_bytes=48_000_000,
     period_seconds=60.0,
     periods=2.2,
@@ -133,16 +137,21 @@ QUICK = Size(
 )
 
 
-def run(*, quick: bool, json_path: str | None, docs: str | None = None) -> int:
+def run(*, quick: bool, json_path: str | None, docs: str | None = None, part: str | None = None) -> int:
+    if part is not None and part not in PARTS:
+        raise UserError(f"bench checkpoint has no part {part!r}", hint=nearest(part, PARTS))
     size = QUICK if quick else FULL
     report = common.Report.start("checkpoint")
     with tempfile.TemporaryDirectory(prefix="regrow-bench-") as name:
         directory = Path(name)
         say_disk(report, directory)
-        rate = measure_tracking(report, directory, size=size)
-        measure_training(report, directory, size=size, rate=rate)
-        measure_stores(report, directory, size=size)
-        measure_torch(report, directory, size=size)
+        for each in PARTS if part is None else (part,):
+            if each == "storage":
+                measure_tracking(report, directory, size=size)
+                measure_stores(report, directory, size=size)
+                measure_torch(report, directory, size=size)
+            else:
+                measure_training(report, directory, each, size=size)
     checkpoint_figures.compare(report, labels={variant.name: variant.label for variant in VARIANTS})
     checkpoint_figures.print_rows(report)
     code = report.finish(json_path)
@@ -252,8 +261,8 @@ def longest_hold(seen: Sequence[tuple[float, int]]) -> float:
     return max(0.0, *(seconds - samples * pace for seconds, samples in gaps))
 
 
-def measure_tracking(report: common.Report, directory: Path, *, size: Size) -> float:
-    """Training with changed rows being noted and never stored, against training without; samples per second of it."""
+def measure_tracking(report: common.Report, directory: Path, *, size: Size) -> None:
+    """Training with changed rows being noted and never stored, against training without."""
     base = TrainConfig(
         model="kaggle",
         rows_max=size.tracking_rows_max,
@@ -276,7 +285,6 @@ def measure_tracking(report: common.Report, directory: Path, *, size: Size) -> f
             report.rows.append({"kind": "tracking", "variant": name, "round": turn, **row})
             speed = row["samples_per_second"]
             common.console.print(f"tracking {name}, round {turn + 1} of {size.tracking_rounds}: {speed:,.0f} samples/s")
-    return float(rate)
 
 
 def train_tracked(base: TrainConfig, directory: Path, name: str, *, seconds: float, rate: float) -> dict[str, Any]:
@@ -294,25 +302,29 @@ def train_tracked(base: TrainConfig, directory: Path, name: str, *, seconds: flo
         rate *= 4  # much faster than thought
 
 
-def measure_training(report: common.Report, directory: Path, *, size: Size, rate: float) -> None:
+def measure_training(report: common.Report, directory: Path, part: str, *, size: Size) -> None:
+    """Rounds of one part; those of the other have other numbers, as each is compared within its round."""
     tables = recovery.Size(
         server_bytes=size.server_bytes, before_seconds=0.0, after_seconds=0.0, rounds=1, socket_bytes=0
     )
     base = recovery.make_config(directory, tables)
-    for turn in range(size.rounds):
-        for variant in order(turn, size):
+    turns = range(size.rounds) if part == "deltas" else range(size.rounds, size.rounds + size.rounds_of_fulls)
+    rate = recovery.RATE_GUESS
+    rate = recovery.train_undisturbed(base.replace(prefill=False), seconds=2.0, rate=rate).rate_whole()
+    for turn in turns:
+        for variant in order(turn, part):
             row, trace = train_variant(base, variant, directory, size=size, rate=rate)
             report.rows.append({"kind": "run", "variant": variant.name, "round": turn, **row})
-            if turn == 0:
+            if turn == turns[0] and not any(old.get("name") == variant.name for old in report.rows):
                 report.rows.append(trace)
             rate = row["samples_per_second"] if variant is NONE else rate
-            common.console.print(f"{variant.label}, round {turn + 1} of {size.rounds}: {describe(row)}")
+            common.console.print(f"{variant.label}, round {turn + 1}: {describe(row)}")
 
 
-def order(turn: int, size: Size) -> list[Variant]:
-    """Of a round: none and delta next to each other, fulls in the first rounds; the next one the other way round."""
-    fulls = [variant for variant in VARIANTS if variant.name not in ("none", "delta")]
-    found = [NONE, DELTA, *(fulls if turn < size.rounds_of_fulls else ())]
+def order(turn: int, part: str) -> list[Variant]:
+    """Of a round: that without checkpoints first, or last in every other round."""
+    fulls = [variant for variant in VARIANTS if variant not in (NONE, DELTA)]
+    found = [NONE, DELTA] if part == "deltas" else [NONE, *fulls]
     return found if turn % 2 == 0 else found[::-1]
 
 

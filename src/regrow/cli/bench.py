@@ -55,7 +55,7 @@ class BenchCommand(click.Command):
 @click.option("--r", type=int, metavar="1|2", help="Parities, and servers that may be down together (soak).  [1]")
 @click.option("--store", metavar="memory|tiered", help="Where rows are (soak).  [memory]")
 @click.option("--sweep", metavar="NAME", help="What grows (scale): servers, workers, rows, k or r.  [servers]")
-@click.option("--part", metavar="NAME", help="Only this part (cpr, recovery, tiered, cluster): see docs/benchmarks.md.")
+@click.option("--part", metavar="NAME", help="Only this part (checkpoint, cpr, recovery, tiered, cluster).")
 @click.option("--profile", is_flag=True, default=None, help="Where processor time goes, by part (recovery, overhead).")
 @click.option("--docs", metavar="DIR", help="Draw the picture there too (overhead, recovery, checkpoint, cpr).")
 def bench(name: str, json_path: str | None, quick: bool, **further: Any) -> int:
