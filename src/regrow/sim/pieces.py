@@ -34,7 +34,7 @@ class Piece:
     def __init__(self, records: list[bytes], *, touched: int, open: int) -> None:
         self.records = b"".join(records)
         self.size = len(records[0]) if records else 0  # bytes of a record
-        self.touched = touched  # bit by block
+        self.touched = touched  # and not as it was made: bit by block
         self.open = open  # those that may have their assigned weights already, or not yet
         self._parts: dict[int, int] = {}
 
@@ -86,7 +86,8 @@ class Pieces:
             pushes = reference.find_pushes(key, marks) & ~gone
             records.append(self._find_relative(key, pushes, marks, gone))
             if pushes:
-                touched |= 1 << block
+                # One that its pushes left as it was made (a rate of 0) may be taken for untouched: that is the same row.
+                touched |= (records[-1] != nothing) << block
             elif reference.is_open(key, marks):
                 is_open |= 1 << block
         return Piece(records, touched=touched, open=is_open)
