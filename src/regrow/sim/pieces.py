@@ -86,7 +86,7 @@ class Pieces:
             pushes = reference.find_pushes(key, marks) & ~gone
             records.append(self._find_relative(key, pushes, marks, gone))
             if pushes:
-                # One that its pushes left as it was made (a rate of 0) may be taken for untouched: that is the same row.
+                # One that its pushes left as it was made (a rate of 0) may be taken for untouched: it is the same row.
                 touched |= (records[-1] != nothing) << block
             elif reference.is_open(key, marks):
                 is_open |= 1 << block
