@@ -1,11 +1,11 @@
-"""`regrow sim` with its busiest modules compiled by mypyc, for long runs: half again as many schedules in the same time.
+"""`regrow sim` with its busiest modules compiled by mypyc, for long runs: half again as many schedules in a time.
 
     python tools/sim_compiled.py --seeds 300000 --jobs 2 --record FILE     # as `regrow sim`
     python tools/sim_compiled.py --compare 300                             # both ways: do they say the same?
 
-A copy of the sources is compiled in build/sim, anew when they have changed, which takes minutes. A planted bug cannot be
-put into compiled modules, and mypyc takes the types of a few others more strictly than Python does: these are left out.
-What it finds is to be replayed with `regrow sim`: the sources are what users run.
+A copy of the sources is compiled in build/sim, anew when they have changed, which takes minutes. A planted bug cannot
+be put into compiled modules, and mypyc takes the types of a few others more strictly than Python does: these are left
+out. What it finds is to be replayed with `regrow sim`: the sources are what users run.
 """
 
 from __future__ import annotations
