@@ -100,7 +100,20 @@ uint64_t TieredShard::fetch(std::span<const int32_t> counts, std::span<const uin
   ++ticket_next_;
   tickets_.push_back(std::move(ticket));
   ++counters_.waits;
-  return tickets_.back().id;
+  return settings_.policy == TierPolicy::self ? read_here(tickets_.back()) : tickets_.back().id;
+}
+
+// A cache that keeps itself reads on the way of a pull, and nobody else is served meanwhile. 0: the rows are there.
+uint64_t TieredShard::read_here(Ticket& ticket) {
+  const uint64_t id = ticket.id;
+  if (!ticket.reading) return id;
+  lanes_->wait(Lane::reads, ticket.job);
+  if (!lanes_->is_done(Lane::reads, ticket.job)) return id;  // it failed: told at the next poll
+  take_reads(ticket, damaged_);
+  if (!ticket.id || !is_ready(ticket)) return id;
+  unpin(ticket);
+  tickets_.pop_back();
+  return 0;
 }
 
 // Of files that are mapped nothing has to be waited for: with enough free frames a row that missed is copied, and no

@@ -283,6 +283,7 @@ class TieredShard {
   };
   std::vector<Missed> find_missed(std::span<const int32_t> counts, std::span<const uint32_t> slots);
   bool load_at_once(std::span<const Missed> missed);
+  uint64_t read_here(Ticket& ticket);
   Ticket make_ticket(std::span<const int32_t> counts, std::span<const uint32_t> slots);
   void use_frames(const Table& table, std::span<const uint32_t> frames);
   void check_fits(Ticket& ticket) const;
