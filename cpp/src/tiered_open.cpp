@@ -116,6 +116,8 @@ void TieredShard::add_table(const TableSettings& settings, uint64_t home_begin) 
                      .places = SlotMap(),
                      .changed = Bits(words),
                      .homed = Bits(words),
+                     .gone = {},
+                     .gone_before = {},
                      .fresh = {},
                      .tracking = {}});
   home_end_ = home.end;
@@ -145,12 +147,16 @@ void TieredShard::share_cache() {
     for (Table& table : tables_) {
       if (table.stride != stride) continue;
       table.frames_index = frames_.size();
+      if (!is_whole && settings_.patience) {
+        table.gone.assign(table.words(), 0);
+        table.gone_before.assign(table.words(), 0);
+      }
       if (!is_whole) continue;
       table.frames.make_whole(base, table.slots);
       table.fresh.assign(table.words(), 0);
       base += table.slots;
     }
-    frames_.push_back(std::make_unique<Frames>(stride, count, is_whole));
+    frames_.push_back(std::make_unique<Frames>(stride, count, is_whole, settings_.patience));
   }
 }
 

@@ -533,6 +533,7 @@ std::map<std::string, double> TieredShard::report() const {
   put("reads", c.reads);
   put("rows_evicted", c.rows_evicted);
   put("rows_evicted_dirty", c.rows_evicted_dirty);
+  put("rows_evicted_young", c.rows_evicted_young);
   put("rows_copied", c.rows_copied);
   put("rows_flushed", c.rows_flushed);
   put("rows_around", c.rows_around);
