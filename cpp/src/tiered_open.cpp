@@ -200,8 +200,10 @@ void TieredShard::go_back(uint64_t epoch) {
   state_.incarnations.push_back({number, 0, end});
   // The new incarnation is durable before the first byte it writes: or else what comes after a crash could take this
   // one's versions for its own.
-  lanes_->wait(Lane::writes, submit_state({}));
+  const uint64_t job = submit_state({});
+  lanes_->wait(Lane::writes, job);
   if (const int code = lanes_->failure(Lane::writes)) throw DiskError(code, lanes_->failure_text(Lane::writes));
+  check_order(lanes_->is_done(Lane::writes, job), "an incarnation writes before it is durable");
   log_->begin(number, end);
 }
 

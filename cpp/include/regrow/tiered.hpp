@@ -42,6 +42,9 @@ enum class TierBug {
   neighbour_too_new,   // versions go home with their neighbours before their checkpoint is committed
 };
 
+// What docs/tiered.md says of the order of writes: raises if something is not so.
+void check_order(bool fine, const char* text);
+
 struct TierSettings {
   int64_t servers = 1;
   int64_t server = 0;
