@@ -43,7 +43,8 @@ TierPolicy policy_from(const std::string& name) {
 
 void construct(TieredShard* shard, const std::vector<nb::dict>& tables, int64_t servers, int64_t server, int64_t rings,
                const std::string& directory, const std::string& io, int threads, bool wipe, uint64_t fingerprint,
-               size_t cache_bytes, uint64_t bytes_max, const std::string& policy, std::optional<uint64_t> at_epoch) {
+               size_t cache_bytes, uint64_t bytes_max, const std::string& policy, uint32_t patience,
+               std::optional<uint64_t> at_epoch) {
   TierSettings settings;
   settings.servers = servers;
   settings.server = server;
@@ -52,6 +53,7 @@ void construct(TieredShard* shard, const std::vector<nb::dict>& tables, int64_t 
   settings.cache_bytes = cache_bytes;
   settings.bytes_max = bytes_max;
   settings.policy = policy_from(policy);
+  settings.patience = patience;
   settings.at_epoch = at_epoch;
   std::vector<TableSettings> found;
   for (const nb::dict& table : tables) found.push_back(table_from(table));
@@ -154,6 +156,7 @@ nb::tuple run_model(uint64_t seed, uint64_t crashes, const std::string& bug) {
                                                   {"commits", run.commits},
                                                   {"rows_compared", run.rows_compared},
                                                   {"evictions", run.evictions},
+                                                  {"evictions_young", run.evictions_young},
                                                   {"rounds", run.rounds},
                                                   {"damages", run.damages},
                                                   {"damages_found", run.damages_found},
@@ -185,7 +188,8 @@ void bind_tiered(nb::module_& m) {
   nb::register_exception_translator(translate_errors);
   nb::class_<TieredShard>(m, "TieredShard", "The rows of one server, some of them on disk.")
       .def("__init__", &construct, "tables"_a, nb::kw_only(), "servers"_a, "server"_a, "rings"_a, "directory"_a, "io"_a,
-           "threads"_a, "wipe"_a, "fingerprint"_a, "cache_bytes"_a, "bytes_max"_a, "policy"_a, "at_epoch"_a.none())
+           "threads"_a, "wipe"_a, "fingerprint"_a, "cache_bytes"_a, "bytes_max"_a, "policy"_a, "patience"_a,
+           "at_epoch"_a.none())
       .def_prop_ro("memory_bytes", &TieredShard::memory_bytes)
       .def("record_floats", &TieredShard::record_floats, "table"_a)
       .def("slots", &TieredShard::slots, "table"_a)

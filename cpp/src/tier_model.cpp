@@ -67,6 +67,7 @@ class Model {
     if (store_) {
       const auto report = store_->report();
       run.evictions += static_cast<uint64_t>(report.at("rows_evicted"));
+      run.evictions_young += static_cast<uint64_t>(report.at("rows_evicted_young"));
       run.rounds += static_cast<uint64_t>(report.at("clean_rounds"));
     }
     store_.reset();
@@ -98,6 +99,7 @@ class Model {
     settings.clean_bytes_max = 4096 * (1 + draw(4));
     settings.clean_from = draw(2) ? 0.25 : 0.875;  // a life is short: most would never clean
     settings.policy = draw(8) ? TierPolicy::lru : TierPolicy::none;
+    settings.patience = settings.cache_bytes > 9000 ? 1 : 0;  // lives are short: rows seldom stay for longer
     settings.threads = false;
     settings.bug = bug_;
     if (committed_) settings.at_epoch = committed_;

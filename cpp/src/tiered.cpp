@@ -27,7 +27,8 @@ size_t TieredShard::memory_bytes() const {
   size_t bytes = 0;
   for (const auto& frames : frames_) bytes += frames->bytes();
   for (const Table& table : tables_) {
-    bytes += 2 * table.words() * sizeof(uint64_t) + table.places.bytes() + table.loading.bytes();
+    bytes +=
+        (2 * table.words() + 2 * table.gone.size()) * sizeof(uint64_t) + table.places.bytes() + table.loading.bytes();
     if (table.tracking) bytes += (3 + tenants_) * table.words() * sizeof(uint64_t);
   }
   return bytes;

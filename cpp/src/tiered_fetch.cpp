@@ -11,7 +11,10 @@ namespace regrow {
 namespace {
 
 constexpr size_t lookups_ahead = 12;
-constexpr size_t records_ahead = 6;           // where they are was looked up by then
+constexpr size_t records_ahead = 6;  // where they are was looked up by then
+// Rows that left are remembered: of one in so many frames, and of as many before them. Too few: rows that come back are
+// not known. Too many: nearly all are known, and none is on probation.
+constexpr size_t gone_share = 3;
 constexpr size_t rows_counted_max = 1 << 14;  // a call with more is looked at for rows named twice: pins have 16 bits
 
 }  // namespace
@@ -74,7 +77,7 @@ uint64_t TieredShard::fetch(std::span<const int32_t> counts, std::span<const uin
     log_->flush();
     if (!lanes_->is_idle(Lane::writes)) lanes_->wait(Lane::writes, lanes_->submit(Lane::writes, {}));
   }
-  ++stamp_;
+  stamp_ = (stamp_ + 1) & Frames::stamp_mask;
   stamp_ += stamp_ == 0;
   const std::vector<Missed> missed = find_missed(counts, slots);
   counters_.misses += missed.size();
@@ -100,7 +103,20 @@ uint64_t TieredShard::fetch(std::span<const int32_t> counts, std::span<const uin
   ++ticket_next_;
   tickets_.push_back(std::move(ticket));
   ++counters_.waits;
-  return tickets_.back().id;
+  return settings_.policy == TierPolicy::self ? read_here(tickets_.back()) : tickets_.back().id;
+}
+
+// A cache that keeps itself reads on the way of a pull, and nobody else is served meanwhile. 0: the rows are there.
+uint64_t TieredShard::read_here(Ticket& ticket) {
+  const uint64_t id = ticket.id;
+  if (!ticket.reading) return id;
+  lanes_->wait(Lane::reads, ticket.job);
+  if (!lanes_->is_done(Lane::reads, ticket.job)) return id;  // it failed: told at the next poll
+  take_reads(ticket, damaged_);
+  if (!ticket.id || !is_ready(ticket)) return id;
+  unpin(ticket);
+  tickets_.pop_back();
+  return 0;
 }
 
 // Of files that are mapped nothing has to be waited for: with enough free frames a row that missed is copied, and no
@@ -219,27 +235,55 @@ void TieredShard::prefetch_victim(Frames& frames, uint32_t index) {
   table.places.prefetch(frame.slot);
 }
 
-// Makes one frame free: that of the row not used for longest which is not pinned, and can be written if it must be.
+// Makes one frame free: of the rows that are not pinned, and can be written if they must be, the first to leave.
 bool TieredShard::evict(Frames& frames) {
-  for (size_t tries = frames.notes(); tries; --tries) {
-    const std::optional<uint32_t> index = frames.oldest([&](uint32_t soon) { prefetch_victim(frames, soon); });
-    if (!index) return false;
-    Frame& frame = frames.at(*index);
-    const bool is_pinned = frame.pins && settings_.bug != TierBug::pin_ignored;
-    const bool is_loading = tables_[frame.table].frames.find(frame.slot) != *index;
-    if (is_pinned || is_loading || (frame.dirty_epoch && !may_leave())) {
-      frames.note(*index);
-      continue;
+  for (const Frames::Queue queue : {Frames::Queue::aged, Frames::Queue::old, Frames::Queue::young})
+    for (size_t tries = frames.notes(queue); tries; --tries) {
+      const std::optional<uint32_t> index =
+          frames.oldest(queue, stamp_, [&](uint32_t soon) { prefetch_victim(frames, soon); });
+      if (!index) break;
+      if (let_go(frames, *index)) return true;
+      frames.stay(*index, stamp_);
     }
-    counters_.rows_evicted_dirty += frame.dirty_epoch != 0;
-    ++counters_.rows_evicted;
-    if (frame.dirty_epoch) log_frame(frames, *index);
-    tables_[frame.table].frames.erase(frame.slot);
-    frames.give_back(*index);
-    memo_.is_valid = false;
-    return true;
-  }
   return false;
+}
+
+bool TieredShard::let_go(Frames& frames, uint32_t index) {
+  const Frame frame = frames.at(index);
+  Table& table = tables_[frame.table];
+  const bool is_pinned = frame.pins && settings_.bug != TierBug::pin_ignored;
+  const bool is_loading = table.frames.find(frame.slot) != index;
+  if (is_pinned || is_loading || (frame.dirty_epoch && !may_leave())) return false;
+  counters_.rows_evicted_dirty += frame.dirty_epoch != 0;
+  ++counters_.rows_evicted;
+  if (frame.dirty_epoch) log_frame(frames, index);
+  counters_.rows_evicted_young += frames.is_young(index);
+  if (frames.is_young(index)) note_gone(frame);
+  table.frames.erase(frame.slot);
+  frames.give_back(index);
+  memo_.is_valid = false;
+  return true;
+}
+
+// A row that left young and is wanted again soon will not be on probation again. Of those that left, only about as many
+// as a part of the cache are remembered: the others would come back to anybody.
+void TieredShard::note_gone(const Frame& frame) {
+  Table& table = tables_[frame.table];
+  const uint64_t share = frames_of(table).count() / gone_share + 1;
+  if (++gone_ > share) {
+    gone_ = 0;
+    for (Table& each : tables_) {
+      each.gone_before.swap(each.gone);
+      std::fill(each.gone.begin(), each.gone.end(), 0);
+    }
+  }
+  if (!table.gone.empty()) table.gone[frame.slot / 64] |= uint64_t{1} << (frame.slot % 64);
+}
+
+bool TieredShard::is_gone_lately(RowRef row) const {
+  const Table& table = tables_[row.table];
+  if (table.gone.empty()) return false;
+  return (table.gone[row.slot / 64] | table.gone_before[row.slot / 64]) >> (row.slot % 64) & 1;
 }
 
 bool TieredShard::find_room(std::span<const size_t> needed) {
@@ -330,6 +374,7 @@ uint32_t TieredShard::load(RowRef row, Ticket* ticket) {
   const auto index = static_cast<uint16_t>(row.table);
   const uint32_t frame = frames.is_whole() ? table.frames.base() + row.slot : frames.take(index, row.slot);
   if (frames.is_whole()) frames.take_own(frame, index, row.slot);
+  frames.enter(frame, stamp_, frames.is_patient() && is_gone_lately(row));
   if (find_in_memory(row, frames.record(frame))) {
     table.frames.put(row.slot, frame);
     return frame;

@@ -116,6 +116,8 @@ void TieredShard::add_table(const TableSettings& settings, uint64_t home_begin) 
                      .places = SlotMap(),
                      .changed = Bits(words),
                      .homed = Bits(words),
+                     .gone = {},
+                     .gone_before = {},
                      .fresh = {},
                      .tracking = {}});
   home_end_ = home.end;
@@ -145,12 +147,16 @@ void TieredShard::share_cache() {
     for (Table& table : tables_) {
       if (table.stride != stride) continue;
       table.frames_index = frames_.size();
+      if (!is_whole && settings_.patience) {
+        table.gone.assign(table.words(), 0);
+        table.gone_before.assign(table.words(), 0);
+      }
       if (!is_whole) continue;
       table.frames.make_whole(base, table.slots);
       table.fresh.assign(table.words(), 0);
       base += table.slots;
     }
-    frames_.push_back(std::make_unique<Frames>(stride, count, is_whole));
+    frames_.push_back(std::make_unique<Frames>(stride, count, is_whole, settings_.patience));
   }
 }
 
@@ -194,8 +200,10 @@ void TieredShard::go_back(uint64_t epoch) {
   state_.incarnations.push_back({number, 0, end});
   // The new incarnation is durable before the first byte it writes: or else what comes after a crash could take this
   // one's versions for its own.
-  lanes_->wait(Lane::writes, submit_state({}));
+  const uint64_t job = submit_state({});
+  lanes_->wait(Lane::writes, job);
   if (const int code = lanes_->failure(Lane::writes)) throw DiskError(code, lanes_->failure_text(Lane::writes));
+  check_order(lanes_->is_done(Lane::writes, job), "an incarnation writes before it is durable");
   log_->begin(number, end);
 }
 

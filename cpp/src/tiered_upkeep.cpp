@@ -22,10 +22,6 @@ constexpr size_t lookups_at_a_time = 16;
 constexpr size_t home_bytes_per_step = 6 << 20;  // of pages and neighbours in memory, or one page and its own
 constexpr size_t reserve_share = 32;             // one in so many frames is kept free, for what comes next
 
-void check_order(bool fine, const char* text) {
-  if (!fine) throw std::logic_error(std::string("the order of writes: ") + text);
-}
-
 // Pieces that follow each other in the file and in memory are one: the device and the kernel are asked once.
 std::vector<Piece> join_pieces(const std::vector<Piece>& pieces) {
   std::vector<Piece> joined;
@@ -41,6 +37,10 @@ std::vector<Piece> join_pieces(const std::vector<Piece>& pieces) {
 }
 
 }  // namespace
+
+void check_order(bool fine, const char* text) {
+  if (!fine) throw std::logic_error(std::string("the order of writes: ") + text);
+}
 
 // ---- promises
 
@@ -478,6 +478,7 @@ void TieredShard::write_pages(const std::vector<RowRef>& rows_new) {
 }
 
 void TieredShard::end_round() {
+  check_order(lanes_->is_done(Lane::writes, cleaning_->job), "segments are reused before the state let go of them");
   for (const auto& [row, place] : cleaning_->newest) {
     SlotMap& places = tables_[row.table].places;
     if (places.find(row.slot) == place) places.erase(row.slot);
@@ -533,6 +534,7 @@ std::map<std::string, double> TieredShard::report() const {
   put("reads", c.reads);
   put("rows_evicted", c.rows_evicted);
   put("rows_evicted_dirty", c.rows_evicted_dirty);
+  put("rows_evicted_young", c.rows_evicted_young);
   put("rows_copied", c.rows_copied);
   put("rows_flushed", c.rows_flushed);
   put("rows_around", c.rows_around);

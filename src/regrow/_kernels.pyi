@@ -466,6 +466,7 @@ class TieredShard:
         cache_bytes: int,
         bytes_max: int,
         policy: str,
+        patience: int,
         at_epoch: int | None,
     ) -> None: ...
     @property

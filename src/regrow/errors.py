@@ -57,12 +57,22 @@ class DataError(UserError):
     """Training data that cannot be read: names the file, the line and the field."""
 
 
+# Whoever finds that there is no room knows neither options nor checkpoints.
+FULL_HINT = (
+    "more space under --store-dir, or a larger --store-bytes-max or --cache-bytes; "
+    "with --protect batch, --resume then goes on from the newest checkpoint"
+)
+
+
 class StoreDamaged(RegrowError):
     """Rows on disk are not what was written: names the file and the rows. Their values are not served."""
 
 
 class StoreFull(RegrowError):
     """The device has no room for rows that have to leave the memory. What is in memory is still right."""
+
+    def __init__(self, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint or FULL_HINT)
 
 
 class Refusal(enum.StrEnum):

@@ -11,7 +11,7 @@ namespace regrow {
 
 struct ModelRun {
   uint64_t crashes = 0, crashes_opening = 0, lives = 0, went_back = 0, calls = 0, checkpoints = 0, commits = 0;
-  uint64_t rows_compared = 0, evictions = 0, rounds = 0, damages = 0, damages_found = 0, full = 0;
+  uint64_t rows_compared = 0, evictions = 0, evictions_young = 0, rounds = 0, damages = 0, damages_found = 0, full = 0;
   std::string failure;  // empty: none
 };
 

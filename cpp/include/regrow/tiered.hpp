@@ -42,6 +42,9 @@ enum class TierBug {
   neighbour_too_new,   // versions go home with their neighbours before their checkpoint is committed
 };
 
+// What docs/tiered.md says of the order of writes: raises if something is not so.
+void check_order(bool fine, const char* text);
+
 struct TierSettings {
   int64_t servers = 1;
   int64_t server = 0;
@@ -60,6 +63,9 @@ struct TierSettings {
   // a page together. Too large: it is late, and rows wait to leave; going back reads more.
   double clean_from = 0.875;
   TierPolicy policy = TierPolicy::lru;
+  // Calls of fetch within which those who a row came for have pulled and pushed it. Too few: they keep it for
+  // themselves. Too many: what nobody else wants stays for long. 0: all rows leave in the order of their last use.
+  uint32_t patience = 0;
   std::optional<uint64_t> at_epoch;  // go back to it; else all is new
   bool threads = true;
   TierBug bug = TierBug::none;
@@ -152,7 +158,8 @@ class TieredShard {
     SlotMap places;   // of rows whose newest version is in the log
     Bits changed;     // as Records::changed of a Shard
     Bits homed;
-    Bits fresh;  // if all its rows have frames: those that changed in this epoch, some perhaps left out
+    Bits gone, gone_before;  // rows that left the memory lately, never wanted again; none if all its rows have frames
+    Bits fresh;              // if all its rows have frames: those that changed in this epoch, some perhaps left out
     std::unique_ptr<Tracking> tracking;
     size_t record_bytes() const { return stride * sizeof(float); }
     size_t words() const { return changed.size(); }
@@ -217,7 +224,8 @@ class TieredShard {
     uint64_t hits = 0, misses = 0, hit_calls = 0, miss_calls = 0;
     uint64_t rows_initial = 0, rows_from_memory = 0, rows_read_log = 0, rows_read_home = 0;
     uint64_t bytes_read_log = 0, bytes_read_home = 0, reads = 0;
-    uint64_t rows_evicted = 0, rows_evicted_dirty = 0, rows_copied = 0, rows_flushed = 0, rows_around = 0;
+    uint64_t rows_evicted = 0, rows_evicted_dirty = 0, rows_evicted_young = 0, rows_copied = 0, rows_flushed = 0,
+             rows_around = 0;
     uint64_t rows_homed = 0, bytes_home = 0, bytes_cleaned = 0, bytes_state = 0, rounds = 0, waits = 0;
   };
 
@@ -283,6 +291,7 @@ class TieredShard {
   };
   std::vector<Missed> find_missed(std::span<const int32_t> counts, std::span<const uint32_t> slots);
   bool load_at_once(std::span<const Missed> missed);
+  uint64_t read_here(Ticket& ticket);
   Ticket make_ticket(std::span<const int32_t> counts, std::span<const uint32_t> slots);
   void use_frames(const Table& table, std::span<const uint32_t> frames);
   void check_fits(Ticket& ticket) const;
@@ -292,6 +301,9 @@ class TieredShard {
   void prefetch_victim(Frames& frames, uint32_t index);
   bool find_room(std::span<const size_t> needed);
   bool evict(Frames& frames);
+  bool let_go(Frames& frames, uint32_t index);
+  void note_gone(const Frame& frame);
+  bool is_gone_lately(RowRef row) const;
   bool may_append() const;
   bool may_leave() const;
   uint64_t segments_for(uint64_t bytes) const;
@@ -363,8 +375,9 @@ class TieredShard {
 
   uint64_t ticket_next_ = 1;
   std::deque<Ticket> tickets_;
-  uint32_t stamp_ = 0;
-  struct Memo {  // the last translation, as long as no row came or went
+  uint32_t stamp_ = 0;  // of calls of fetch
+  uint64_t gone_ = 0;   // rows that were noted to have gone, since all were forgotten
+  struct Memo {         // the last translation, as long as no row came or went
     bool is_valid = false;
     std::vector<int32_t> counts;
     std::vector<uint32_t> slots, frames;

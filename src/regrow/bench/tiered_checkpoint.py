@@ -93,7 +93,7 @@ def compare(report: common.Report) -> None:
                 label = f"checkpoints{'_equal_speed' if equal_speed else ''}"
                 report.ratios[label] = common.Ratio.of(values, target=TARGET, better="lower")
         works = list_works(runs, name, base)
-        work = tiered_figures.mean_of_pairs(works) if works else None
+        work = tiered_figures.mean_of_pairs(works) if len(works) > 1 else None  # one pair has no known error
         if work is not None and (name, base) == (BATCH, NONE):
             report.ratios["checkpoints_work"] = common.Ratio(
                 **work, target=TARGET, better="lower", pairs=len(works), told="twice the error of the mean of pairs"

@@ -1,7 +1,8 @@
-"""Training with rows on disk, and in files in memory, against all rows in memory, where 13 of 100 rows of a batch are
-not in the cache. Beside it the other policies: `self`, whose pulls tidy up the cache themselves (a cache alone), and
-`none`, which keeps nothing from batch to batch but tidies up between them (the pipeline alone); with that a push misses
-too, and there may be more misses than rows in a batch.
+"""Training with rows on disk, and in files in memory, against all rows in memory, where 13 of 100 rows of a batch
+would not be in the cache if rows left it in the order of their last use. Beside it the other policies: `self`, whose
+pulls tidy up and wait for their reads themselves (a cache alone), and `none`, which keeps nothing from batch to batch
+but tidies up between them (the pipeline alone); with that a push misses too, and there may be more misses than rows in
+a batch.
 
 The sketch: each miss is a read, so a sample takes at least reads per sample / reads per second of the device. A disk
 that cannot read twice as fast as training in memory would need is held against that bound, and not against memory.

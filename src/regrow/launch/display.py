@@ -417,8 +417,8 @@ def summary_text(summary: dict[str, Any], path: Path) -> str:
         tiers = summary["tiers"]
         text = f"{100 * tiers['hit_rate_rows']:.2f} % of rows, {100 * tiers['hit_rate_lookups']:.2f} % of look-ups"
         rows.append(("cache", f"{text}; {tiers['wait_seconds']:.1f} s of waits for the disk"))
-        used = f"{size_text(int(tiers['file_bytes']))} of files, {size_text(int(tiers['log_bytes_used']))} of it log"
-        rows.append(("disk", f"{used}; {tiers['reads']:,.0f} reads"))
+        log = f"log {size_text(int(tiers['log_bytes_used']))} of at most {size_text(int(tiers['log_bytes_max']))}"
+        rows.append(("disk", f"{size_text(int(tiers['file_bytes']))} of files; {log}; {tiers['reads']:,.0f} reads"))
     if summary.get("sabotage_unreached"):
         steps = ", ".join(str(sabotage["step"]) for sabotage in summary["sabotage_unreached"])
         rows.append(("not reached", f"sabotage at step {steps}: the data ended before"))

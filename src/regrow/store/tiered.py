@@ -41,6 +41,11 @@ IO_THREADS = (
 # Of a worker, in the cache: the batch that it computes, the next, and the one that is read ahead. Too few: what was
 # read ahead has left before it is pulled, and is read again. Too many: small caches are not read ahead for.
 BATCHES_AT_ONCE = 3
+# Calls of `fetch` for each worker, within which a row that came for a batch of it has been pulled and pushed. A batch
+# has three; others are pulled before it is pushed, and a worker may be ahead of another. Too few: what was read ahead
+# leaves before it is pulled. Too many: caches in which rows stay for less than four times as long keep to the order of
+# the last use.
+CALLS_AT_ONCE = 24
 
 
 class TieredStore:
@@ -91,6 +96,7 @@ class TieredStore:
                 cache_bytes=cache_bytes,
                 bytes_max=bytes_max,
                 policy=policy,
+                patience=CALLS_AT_ONCE * job.workers,
                 at_epoch=at_epoch,
             )
             if at_epoch is None:

@@ -323,6 +323,21 @@ def test_the_small_model_has_the_usual_tables() -> None:
     assert wanted < 1.5 * allowed
 
 
+def test_the_points_between_the_least_and_the_most_skewed_stream() -> None:
+    """Each skew is held against rows in memory of its own."""
+    report = make_report()
+    rates = {"memory": (1000.0, 1200.0, 1500.0), "shm": (1000.0, 1200.0, 1500.0), "disk": (800.0, 1000.0, 1500.0)}
+    for name, found in rates.items():
+        for skew, published, rate in zip(tiered_cache.SKEWS, tiered_cache.MISS_RATES, found, strict=True):
+            told = {"kind": "skew", "skew": skew, "round": skew, "variant": name, "published": published}
+            report.rows.append({**told, "samples_per_second": rate, "worker_seconds_per_sample": 1e-5})
+    tiered_cache.compare_skews(report)
+    points = {name: ratio.value for name, ratio in report.ratios.items()}
+    assert points["skew_points_disk"] == points["skew_points_disk_equal_speed"] == pytest.approx(0.25)
+    assert points["skew_points_shm"] == pytest.approx(0.0)
+    assert not report.ratios["skew_points_disk"].met and report.ratios["skew_points_shm"].met
+
+
 # -- counters ------------------------------------------------------------------------------------------------
 
 
