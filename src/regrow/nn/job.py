@@ -309,7 +309,7 @@ class Job(WithRates, WithProgress, WithExtras):
         client = self._begin()
         if self._ddp is not None:
             self._ddp.write(self._step)
-        if self.mode == "sync" and self._step:
+        if self.mode == "sync" and self._step > self.done:  # of what was done before, nothing is left to commit
             client.pull(self._routes.plan_nothing(), step=self._step + 1).wait()  # the commit of the last step
         client.drain()
         self._report()

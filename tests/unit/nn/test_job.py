@@ -19,6 +19,7 @@ from click_models import (
     SGD,
     Clicks,
     Model,
+    SharedSeat,
     join_cluster,
     loss_of,
     make_batches,
@@ -321,6 +322,27 @@ def test_several_loops_are_one_run() -> None:
     second, model = join_cluster(cluster, worker=0, workers=1, seed=3)
     assert train(second, model, batches[:4]) == [], "all of the first loop was done before"
     assert len(train(second, model, batches[4:])) == 2
+    assert torch.equal(second.read_weights("t_user"), whole.read_weights("t_user"))
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_a_successor_in_the_second_loop_passes_over_the_first(mode: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which has an end of its own: synchronously nothing of it is left to commit."""
+    monkeypatch.setattr(SharedSeat, "protection", regrow.ErasureCode(k=1, r=1))  # whoever dies is replaced
+    batches = make_batches(8)
+    whole, model = make_job()
+    train(whole, model, batches)
+    cluster = regrow.InProcessCluster(servers=2)
+    first, model = join_cluster(cluster, worker=0, workers=1, seed=3, mode=mode)
+    train(first, model, batches[:4])
+    for count, batch in enumerate(first.loop(batches[4:]), start=1):
+        first.step(loss_of(model, batch))
+        if count == 3:
+            break
+    cluster.tick()
+    second, model = join_cluster(cluster, worker=0, workers=1, seed=3, mode=mode)
+    assert train(second, model, batches[:4]) == [], "all of the first loop was done before"
+    assert len(train(second, model, batches[4:])) == 8 - second.done
     assert torch.equal(second.read_weights("t_user"), whole.read_weights("t_user"))
 
 
