@@ -29,7 +29,7 @@ class JobCollection(nn.Module):
     """Tables of a job, and the features that look up in them."""
 
     is_expanded = False  # whether rows are wanted one by one
-    _kind = ""  # what TorchRec calls its tables in a state_dict
+    kind = ""  # what TorchRec calls its tables in a state_dict
 
     def __init__(self, job: Job, tables: Sequence[EmbeddingBagConfig | EmbeddingConfig], optimizer: Optimizers) -> None:
         super().__init__()
@@ -86,17 +86,17 @@ class JobCollection(nn.Module):
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         for config in self.configs:
-            destination[f"{prefix}{self._kind}.{config.name}.weight"] = self._job.read_weights(config.name)
+            destination[f"{prefix}{self.kind}.{config.name}.weight"] = self._job.read_weights(config.name)
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
-        front = f"{prefix}{self._kind}."
+        front = f"{prefix}{self.kind}."
         load_tables(self.configs, front, state_dict, prefix, args, self._job.write_weights)
 
 
 class JobEmbeddingBagCollection(JobCollection):
     """Pooled rows. Made by `Job.embedding_bag_collection`."""
 
-    _kind = "embedding_bags"
+    kind = "embedding_bags"
 
     def __init__(
         self,
@@ -133,7 +133,7 @@ class JobEmbeddingBagCollection(JobCollection):
 class JobEmbeddingCollection(JobCollection):
     """The row of every id. Made by `Job.embedding_collection`."""
 
-    _kind = "embeddings"
+    kind = "embeddings"
     is_expanded = True
 
     def embedding_configs(self) -> list[EmbeddingBagConfig | EmbeddingConfig]:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from regrow.checkpoint import model_names
 from regrow.config import TrainConfig
 from regrow.core.job import JobSpec, Mode
 from regrow.errors import RegrowError, UserError
@@ -112,6 +113,18 @@ class RunSeat:
 
     def note_metrics(self, metrics: Mapping[str, float]) -> None:
         self.metrics |= metrics
+
+    def name_model(self, names: model_names.ModelNames) -> None:
+        start, config = self._parent.assignment.start, self._config
+        before = model_names.ModelNames() if start is None or start.model is None else model_names.decode(start.model)
+        if before.dense and (difference := model_names.find_difference(before.dense, names.dense)) is not None:
+            raise UserError(
+                f"the model is not that of the checkpoint: {difference}",
+                hint="the dense parameters are stored in their order, so the module must have the same",
+            )
+        text = model_names.encode(names)
+        if self.worker == 0 and text is not None and (config.saves or config.publish is not None):
+            self._parent.report(reports.ModelNamed(text=text))
 
     def save(self, step: int, extra: str | None) -> None:
         if self.worker == 0:
