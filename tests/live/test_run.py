@@ -274,6 +274,19 @@ def test_what_it_prints_is_seen_once(tmp_path: Path) -> None:
     assert done.stdout.splitlines() == ["done by ['--x', '1']"]
 
 
+def test_what_it_leaves_to_its_end_is_done(tmp_path: Path) -> None:
+    """As `python` would: functions of `atexit`, and files that nobody closed."""
+    top = (
+        "import atexit, sys\nleft = open('left.txt', 'w')\natexit.register(lambda: open('end.txt', 'w').write('end'))\n"
+    )
+    (tmp_path / "train.py").write_text(
+        top + EXAMPLE.read_text().replace("    main()", "    left.write('left')\n    main()")
+    )
+    run("-q", "--servers", "1", "--workers", "1", "train.py", "--samples", "512", cwd=tmp_path)
+    assert (tmp_path / "left.txt").read_text() == "left"
+    assert (tmp_path / "end.txt").read_text() == "end"
+
+
 def test_what_it_logs_is_in_the_metrics(tmp_path: Path) -> None:
     script = write(tmp_path, HEAD, LOOP, "    job.log(mine=4.5)\n")
     train(tmp_path / "run", "--servers", "2", script=(script,))
