@@ -14,7 +14,7 @@ import dataclasses
 import enum
 import itertools
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -400,6 +400,31 @@ class EmbeddingBagCollection(nn.Module):
                 state[f"{table.name}.{part}"] = values[:, 0] if floats == 1 else values
                 start += floats
         return state
+
+    def load_optimizer_state(self, state: Mapping[str, Tensor]) -> None:
+        """What `optimizer_state` has given. After `load_state_dict`, with which the state begins anew."""
+        places: dict[str, tuple[int, int, int]] = {}
+        for index, table in enumerate(self.job.tables):
+            start = table.dim
+            for part, floats in table.optimizer.state_parts(table.dim):
+                places[f"{table.name}.{part}"] = index, start, floats
+                start += floats
+        if odd := sorted(places.keys() ^ state.keys()):
+            where = "is not in the state" if odd[0] in places else "is none of this collection's optimizers"
+            raise UserError(f"{odd[0]} {where}", hint=f"there is {', '.join(places) or 'none'}")
+        for name, (index, _, floats) in places.items():
+            if state[name].numel() != self.job.tables[index].rows * floats:
+                shape = [self.job.tables[index].rows, *([floats] if floats > 1 else [])]
+                raise UserError(f"{name} is {list(state[name].shape)}, the table's is {shape}")
+        self.drain()
+        for index in range(len(self.job.tables)):
+            mine = [(state[name], start, floats) for name, (at, start, floats) in places.items() if at == index]
+            for first, count in self._chunks(index) if mine else ():
+                records = np.array(self._client.records(index, first, count), np.float32)
+                for values, start, floats in mine:
+                    part = values.detach().cpu().reshape(-1, floats)[first : first + count]
+                    records[:, start : start + floats] = part.numpy()
+                self._client.write_records(index, first, records)
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         for config in self._configs:

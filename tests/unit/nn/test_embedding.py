@@ -51,6 +51,11 @@ def _batch(keys=("user", "friend", "item"), *, batch=6, seed=0, weighted=False):
     )
 
 
+def _train(collection, steps):
+    for seed in range(steps):
+        collection(_batch(seed=seed)).values().square().sum().backward()
+
+
 def _reference(collection, features, mode):
     """The same look-up by torch: {feature: pooled}, and the weights that will get gradients."""
     weights = {
@@ -186,6 +191,32 @@ def test_names_are_those_of_torchrec():
     assert state["t_user.momentum1"].max() > 0
     adam = _collection(optimizer="adam").optimizer_state()
     assert list(adam)[:2] == ["t_user.momentum1", "t_user.exp_avg_sq"]
+
+
+@pytest.mark.parametrize("optimizer", ["momentum", "adagrad", "rowwise_adagrad", "adam", "sgd"])
+def test_the_state_of_an_optimizer_goes_along(optimizer):
+    """Training goes on to the bit where its weights and states were loaded, and not with the weights alone. Adam also
+    counts steps, which are those of a collection."""
+    whole, part, alone = (_collection(servers=servers, optimizer=optimizer) for servers in (1, 3, 2))
+    _train(whole, 3)
+    for each in (part, alone):
+        each.load_state_dict(whole.state_dict())
+    part.load_optimizer_state(whole.optimizer_state())
+    state = whole.optimizer_state()
+    assert all(torch.equal(part.optimizer_state()[name], values) for name, values in state.items())
+    for each in (whole, part, alone):
+        _train(each, 2)
+    for name in ("t_user", "t_item"):
+        assert torch.equal(part.weight(name), whole.weight(name)) == (optimizer != "adam")
+        assert torch.equal(alone.weight(name), whole.weight(name)) == (optimizer == "sgd")
+    if optimizer != "sgd":
+        name, values = next(iter(state.items()))
+        with pytest.raises(UserError, match=f"{name} is not in the state"):
+            part.load_optimizer_state({key: value for key, value in state.items() if key != name})
+        with pytest.raises(UserError, match=f"{name} is "):
+            part.load_optimizer_state({**state, name: values[:-1]})
+    with pytest.raises(UserError, match="strange is none"):
+        part.load_optimizer_state({**state, "strange": torch.zeros(1)})
 
 
 def test_a_state_dict_can_be_loaded_elsewhere():
