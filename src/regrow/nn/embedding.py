@@ -243,9 +243,8 @@ class EmbeddingBagCollection(nn.Module):
         if reason := self.job.invalid_reason():
             raise ValueError(reason)
         self._features = [name for config in self._configs for name in config.feature_names]
-        if len(set(self._features)) != len(self._features):
-            raise ValueError(f"a feature belongs to two tables: {self._features}")
         self._owner = [index for index, config in enumerate(self._configs) for _ in config.feature_names]
+        self._names = name_lookups(self._features, [self._configs[index].name for index in self._owner])
         self._widths = [self._configs[index].embedding_dim for index in self._owner]
         self._router = make_router(
             self.job,
@@ -310,8 +309,8 @@ class EmbeddingBagCollection(nn.Module):
         if self._is_weighted:
             rows = _ExpandedLookup.apply(anchor, batch, tuple(self._widths))
             named = [(name, each.to(device)) for name, each in zip(self._features, rows, strict=True)]
-            return KeyedTensor(self._features, self._widths, pool_weighted(features, named))
-        return KeyedTensor(self._features, self._widths, _Lookup.apply(anchor, batch).to(device))
+            return KeyedTensor(self._names, self._widths, pool_weighted(features, named))
+        return KeyedTensor(self._names, self._widths, _Lookup.apply(anchor, batch).to(device))
 
     def __deepcopy__(self, memo: Any) -> Any:
         raise RegrowError(refusals.COPIED, hint=refusals.COPIED_HINT)
@@ -578,6 +577,14 @@ def load_tables(
             error_msgs.append(f"{key} is {tuple(state_dict[key].shape)}, the table is {shape}")
             continue
         write(config.name, state_dict[key])
+
+
+def name_lookups(features: Sequence[str], tables: Sequence[str]) -> list[str]:
+    """What is looked up, as TorchRec names it: a feature; `feature@table`, if that is in several tables."""
+    pairs = list(zip(features, tables, strict=True))
+    if again := next((pair for pair in pairs if pairs.count(pair) > 1), None):
+        raise ValueError(f"feature {again[0]!r} is named twice in table {again[1]!r}")
+    return [f"{name}@{table}" if features.count(name) > 1 else name for name, table in pairs]
 
 
 def make_table_spec(config: EmbeddingBagConfig | EmbeddingConfig, optimizer: OptimizerSpec) -> TableSpec:

@@ -217,8 +217,10 @@ class Job(WithEvaluation, WithRates, WithProgress, WithExtras):
         batches = feed.count_steps()
         known = None if batches is None else -(-batches // accumulate)
         limit = min((n for n in (steps, known) if n is not None), default=None)
+        self._leave_loop()  # one that was left, if somebody holds it still
         before = self._loop_start = self._step
         self._loops, self._in_loop = self._loops + 1, True
+        number = self._loops
         self._rates.begin_loop()
         if limit is not None:
             self._seat.plan(before + limit)
@@ -243,18 +245,31 @@ class Job(WithEvaluation, WithRates, WithProgress, WithExtras):
                 for batch in planned.batches:
                     self._is_stepped = False
                     yield batch
-                    if not self._is_stepped:
-                        raise UserError(
-                            f"the batch of step {self._step} was left without job.step(loss)",
-                            hint="job.skip() leaves one out on purpose",
-                        )
+                    self._check_stepped(number)
         finally:
-            self._in_loop = False
-            self._rates.end_loop()
-            if self._current is not None:  # left in the middle of a step, which then was none
-                self._step = self._current[1].step - 1
-                self._current = None
+            if number == self._loops:
+                self._leave_loop()
         self.settle()
+
+    def _check_stepped(self, loop: int) -> None:
+        """Before this loop gives another batch."""
+        if loop != self._loops:
+            raise UserError(
+                "another job.loop began before this one was through: a job makes one step after the other",
+                hint="of two loaders, loop over zip(loader, other) or one that takes turns",
+            )
+        if not self._is_stepped:
+            raise UserError(
+                f"the batch of step {self._step} was left without job.step(loss)",
+                hint="job.skip() leaves one out on purpose",
+            )
+
+    def _leave_loop(self) -> None:
+        self._in_loop = False
+        self._rates.end_loop()
+        if self._current is not None:  # left in the middle of a step, which then was none
+            self._step = self._current[1].step - 1
+            self._current = None
 
     def step(self, loss: Tensor, *, clip_norm: float | None = None) -> None:
         """Backward, and the push of what it found. `clip_norm` bounds the norm of all gradients of this worker."""

@@ -17,7 +17,15 @@ from torch import Tensor, nn
 from regrow.core.job import TableSpec
 from regrow.errors import RegrowError, UserError
 from regrow.nn import refusals
-from regrow.nn.embedding import EmbeddingBagConfig, EmbeddingConfig, Features, KeyedTensor, load_tables, make_table_spec
+from regrow.nn.embedding import (
+    EmbeddingBagConfig,
+    EmbeddingConfig,
+    Features,
+    KeyedTensor,
+    load_tables,
+    make_table_spec,
+    name_lookups,
+)
 from regrow.nn.jagged import JaggedTensor, pool_weighted, split_features
 from regrow.nn.optimizer import Optimizers, choose_optimizers
 
@@ -44,8 +52,7 @@ class JobCollection(nn.Module):
         # (table within this collection, feature), in the order of the output.
         self.lookups = [(t, name) for t, config in enumerate(self.configs) for name in config.feature_names]
         used = [name for _, name in self.lookups]
-        # As TorchRec names them where one feature looks up in several tables.
-        self._names = [f"{name}@{self.configs[t].name}" if used.count(name) > 1 else name for t, name in self.lookups]
+        self._names = name_lookups(used, [self.configs[t].name for t, _ in self.lookups])
         self.widths = [self.configs[t].embedding_dim for t, _ in self.lookups]
         # Has no value. It is here so that whoever freezes a model by its parameters freezes the rows too.
         self.anchor = nn.Parameter(torch.zeros(0))

@@ -268,7 +268,42 @@ def test_bad_features_are_refused_and_nothing_is_lost(change, error, says):
     assert collection.client.pushes == 1
 
 
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_feature_in_two_tables(weighted):
+    """Named as TorchRec names it, and both tables learn from it."""
+    tables = [
+        regrow.EmbeddingBagConfig(num_embeddings=50, embedding_dim=dim, name=name, feature_names=names)
+        for name, dim, names in (("t_a", 4, ["user"]), ("t_b", 6, ["item", "user"]))
+    ]
+    sgd = regrow.OptimizerSpec(kind="sgd", learning_rate=0.5)
+    cluster = regrow.InProcessCluster(servers=2)
+    collection = regrow.EmbeddingBagCollection(tables=tables, cluster=cluster, optimizer=sgd, is_weighted=weighted)
+    features = _batch(weighted=weighted)
+    before = {name: collection.weight(name).requires_grad_() for name in ("t_a", "t_b")}
+    lengths = features.lengths().view(3, -1).long()
+    ids = dict(zip(features.keys(), features.values().split(lengths.sum(1).tolist()), strict=True))
+    weights = features.weights() if weighted else torch.ones(len(features.values()))
+    factors = dict(zip(features.keys(), weights.split(lengths.sum(1).tolist()), strict=True))
+
+    def pool(feature, table):
+        offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths[features.keys().index(feature)].cumsum(0)[:-1]])
+        options = {"mode": "sum", "per_sample_weights": factors[feature]}
+        return nn.functional.embedding_bag(ids[feature], before[table], offsets, **options)
+
+    found = collection(features)
+    assert found.keys() == ["user@t_a", "item", "user@t_b"]
+    expected = torch.cat([pool("user", "t_a"), pool("item", "t_b"), pool("user", "t_b")], dim=1)
+    assert torch.allclose(found.values(), expected, atol=1e-6)
+    found.values().square().sum().backward()
+    expected.square().sum().backward()
+    for name, table in before.items():
+        assert torch.allclose(collection.weight(name), table.detach() - 0.5 * table.grad, atol=1e-5)
+
+
 def test_tables_that_cannot_be_are_refused():
+    repeated = [regrow.EmbeddingBagConfig(num_embeddings=4, embedding_dim=4, name="t", feature_names=["a", "a"])]
+    with pytest.raises(ValueError, match="feature 'a' is named twice in table 't'"):
+        regrow.EmbeddingBagCollection(tables=repeated, cluster=regrow.InProcessCluster(servers=1))
     twice = [
         regrow.EmbeddingBagConfig(num_embeddings=4, embedding_dim=4, name="t", feature_names=["a"]),
         regrow.EmbeddingBagConfig(num_embeddings=4, embedding_dim=4, name="t", feature_names=["b"]),

@@ -346,6 +346,34 @@ def test_a_successor_in_the_second_loop_passes_over_the_first(mode: Any, monkeyp
     assert torch.equal(second.read_weights("t_user"), whole.read_weights("t_user"))
 
 
+def test_a_loop_that_is_left_may_be_held() -> None:
+    """As `tqdm` and names do: it ends when it is let go, long after the next has begun."""
+    batches = make_batches(6)
+    whole, model = make_job()
+    train(whole, model, batches)
+    job, model = make_job()
+    held = job.loop(batches)
+    for count, batch in enumerate(held):
+        if count == 3:
+            break
+        job.step(loss_of(model, batch))
+    for count, batch in enumerate(job.loop(batches[3:])):
+        if count == 1:
+            held.close()  # type: ignore[attr-defined]
+        job.step(loss_of(model, batch))
+    assert job.progress.step == 6
+    assert torch.equal(job.read_weights("t_user"), whole.read_weights("t_user"))
+
+
+def test_a_loop_within_a_loop_is_explained() -> None:
+    job, model = make_job()
+    outer = job.loop(make_batches(3))
+    job.step(loss_of(model, next(outer)))
+    next(job.loop(make_batches(3)))
+    with pytest.raises(UserError, match=r"another job\.loop began"):
+        next(outer)
+
+
 def test_a_loop_may_be_cut_short() -> None:
     job, model = make_job()
     assert len(train(job, model, make_batches(6), steps=2)) == 2
