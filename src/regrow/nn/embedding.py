@@ -421,8 +421,8 @@ class EmbeddingBagCollection(nn.Module):
             for first, count in self._chunks(index) if mine else ():
                 records = np.array(self._client.records(index, first, count), np.float32)
                 for values, start, floats in mine:
-                    part = values.detach().cpu().reshape(-1, floats)[first : first + count]
-                    records[:, start : start + floats] = part.numpy()
+                    rows = values.detach().cpu().reshape(-1, floats)[first : first + count]
+                    records[:, start : start + floats] = rows.numpy()
                 self._client.write_records(index, first, records)
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:

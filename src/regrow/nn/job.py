@@ -173,6 +173,7 @@ class Job(WithEvaluation, WithRates, WithProgress, WithExtras):
             self._ddp = DenseInWorkers(DenseState(named, buffers, optimizer))
             self._rates.add(TABLE_NAME, self._ddp.state.rate)
         else:
+            refusals.watch_parameters(named)
             self._dense = DenseTable(named, optimizer or DENSE_OPTIMIZER)
             self._rates.add(TABLE_NAME, self._dense.spec.optimizer.learning_rate)
             self._buffers = BufferTable(buffers) if buffers else None
