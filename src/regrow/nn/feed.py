@@ -159,12 +159,12 @@ def _number_batches(loader: DataLoader[Any], *, seed: int, epoch: int) -> Iterat
     for each in (sampler, batches):  # one of somebody else's may want to know
         if hasattr(each, "set_epoch"):
             each.set_epoch(epoch)
-    with _seeded([seed, epoch]):
+    with _seed_all([seed, epoch]):
         return iter(list(batches))
 
 
 @contextlib.contextmanager
-def _seeded(seed: list[int]) -> Iterator[None]:
+def _seed_all(seed: list[int]) -> Iterator[None]:
     """Samplers may draw from whatever there is (torch's `WeightedRandomSampler` from torch itself): every worker, and
     its successors, draw the same. Nobody else notices."""
     torch_seed, numpy_seed, python_seed = map(int, np.random.SeedSequence(seed).generate_state(3))
