@@ -274,6 +274,19 @@ def test_what_it_prints_is_seen_once(tmp_path: Path) -> None:
     assert done.stdout.splitlines() == ["done by ['--x', '1']"]
 
 
+def test_what_it_leaves_to_its_end_is_done(tmp_path: Path) -> None:
+    """As `python` would: functions of `atexit`, and files that nobody closed."""
+    top = (
+        "import atexit, sys\nleft = open('left.txt', 'w')\natexit.register(lambda: open('end.txt', 'w').write('end'))\n"
+    )
+    (tmp_path / "train.py").write_text(
+        top + EXAMPLE.read_text().replace("    main()", "    left.write('left')\n    main()")
+    )
+    run("-q", "--servers", "1", "--workers", "1", "train.py", "--samples", "512", cwd=tmp_path)
+    assert (tmp_path / "left.txt").read_text() == "left"
+    assert (tmp_path / "end.txt").read_text() == "end"
+
+
 def test_what_it_logs_is_in_the_metrics(tmp_path: Path) -> None:
     script = write(tmp_path, HEAD, LOOP, "    job.log(mine=4.5)\n")
     train(tmp_path / "run", "--servers", "2", script=(script,))
@@ -327,15 +340,27 @@ def test_before_anything_starts(tmp_path: Path) -> None:
     assert "--protect partial: needs a place for checkpoints" in refuse("--protect", "partial", str(EXAMPLE))
 
 
+def check_export(url: str, model: Any, path: Path) -> None:
+    """What was exported has the names of the script's module, and its values."""
+    from safetensors.torch import load_file
+
+    subprocess.run([*COMMAND, "ckpt", "export", url, "--to", str(path)], check=True, capture_output=True)
+    found, wanted = load_file(path), model.state_dict()
+    counted = {name for name in wanted if name.endswith("num_batches_tracked")}  # whole numbers are in no table
+    assert found.keys() == wanted.keys() - counted
+    assert all(found[name].equal(wanted[name]) for name in found)
+
+
 def test_a_checkpoint_of_a_script_is_loaded_into_a_plain_model(tmp_path: Path) -> None:
-    """Rows, dense parameters and the averages of BatchNorm: what the plain model says is what the script's said."""
+    """Rows, dense parameters and the averages of BatchNorm: what the plain model says is what the script's said. The
+    names that they have in the model are known to the coordinator's successor, and to those who read publications."""
     import importlib.util
 
     import torch
     from torch import nn
     from torch.utils.data import DataLoader
 
-    import regrow
+    import regrow.serving
     from regrow.metrics import AUC, LogLoss
 
     spec = importlib.util.spec_from_file_location("example", EXAMPLE)
@@ -343,7 +368,10 @@ def test_a_checkpoint_of_a_script_is_loaded_into_a_plain_model(tmp_path: Path) -
     example = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(example)
     url = str(tmp_path / "ckpt")
-    summary = train(tmp_path / "run", *SYNC, "--servers", "2", "--protect", "full", "--ckpt", url, "--every", "5steps")
+    live = str(tmp_path / "live")
+    words = [*SYNC, "--servers", "2", "--protect", "ec+delta", "--k", "1", "--ckpt", url, "--every", "5steps"]
+    words += ["--publish", live, "--publish-every", "5steps", "--kill", "coordinator@step:8"]
+    summary = train(tmp_path / "run", *words)
 
     class Plain(nn.Module):
         """TorchRec's names around `nn.EmbeddingBag`."""
@@ -360,6 +388,14 @@ def test_a_checkpoint_of_a_script_is_loaded_into_a_plain_model(tmp_path: Path) -
 
     model = example.DeepFM(Plain()).eval()
     tables = regrow.load(url, model)
+    check_export(url, model, tmp_path / "model.safetensors")
+    with regrow.serving.Replica(live, follow=False) as replica:
+        assert all(model.state_dict()[name].equal(value) for name, value in replica.read_dense().items())
+        assert "deep.1.running_var" in replica.read_dense()
+    other = tmp_path / "other.py"
+    other.write_text(EXAMPLE.read_text().replace("nn.Linear(", "nn.Linear(1 + ", 1))
+    refused = run("-q", *SYNC, "--servers", "2", "--resume", url, str(other), *SMALL, code=1, cwd=tmp_path).stderr
+    assert "the model is not that of the checkpoint: " in refused
     assert {name: tuple(rows.shape) for name, rows in tables.items()} == {
         f"t_{f}": (example.ROWS, example.DIM) for f in example.FEATURES
     }

@@ -35,6 +35,7 @@ CHUNK_BYTES = 16 << 20  # Too small: requests cost more than bytes. Too large: m
 ZSTD_LEVEL = 1  # Floats hardly compress; higher levels take longer and gain a percent.
 HEADER_BYTES_MAX = 16 << 20  # of a chunk with very many tables; bounds what a compressed file may grow to
 DENSE = "dense"  # the table of dense parameters
+BUFFERS = "buffers"  # ... and of averages, as in regrow.nn.dense: a row has some of several layers, of any size
 QUANTIZE_FLOATS = 1 << 16  # Rows are quantised in blocks that stay in the cache.
 
 _DTYPES = {
@@ -188,7 +189,7 @@ def _encode_rows(
     """The tensors that a part of some rows becomes, by what follows its name."""
     assert values.dtype == np.float32 and values.ndim == 2, f"{table}/{name}: {values.dtype} {values.shape}"
     assert len(values) == len(rows), f"{table}/{name}: {len(values)} rows for {len(rows)} ids"
-    if table == DENSE or not _is_quantized(values.shape[1], bits):
+    if table in (DENSE, BUFFERS) or not _is_quantized(values.shape[1], bits):
         yield "", np.ascontiguousarray(values)
         return
     if strange := _strange_rows(values):
@@ -356,7 +357,7 @@ def _rows(tensors: dict[str, npt.NDArray[Any]], table: TableInfo, count: int, bi
         raise Refused(f"{table.name}/ids do not rise")
     if count and ids[-1] >= table.rows:
         raise Refused(f"{table.name}/ids has {ids[-1]}, the table has {table.rows} rows")
-    bits = [32] if table.name == DENSE else bits
+    bits = {DENSE: [32], BUFFERS: [32, *bits]}.get(table.name, bits)  # averages were stored in fewer before
     weight = _part(tensors, f"{table.name}/weight", (count, table.dim), bits)
     states = {name: _part(tensors, f"{table.name}/{name}", (count, width), bits) for name, width in table.states}
     return Rows(ids, weight, states)

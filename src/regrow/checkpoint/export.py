@@ -5,8 +5,9 @@ The rule: memory does not grow with the tables. Every tensor has its place in on
 rows that nobody touched are computed, the rest is written over them piece by piece, as a restore does. The file gets
 its name when it is complete. Weights only: whoever wants to train on restores the cut instead.
 
-Names are TorchRec's. Tables that Regrow's servers trained become `embedding_bags.<table>.weight`; a torch model's
-parameters and buffers keep their names, and columns that were divided are joined. `prefix` goes in front of each.
+Names are those of the model that was trained, as its checkpoints have them: `load_state_dict` of the same module takes
+them. A table that is not in the module is called as TorchRec calls it, `embedding_bags.<table>.weight`; columns that
+were divided are joined. `prefix` goes in front of each.
 """
 
 from __future__ import annotations
@@ -27,10 +28,12 @@ import numpy.typing as npt
 
 from regrow import _kernels
 from regrow.checkpoint import load
-from regrow.checkpoint.chunks import DENSE, Chunk
+from regrow.checkpoint.chunks import BUFFERS, DENSE, Chunk
 from regrow.checkpoint.columns import join_tables, view_ranges
 from regrow.checkpoint.lineage import Graph, Plan
 from regrow.checkpoint.manifest import Manifest, TableInfo
+from regrow.checkpoint.model_names import cut_tensors
+from regrow.checkpoint.model_names import find as find_names
 from regrow.checkpoint.storage import Storage
 from regrow.errors import CheckpointError, UserError
 from regrow.units import size_text
@@ -53,7 +56,7 @@ DTYPES = {  # torch's names, safetensors' names, bytes
     "bool": ("BOOL", 1),
 }
 DENSE_STATE = "dense_state"  # as in regrow.nn.dense: of an optimizer, and no weights
-DENSE_ALIGNMENT_FLOATS = 16  # as in regrow.nn.dense: where each parameter begins
+MARKS = "regrow_marks"  # as in regrow.nn.coded: how far servers were, and no weights
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,8 +82,9 @@ def export(
     """Writes a cut (a plan, an id, a step; None: the newest) to a local file (safetensors) or directory (dcp).
 
     `dense_shapes` names the dense parameters of a model that Regrow's servers trained, in the order of its
-    `named_parameters()`; without it they are exported as they are stored, as rows of a table. `progress` hears of bytes
-    done and in all: initial values that were computed, then pieces that were read.
+    `named_parameters()`, where the cut has no names for them (it is older than these, or the model very large); without
+    any they are exported as they are stored, as rows of a table. `progress` hears of bytes done and in all: initial
+    values that were computed, then pieces that were read.
     """
     if format not in ("safetensors", "dcp"):
         raise UserError(f"format = {format!r}: it must be 'safetensors' or 'dcp'")
@@ -120,11 +124,16 @@ class _Export:
         self._prefix = prefix
         self._of_torch = last.target.job.get("framework") == "torch"
         self._tables = {table.name: table for table in last.tables}
-        self._dense_shapes = None if dense_shapes is None else {k: tuple(v) for k, v in dense_shapes.items()}
+        self._names = find_names(last.target)
+        if dense_shapes is not None:
+            shapes = tuple((name, tuple(shape)) for name, shape in dense_shapes.items())
+            self._names = msgspec.structs.replace(self._names, dense=shapes)
         # Rows that are no tensor of the result by themselves are gathered beside it.
-        self._dense: npt.NDArray[np.float32] | None = None
-        if DENSE in self._tables and (self._of_torch or dense_shapes is not None):
-            self._dense = np.zeros((self._tables[DENSE].rows, self._tables[DENSE].dim), np.float32)
+        self._flat: dict[str, npt.NDArray[np.float32]] = {
+            table.name: np.zeros((table.rows, table.dim), np.float32)
+            for table in last.tables
+            if (self._of_torch and table.name == DENSE) or self._names.find_shapes(table.name)
+        }
         self._wholes = list(join_tables(self._row_tables()).values())
         self._file = _File(scratch, self._layout(last))
         tensors = {whole.name: self._file.tensors[self._name(whole.name)] for whole in self._wholes}
@@ -149,30 +158,30 @@ class _Export:
         import torch
 
         for name, rows in chunk.items():
-            if name == DENSE_STATE:
+            if name in (DENSE_STATE, MARKS):
                 continue
-            if name == DENSE and self._dense is not None:
-                self._dense[rows.ids] = rows.weight
+            if name in self._flat:
+                self._flat[name][rows.ids] = rows.weight
             else:
                 target = self._rows[name]
                 target[torch.from_numpy(rows.ids.astype(np.int64))] = torch.from_numpy(rows.weight).to(target.dtype)
 
     def finish(self) -> dict[str, Any]:
         """The tensors, mapped; they are on the disk when this returns."""
-        if self._dense is not None:
-            for name, values in self._dense_values(self._dense):
-                self._file.tensors[name].copy_(values)
+        for table, rows in self._flat.items():
+            for name, values in self._cut(table, rows).items():
+                self._file.tensors[self._prefix + name].copy_(values)
         self._file.flush()
         return self._file.tensors
 
     def _row_tables(self) -> list[TableInfo]:
-        left_out = {DENSE_STATE} if self._dense is None else {DENSE, DENSE_STATE}
+        left_out = {DENSE_STATE, MARKS, *self._flat}
         return [table for table in self._tables.values() if table.name not in left_out]
 
     def _name(self, table: str) -> str:
-        if self._of_torch or table == DENSE:
+        if self._of_torch or table in (DENSE, BUFFERS):
             return self._prefix + table
-        return f"{self._prefix}embedding_bags.{table}.weight"
+        return self._prefix + self._names.tables.get(table, f"embedding_bags.{table}.weight")
 
     def _layout(self, last: Manifest) -> dict[str, tuple[str, tuple[int, ...]]]:
         """Name -> (dtype, shape) of everything there will be."""
@@ -188,26 +197,17 @@ class _Export:
             for name, text in last.target.job["dense"]["tensors"].items():
                 dtype, _, shape = text.partition(" ")
                 found[self._prefix + name] = dtype, tuple(msgspec.json.decode(shape, type=list[int]))
-        for name, shape in (self._dense_shapes or {}).items():
-            found[self._prefix + name] = "float32", shape
+        for table in self._flat:
+            found |= {self._prefix + name: ("float32", shape) for name, shape in self._names.find_shapes(table)}
         return found
 
-    def _dense_values(self, rows: npt.NDArray[np.float32]) -> Iterator[tuple[str, Any]]:
-        import torch
-
+    def _cut(self, table: str, rows: npt.NDArray[np.float32]) -> dict[str, Any]:
+        """The tensors in a table that is none of rows."""
         if self._of_torch:
             from regrow.checkpoint.torch import dense
 
-            for name, tensor in dense.unpack_model(dense.file_of(rows)).items():
-                yield self._prefix + name, tensor
-            return
-        flat, start = rows.reshape(-1), 0
-        for name, shape in (self._dense_shapes or {}).items():
-            count = int(np.prod(shape, dtype=np.int64))
-            if start + count > flat.size:
-                raise UserError(f"dense_shapes: {name!r} does not fit; {flat.size} floats are stored in all")
-            yield self._prefix + name, torch.from_numpy(flat[start : start + count]).reshape(shape)
-            start += -(-count // DENSE_ALIGNMENT_FLOATS) * DENSE_ALIGNMENT_FLOATS
+            return dense.unpack_model(dense.file_of(rows))
+        return cut_tensors(self._names, {table: rows})
 
 
 class _File:

@@ -15,6 +15,7 @@ from regrow.checkpoint.epochs import EpochManifest, find_newest_epochs
 from regrow.checkpoint.extras import KEY as EXTRA
 from regrow.checkpoint.lineage import Graph
 from regrow.checkpoint.manifest import Cut
+from regrow.checkpoint.model_names import KEY as MODEL
 from regrow.checkpoint.storage import Storage
 from regrow.config import TrainConfig, read_stored
 from regrow.core.names import parse_piece_name
@@ -44,6 +45,7 @@ class Start:
     epochs: tuple[int, ...] = ()  # by server, where rows are in the files of servers already,
     marks: tuple[int, ...] = ()  # and after which pushes
     extra: str | None = None  # what the script wanted to be kept with it
+    model: str | None = None  # what the parameters of its model were called
 
 
 def find(config: TrainConfig) -> Start:
@@ -66,21 +68,27 @@ def find(config: TrainConfig) -> Start:
         hint = "it has no optimizer state; name a checkpoint, which `regrow ckpt ls` shows"
         raise UserError(f"{target.id} is a publication, and nobody can train on from it", hint=hint)
     before = _check_fits(config, target)
-    extra = target.extra.get(EXTRA)
-    return Start(url=url, cut=target.id, step=target.step, protection=before.get("protection"), extra=extra)
+    said = _find_said(target)
+    return Start(url=url, cut=target.id, step=target.step, protection=before.get("protection"), **said)
 
 
 def make_start(manifest: EpochManifest, url: str) -> Start:
     target = manifest.target
-    extra = target.extra.get(EXTRA)
-    return Start(url=url, cut=target.id, step=target.step, epochs=manifest.epochs, marks=target.marks, extra=extra)
+    said = _find_said(target)
+    return Start(url=url, cut=target.id, step=target.step, epochs=manifest.epochs, marks=target.marks, **said)
+
+
+def _find_said(target: Cut) -> dict[str, Any]:
+    """By the script that made it."""
+    return {"extra": target.extra.get(EXTRA), "model": target.extra.get(MODEL)}
 
 
 def make_stored(start: Start | None) -> StoredCut | None:
     """What servers are told of it."""
     if start is None:
         return None
-    return StoredCut(url=start.url, cut=start.cut, epochs=start.epochs, marks=start.marks, extra=start.extra)
+    names = ("url", "cut", "epochs", "marks", "extra", "model")
+    return StoredCut(**{name: getattr(start, name) for name in names})
 
 
 def _check_fits(config: TrainConfig, target: Cut) -> dict[str, Any]:
@@ -131,7 +139,7 @@ def find_newest(url: str, *, run: str, progress: Progress | None = None) -> tupl
         sound |= {piece.name for piece in unread} - damage.keys()
     beyond = "" if cut is None else cut.id  # ids begin with the step
     unreadable = [what for name, what in broken if parse_piece_name(name)[1] > beyond]
-    start = None if cut is None else Start(url=url, cut=cut.id, step=cut.step, extra=cut.extra.get(EXTRA))
+    start = None if cut is None else Start(url=url, cut=cut.id, step=cut.step, **_find_said(cut))
     return start, [*damage.values(), *unreadable]
 
 
@@ -176,6 +184,7 @@ def plan_saving(
         merge_seconds=min(max(seconds or 0.0, MERGE_SECONDS_MIN), MERGE_SECONDS_MAX),
         dead=tuple(dead),
         own=None if partial is None else partial.own,
+        model=None if start is None else start.model,
         extras=() if start is None or start.extra is None else (Extra(step=0, text=start.extra),),
         times=CheckpointTimes(
             every_seconds=seconds,

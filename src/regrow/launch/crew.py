@@ -15,7 +15,8 @@ from regrow.checkpoint.extras import Extras
 from regrow.core.identity import Identity
 from regrow.errors import RegrowError
 from regrow.launch.backend import Backend, Handle
-from regrow.launch.orders import Assignment, Become, Command, SaveEvery
+from regrow.launch.orders import Assignment, Become, Command, MakeCheckpoint, NameModel, SaveEvery
+from regrow.launch.reports import ModelNamed, SaveNow
 from regrow.launch.saving import Extra, Hanging, Saving, StoredCut, TieredRows
 from regrow.launch.supervisor import Kill, Order, Pause, Promote, Resume, Start, Tell
 
@@ -78,8 +79,18 @@ class Crew:
         own = msgspec.structs.replace(self._saving.own, every_seconds=every.seconds)
         self._saving = msgspec.structs.replace(self._saving, own=own)
 
-    def keep_extra(self, extra: Extra) -> None:
-        """Successors of the coordinator, and of workers, know what the script wants to be kept."""
+    def keep(self, said: SaveNow | ModelNamed) -> Command:
+        """What a script says of checkpoints, as the coordinator is told; its successors know of it."""
+        if isinstance(said, ModelNamed):
+            self._saving = _name_model(self._saving, said.text)
+            self._publications = _name_model(self._publications, said.text)
+            return NameModel(text=said.text)
+        if said.extra is not None:
+            self._keep_extra(said.extra)
+        return MakeCheckpoint(extra=said.extra)
+
+    def _keep_extra(self, extra: Extra) -> None:
+        """Workers' successors know it, too."""
         assert self._saving is not None
         extras = Extras([(each.step, each.text) for each in self._saving.extras])
         extras.keep(extra.step, extra.text)
@@ -129,3 +140,7 @@ class Crew:
             hanging=self._hanging,
             tiers=self._tiers,
         )
+
+
+def _name_model(saving: Saving | None, text: str) -> Saving | None:
+    return None if saving is None else msgspec.structs.replace(saving, model=text)

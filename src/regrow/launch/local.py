@@ -30,7 +30,7 @@ from regrow.launch.display import Display, QuietDisplay
 from regrow.launch.farewell import Farewell
 from regrow.launch.hosting import Host
 from regrow.launch.legacy import encode_memo
-from regrow.launch.orders import Command, Conclude, Evaluate, MakeCheckpoint
+from regrow.launch.orders import Command, Conclude, Evaluate
 from regrow.launch.patience import Patience
 from regrow.launch.precheck import check_start
 from regrow.launch.processes import CHILD_COMMAND, LocalProcesses
@@ -44,6 +44,7 @@ from regrow.launch.reports import (
     Fenced,
     Listening,
     Malformed,
+    ModelNamed,
     Ready,
     Replace,
     Said,
@@ -473,7 +474,7 @@ class Launch:
                     self.enter("training")
                 if who.role == "worker":
                     self._let_gather(who.id, report)
-                if isinstance(report, SaveNow):
+                if isinstance(report, SaveNow | ModelNamed):
                     self._save_now(report)
                 if isinstance(report, Trained) and who.id == 0 and self.status.phase == "evaluating":
                     handle.tell(Evaluate())  # the one that was asked is dead; this is its successor
@@ -487,11 +488,9 @@ class Launch:
         while self.gatherings.judges.notes:
             self.display.say(self.gatherings.judges.notes.pop(0))
 
-    def _save_now(self, wish: SaveNow) -> None:
-        """A script wants a checkpoint."""
-        if wish.extra is not None:
-            self.crew.keep_extra(wish.extra)
-        self.crew.tell(self.supervisor.current("coordinator", 0), MakeCheckpoint(extra=wish.extra))
+    def _save_now(self, said: SaveNow | ModelNamed) -> None:
+        """A script wants a checkpoint, or says what is in them."""
+        self.crew.tell(self.supervisor.current("coordinator", 0), self.crew.keep(said))
 
     # -- deaths and successors -------------------------------------------------------------------------------
 

@@ -82,6 +82,12 @@ class MakeCheckpoint(Command, frozen=True, kw_only=True, tag="checkpoint"):
     extra: Extra | None = None
 
 
+class NameModel(Command, frozen=True, kw_only=True, tag="name model"):
+    """To the coordinator: what checkpoints and publications shall say of the model (`checkpoint/model_names.py`)."""
+
+    text: str
+
+
 class MakePublication(Command, frozen=True, kw_only=True, tag="publication"):
     """The same, for those who answer look-ups."""
 
@@ -138,6 +144,7 @@ AnyCommand = (
     | PeerDied
     | CoordinatorAt
     | MakeCheckpoint
+    | NameModel
     | MakePublication
     | SaveEvery
     | Evaluate

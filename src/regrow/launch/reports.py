@@ -189,6 +189,12 @@ class SaveNow(Report, frozen=True, kw_only=True, tag="save now"):
     extra: Extra | None = None
 
 
+class ModelNamed(Report, frozen=True, kw_only=True, tag="model named"):
+    """What the parameters of the script's model are called (`checkpoint/model_names.py`)."""
+
+    text: str
+
+
 class Trained(Report, frozen=True, kw_only=True, tag="trained"):
     """A worker is through, and all it pushed is safe."""
 
@@ -383,6 +389,7 @@ AnyReport = (
     | Progress
     | Said
     | SaveNow
+    | ModelNamed
     | Trained
     | Awaits
     | ReadyToJudge

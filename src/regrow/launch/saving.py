@@ -58,6 +58,7 @@ class Saving(msgspec.Struct, frozen=True, kw_only=True):
     own: OwnSaving | None = None  # partial recovery
     epochs: bool = False  # nothing is stored elsewhere: `url` is the directory of the servers' files
     extras: tuple[Extra, ...] = ()  # so far
+    model: str | None = None  # names of its parameters (`checkpoint/model_names.py`), once they are known
 
 
 class StoredCut(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,6 +69,7 @@ class StoredCut(msgspec.Struct, frozen=True, kw_only=True):
     epochs: tuple[int, ...] = ()  # by server: the rows are in its files already,
     marks: tuple[int, ...] = ()  # as they are after these pushes (steps)
     extra: str | None = None  # of the script
+    model: str | None = None  # what its parameters were called
 
 
 class TieredRows(msgspec.Struct, frozen=True, kw_only=True):

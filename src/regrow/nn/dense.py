@@ -36,6 +36,7 @@ class FlatTable:
 
     def __init__(self, tensors: Named, *, name: str, optimizer: OptimizerSpec) -> None:
         self._tensors = [tensor for _, tensor in tensors]
+        self.shapes = tuple((label, tuple(tensor.shape)) for label, tensor in tensors)
         self._starts: list[int] = []
         end = 0
         for label, tensor in tensors:
@@ -134,11 +135,11 @@ class Known:
     nobody would train it."""
 
     def __init__(self, module: nn.Module) -> None:
-        self._module = module
+        self.module = module
         self._ids = {id(parameter) for parameter in module.parameters()}
 
     def check(self) -> None:
-        for name, parameter in self._module.named_parameters():
+        for name, parameter in self.module.named_parameters():
             if id(parameter) not in self._ids and parameter.requires_grad:
                 raise UserError(
                     f"the parameter {name!r} came after job.dense: the servers do not have it",

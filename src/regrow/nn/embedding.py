@@ -14,7 +14,7 @@ import dataclasses
 import enum
 import itertools
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -243,9 +243,8 @@ class EmbeddingBagCollection(nn.Module):
         if reason := self.job.invalid_reason():
             raise ValueError(reason)
         self._features = [name for config in self._configs for name in config.feature_names]
-        if len(set(self._features)) != len(self._features):
-            raise ValueError(f"a feature belongs to two tables: {self._features}")
         self._owner = [index for index, config in enumerate(self._configs) for _ in config.feature_names]
+        self._names = name_lookups(self._features, [self._configs[index].name for index in self._owner])
         self._widths = [self._configs[index].embedding_dim for index in self._owner]
         self._router = make_router(
             self.job,
@@ -310,8 +309,8 @@ class EmbeddingBagCollection(nn.Module):
         if self._is_weighted:
             rows = _ExpandedLookup.apply(anchor, batch, tuple(self._widths))
             named = [(name, each.to(device)) for name, each in zip(self._features, rows, strict=True)]
-            return KeyedTensor(self._features, self._widths, pool_weighted(features, named))
-        return KeyedTensor(self._features, self._widths, _Lookup.apply(anchor, batch).to(device))
+            return KeyedTensor(self._names, self._widths, pool_weighted(features, named))
+        return KeyedTensor(self._names, self._widths, _Lookup.apply(anchor, batch).to(device))
 
     def __deepcopy__(self, memo: Any) -> Any:
         raise RegrowError(refusals.COPIED, hint=refusals.COPIED_HINT)
@@ -400,6 +399,31 @@ class EmbeddingBagCollection(nn.Module):
                 state[f"{table.name}.{part}"] = values[:, 0] if floats == 1 else values
                 start += floats
         return state
+
+    def load_optimizer_state(self, state: Mapping[str, Tensor]) -> None:
+        """What `optimizer_state` has given. After `load_state_dict`, with which the state begins anew."""
+        places: dict[str, tuple[int, int, int]] = {}
+        for index, table in enumerate(self.job.tables):
+            start = table.dim
+            for part, floats in table.optimizer.state_parts(table.dim):
+                places[f"{table.name}.{part}"] = index, start, floats
+                start += floats
+        if odd := sorted(places.keys() ^ state.keys()):
+            where = "is not in the state" if odd[0] in places else "is none of this collection's optimizers"
+            raise UserError(f"{odd[0]} {where}", hint=f"there is {', '.join(places) or 'none'}")
+        for name, (index, _, floats) in places.items():
+            if state[name].numel() != self.job.tables[index].rows * floats:
+                shape = [self.job.tables[index].rows, *([floats] if floats > 1 else [])]
+                raise UserError(f"{name} is {list(state[name].shape)}, the table's is {shape}")
+        self.drain()
+        for index in range(len(self.job.tables)):
+            mine = [(state[name], start, floats) for name, (at, start, floats) in places.items() if at == index]
+            for first, count in self._chunks(index) if mine else ():
+                records = np.array(self._client.records(index, first, count), np.float32)
+                for values, start, floats in mine:
+                    rows = values.detach().cpu().reshape(-1, floats)[first : first + count]
+                    records[:, start : start + floats] = rows.numpy()
+                self._client.write_records(index, first, records)
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         for config in self._configs:
@@ -553,6 +577,14 @@ def load_tables(
             error_msgs.append(f"{key} is {tuple(state_dict[key].shape)}, the table is {shape}")
             continue
         write(config.name, state_dict[key])
+
+
+def name_lookups(features: Sequence[str], tables: Sequence[str]) -> list[str]:
+    """What is looked up, as TorchRec names it: a feature; `feature@table`, if that is in several tables."""
+    pairs = list(zip(features, tables, strict=True))
+    if again := next((pair for pair in pairs if pairs.count(pair) > 1), None):
+        raise ValueError(f"feature {again[0]!r} is named twice in table {again[1]!r}")
+    return [f"{name}@{table}" if features.count(name) > 1 else name for name, table in pairs]
 
 
 def make_table_spec(config: EmbeddingBagConfig | EmbeddingConfig, optimizer: OptimizerSpec) -> TableSpec:

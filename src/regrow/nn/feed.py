@@ -6,14 +6,17 @@ steps done. Where the last step of an epoch has fewer batches than workers, the 
 take part in it with nothing.
 
 A `DataLoader` over a data set with numbers is dealt by these numbers, so that a worker reads its own batches only; a
-shuffling one is shuffled by the seed of the run, because torch's own order differs from process to process. Data that
+shuffling one is shuffled by the seed of the run, because torch's own order differs from process to process; so is what
+other samplers draw. Data that
 deals itself (`Dealing`) is asked for a worker's batches from a step on. Of anything else every worker reads all batches
 and keeps its own, also those that were done before.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+import random
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol, runtime_checkable
 
@@ -66,6 +69,7 @@ class Feed:
         self._together = together
         self._numbered = loader if isinstance(loader, DataLoader) and _is_numbered(loader) else None
         self._epoch = self._begun = 0  # of numbered data: where the next step is
+        self._numbers: tuple[int, list[list[int]]] | None = None  # of an epoch: the samples of each batch
         self._dealing = loader if isinstance(loader, Dealing) else None
         self.is_read_whole = self._numbered is None and self._dealing is None  # by all workers, and successors again
         self._hands = self._deal_all() if self.is_read_whole else iter(())  # of any other: what is left
@@ -127,7 +131,10 @@ class Feed:
     def _number_own(self) -> tuple[list[list[int]], int]:
         """The samples of this worker's batches in the present epoch, and how many steps that has."""
         assert self._numbered is not None
-        batches = list(_number_batches(self._numbered, seed=self._seed, epoch=self._epoch))
+        if self._numbers is None or self._numbers[0] != self._epoch:  # once: a sampler may have a generator of its own
+            batches = list(_number_batches(self._numbered, seed=self._seed, epoch=self._epoch))
+            self._numbers = self._epoch, batches
+        batches = self._numbers[1]
         mine = batches[self._worker :: self._workers]
         return mine, -(-len(batches) // self._workers) if self._together else len(mine)
 
@@ -152,7 +159,25 @@ def _number_batches(loader: DataLoader[Any], *, seed: int, epoch: int) -> Iterat
     for each in (sampler, batches):  # one of somebody else's may want to know
         if hasattr(each, "set_epoch"):
             each.set_epoch(epoch)
-    return iter(batches)
+    with _seed_all([seed, epoch]):
+        return iter(list(batches))
+
+
+@contextlib.contextmanager
+def _seed_all(seed: list[int]) -> Iterator[None]:
+    """Samplers may draw from whatever there is (torch's `WeightedRandomSampler` from torch itself): every worker, and
+    its successors, draw the same. Nobody else notices."""
+    torch_seed, numpy_seed, python_seed = map(int, np.random.SeedSequence(seed).generate_state(3))
+    before = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    torch.default_generator.manual_seed(torch_seed)
+    np.random.seed(numpy_seed)
+    random.seed(python_seed)
+    try:
+        yield
+    finally:
+        torch.set_rng_state(before[0])
+        np.random.set_state(before[1])
+        random.setstate(before[2])
 
 
 def _with_batches(loader: DataLoader[Any], batches: list[list[int]]) -> DataLoader[Any]:

@@ -34,7 +34,7 @@ import itertools
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -43,7 +43,6 @@ from torch import Tensor, nn
 
 from regrow.core.job import JobSpec, Mode, OptimizerSpec
 from regrow.errors import RegrowError, UserError
-from regrow.metrics import AUC, LogLoss, Metric
 from regrow.nn import refusals
 from regrow.nn import seat as seats
 from regrow.nn import weights as whole
@@ -55,27 +54,24 @@ from regrow.nn.dense import TABLE_NAME, BufferTable, DenseTable, Known, WhenLoad
 from regrow.nn.dense_state import DenseState, MakeOptimizer
 from regrow.nn.digests import StepDigests
 from regrow.nn.embedding import EmbeddingBagConfig, EmbeddingConfig, Features
+from regrow.nn.evaluating import Find, WithEvaluation
 from regrow.nn.extras import WithExtras
 from regrow.nn.feed import Dealing, Feed
 from regrow.nn.job_embedding import JobCollection, JobEmbeddingBagCollection, JobEmbeddingCollection
-from regrow.nn.judging import adapt, predict_by_shape
 from regrow.nn.lookup import Lookup, Part, find_features, join_ids, read_ids
+from regrow.nn.naming import name_model
 from regrow.nn.optimizer import Optimizers
 from regrow.nn.progress import Progress, WithProgress
 from regrow.nn.rates import WithRates
 from regrow.nn.routes import Chosen, Routes
-from regrow.nn.together import Place
 from regrow.runtime.client import Client, Ticket
 
 TELL_SECONDS = 2.0  # of waiting for other workers, before the launcher hears of it
-READ_AHEAD = 2  # batches of an evaluation that are asked for together
 
 ROWS_OPTIMIZER = OptimizerSpec(kind="rowwise_adagrad", learning_rate=0.03)
 DENSE_OPTIMIZER = OptimizerSpec(kind="adam", learning_rate=0.001)
 
 C = TypeVar("C", bound=JobCollection)
-Find = Callable[[Any], list[Features]]
-Predict = Callable[[Any], tuple[Tensor, Tensor]]
 
 
 def join(*, seed: int | None = None, mode: Mode | None = None, servers: int | None = None) -> Job:
@@ -83,7 +79,7 @@ def join(*, seed: int | None = None, mode: Mode | None = None, servers: int | No
     return Job(seats.take(seed=seed, mode=mode, servers=servers))
 
 
-class Job(WithRates, WithProgress, WithExtras):
+class Job(WithEvaluation, WithRates, WithProgress, WithExtras):
     """One worker of a run. Its public methods are all that a script needs."""
 
     def __init__(self, seat: seats.Seat) -> None:
@@ -107,12 +103,9 @@ class Job(WithRates, WithProgress, WithExtras):
         self._current: tuple[Planned, Lookup] | None = None
         self._is_stepped = True  # whether the batch at hand was
         self._losses: list[float] = []  # of the batches of this step
-        self._reads: deque[Lookup] = deque()  # asked for, to be read only
         self._reported_at = time.monotonic()
         self._digests = None if seat.digests is None else StepDigests(seat.digests)
         self._loops, self._loop_start, self._in_loop = 0, 0, False  # loops so far, and where the last begins
-        self._visited: tuple[int, int | None] | None = None  # where the last evaluation of all workers was,
-        self._visits = 0  # and how many there were just there
         torch.manual_seed(seat.seed)
 
     def __repr__(self) -> str:
@@ -180,6 +173,7 @@ class Job(WithRates, WithProgress, WithExtras):
             self._ddp = DenseInWorkers(DenseState(named, buffers, optimizer))
             self._rates.add(TABLE_NAME, self._ddp.state.rate)
         else:
+            refusals.watch_parameters(named)
             self._dense = DenseTable(named, optimizer or DENSE_OPTIMIZER)
             self._rates.add(TABLE_NAME, self._dense.spec.optimizer.learning_rate)
             self._buffers = BufferTable(buffers) if buffers else None
@@ -224,8 +218,10 @@ class Job(WithRates, WithProgress, WithExtras):
         batches = feed.count_steps()
         known = None if batches is None else -(-batches // accumulate)
         limit = min((n for n in (steps, known) if n is not None), default=None)
+        self._leave_loop()  # one that was left, if somebody holds it still
         before = self._loop_start = self._step
         self._loops, self._in_loop = self._loops + 1, True
+        number = self._loops
         self._rates.begin_loop()
         if limit is not None:
             self._seat.plan(before + limit)
@@ -250,18 +246,31 @@ class Job(WithRates, WithProgress, WithExtras):
                 for batch in planned.batches:
                     self._is_stepped = False
                     yield batch
-                    if not self._is_stepped:
-                        raise UserError(
-                            f"the batch of step {self._step} was left without job.step(loss)",
-                            hint="job.skip() leaves one out on purpose",
-                        )
+                    self._check_stepped(number)
         finally:
-            self._in_loop = False
-            self._rates.end_loop()
-            if self._current is not None:  # left in the middle of a step, which then was none
-                self._step = self._current[1].step - 1
-                self._current = None
+            if number == self._loops:
+                self._leave_loop()
         self.settle()
+
+    def _check_stepped(self, loop: int) -> None:
+        """Before this loop gives another batch."""
+        if loop != self._loops:
+            raise UserError(
+                "another job.loop began before this one was through: a job makes one step after the other",
+                hint="of two loaders, loop over zip(loader, other) or one that takes turns",
+            )
+        if not self._is_stepped:
+            raise UserError(
+                f"the batch of step {self._step} was left without job.step(loss)",
+                hint="job.skip() leaves one out on purpose",
+            )
+
+    def _leave_loop(self) -> None:
+        self._in_loop = False
+        self._rates.end_loop()
+        if self._current is not None:  # left in the middle of a step, which then was none
+            self._step = self._current[1].step - 1
+            self._current = None
 
     def step(self, loss: Tensor, *, clip_norm: float | None = None) -> None:
         """Backward, and the push of what it found. `clip_norm` bounds the norm of all gradients of this worker."""
@@ -309,7 +318,7 @@ class Job(WithRates, WithProgress, WithExtras):
         client = self._begin()
         if self._ddp is not None:
             self._ddp.write(self._step)
-        if self.mode == "sync" and self._step:
+        if self.mode == "sync" and self._step > self.done:  # of what was done before, nothing is left to commit
             client.pull(self._routes.plan_nothing(), step=self._step + 1).wait()  # the commit of the last step
         client.drain()
         self._report()
@@ -468,76 +477,6 @@ class Job(WithRates, WithProgress, WithExtras):
                 plan.static_get(index, rows, table.values)
                 table.adopt_values()
 
-    def evaluate(
-        self,
-        model: nn.Module,
-        loader: Iterable[Any],
-        *,
-        metrics: Sequence[Any] | None = None,
-        predict: Predict | None = None,
-        features: Find | None = None,
-        together: bool = False,
-    ) -> dict[str, float]:
-        """Judges the model with the servers' present values. `predict` gives (logits, labels) of a batch; left out, it
-        is `model(batch.features), batch.labels`, or, of a pair, `model(batch[0]), batch[1]`. Metrics may be those of
-        torchmetrics.
-
-        Every worker that calls it goes through all of the loader and gets the same figures. `together`: every worker
-        must call it, waits for the others, judges its share of the batches, and gets the figures of all.
-        """
-        judges: list[Metric] = [AUC(), LogLoss()] if metrics is None else [adapt(metric) for metric in metrics]
-        predict = predict or (lambda batch: predict_by_shape(model, batch))
-        find = features or find_features
-        if together and self.workers > 1:
-            if self._in_loop:
-                self._begin().drain()  # all that was learned is judged
-            else:
-                self.settle()
-
-            def judge(judges: Sequence[Metric], index: int, count: int) -> None:
-                feed = Feed(loader, worker=index, workers=count, epochs=1, seed=self._seat.seed, together=False)
-                feed.pass_over(0, lambda batch: 0)
-                self._judge(model, feed.deal(), judges, predict, find)
-
-            found = self._seat.judge(self._name_place(), judges, judge)
-        else:
-            self._judge(model, loader, judges, predict, find)
-            found = {metric.name: metric.compute() for metric in judges}
-        self._seat.note_metrics(found)
-        return found
-
-    def _name_place(self) -> Place:
-        """Where in the script this is: the same in every worker, and in one that takes its place. Steps of the same
-        loop are counted alike by all; how many it has in all may differ."""
-        here = (self._loops, self._step - self._loop_start if self._in_loop else None)
-        self._visits = self._visits + 1 if self._visited == here else 1
-        self._visited = here
-        return (*here, self._visits)
-
-    def _judge(
-        self, model: nn.Module, loader: Iterable[Any], judges: Sequence[Metric], predict: Predict, find: Find
-    ) -> None:
-        self.refresh()
-        was_training = model.training
-        model.eval()
-        everything = self._routes.everything
-        ahead: deque[Any] = deque()
-        batches = iter(loader)
-        try:
-            with torch.no_grad():
-                while True:
-                    for batch in itertools.islice(batches, READ_AHEAD - len(ahead)):
-                        ahead.append(batch)
-                        self._reads.append(self._read(find(batch), everything))
-                    if not ahead:
-                        break
-                    logits, labels = predict(ahead.popleft())
-                    for metric in judges:
-                        metric.update(labels.detach().cpu().numpy(), logits.detach().float().cpu().numpy())
-        finally:
-            self._reads.clear()
-            model.train(was_training)
-
     # --- Whole tables ---
 
     def read_weights(self, name: str) -> Tensor:
@@ -569,6 +508,8 @@ class Job(WithRates, WithProgress, WithExtras):
             return self._client
         seat = self._seat
         kept = [] if self._ddp is None else self._ddp.state.tables
+        flat = (self._dense, self._buffers) if self._ddp is None else (self._ddp.state.table, self._ddp.state.buffers)
+        seat.name_model(name_model(self._known.module, self._collections, *flat))
         self._spec, self._static = declare(self._collections, [self._dense, self._buffers], seat, kept=kept)
         self._routes = Routes(self._spec, self._collections, [index for index, _ in self._static])
         client, resumed = seat.connect(self._spec)

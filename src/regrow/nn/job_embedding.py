@@ -17,7 +17,15 @@ from torch import Tensor, nn
 from regrow.core.job import TableSpec
 from regrow.errors import RegrowError, UserError
 from regrow.nn import refusals
-from regrow.nn.embedding import EmbeddingBagConfig, EmbeddingConfig, Features, KeyedTensor, load_tables, make_table_spec
+from regrow.nn.embedding import (
+    EmbeddingBagConfig,
+    EmbeddingConfig,
+    Features,
+    KeyedTensor,
+    load_tables,
+    make_table_spec,
+    name_lookups,
+)
 from regrow.nn.jagged import JaggedTensor, pool_weighted, split_features
 from regrow.nn.optimizer import Optimizers, choose_optimizers
 
@@ -29,7 +37,7 @@ class JobCollection(nn.Module):
     """Tables of a job, and the features that look up in them."""
 
     is_expanded = False  # whether rows are wanted one by one
-    _kind = ""  # what TorchRec calls its tables in a state_dict
+    kind = ""  # what TorchRec calls its tables in a state_dict
 
     def __init__(self, job: Job, tables: Sequence[EmbeddingBagConfig | EmbeddingConfig], optimizer: Optimizers) -> None:
         super().__init__()
@@ -44,8 +52,7 @@ class JobCollection(nn.Module):
         # (table within this collection, feature), in the order of the output.
         self.lookups = [(t, name) for t, config in enumerate(self.configs) for name in config.feature_names]
         used = [name for _, name in self.lookups]
-        # As TorchRec names them where one feature looks up in several tables.
-        self._names = [f"{name}@{self.configs[t].name}" if used.count(name) > 1 else name for t, name in self.lookups]
+        self._names = name_lookups(used, [self.configs[t].name for t, _ in self.lookups])
         self.widths = [self.configs[t].embedding_dim for t, _ in self.lookups]
         # Has no value. It is here so that whoever freezes a model by its parameters freezes the rows too.
         self.anchor = nn.Parameter(torch.zeros(0))
@@ -86,17 +93,17 @@ class JobCollection(nn.Module):
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
         for config in self.configs:
-            destination[f"{prefix}{self._kind}.{config.name}.weight"] = self._job.read_weights(config.name)
+            destination[f"{prefix}{self.kind}.{config.name}.weight"] = self._job.read_weights(config.name)
 
     def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
-        front = f"{prefix}{self._kind}."
+        front = f"{prefix}{self.kind}."
         load_tables(self.configs, front, state_dict, prefix, args, self._job.write_weights)
 
 
 class JobEmbeddingBagCollection(JobCollection):
     """Pooled rows. Made by `Job.embedding_bag_collection`."""
 
-    _kind = "embedding_bags"
+    kind = "embedding_bags"
 
     def __init__(
         self,
@@ -133,7 +140,7 @@ class JobEmbeddingBagCollection(JobCollection):
 class JobEmbeddingCollection(JobCollection):
     """The row of every id. Made by `Job.embedding_collection`."""
 
-    _kind = "embeddings"
+    kind = "embeddings"
     is_expanded = True
 
     def embedding_configs(self) -> list[EmbeddingBagConfig | EmbeddingConfig]:

@@ -2,8 +2,8 @@
 
 Tables have their names in the checkpoint; a model has them under `embedding_bags.<table>.weight` (TorchRec's
 EmbeddingBagCollection), `embeddings.<table>.weight`, or wherever `tables` says (an `nn.EmbeddingBag`). Dense parameters
-are stored without names, in the order in which the module that was given to `job.dense` has them; so they find their
-places in any module that has the same parameters beside its tables.
+find their places by the names that they had in the module that was given to `job.dense`. Where the model has others, or
+the cut has none, it is their order: any module will do that has the same parameters beside its tables.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from regrow.checkpoint.columns import join_tables, view_ranges
 from regrow.checkpoint.export import fill_initial
 from regrow.checkpoint.listing import read_listing
 from regrow.checkpoint.load import restore
+from regrow.checkpoint.model_names import ModelNames, cut_tensors
+from regrow.checkpoint.model_names import find as find_names
 from regrow.core.job import OptimizerSpec
 from regrow.errors import UserError
 from regrow.nn.coded import MARKS
@@ -30,7 +32,7 @@ def load(url: str, model: nn.Module | None = None, *, tables: Mapping[str, str] 
     """Reads a checkpoint (URL, or URL@CUT) and gives the weights of its tables by their names. With `model` they are
     put into it, and the dense parameters too; `tables` says where a table goes that is not called as TorchRec calls it:
     {"t_user": "user.weight"}."""
-    found = _read(url)
+    found, names = _read(url)
     flats = {name: found.pop(name) for name in (TABLE_NAME, BUFFERS_NAME) if name in found}
     for name in (MARKS, STATE_NAME):  # for those who train on
         found.pop(name, None)
@@ -42,11 +44,11 @@ def load(url: str, model: nn.Module | None = None, *, tables: Mapping[str, str] 
                     f"{place} is {list(state[place].shape)}, table {name} of the checkpoint {list(found[name].shape)}"
                 )
         rows = {place: found[name] for name, place in places.items()}
-        model.load_state_dict(rows | _name_dense(flats, model, set(rows)), strict=False)
+        model.load_state_dict(rows | _name_dense(flats, model, set(rows), names), strict=False)
     return found
 
 
-def _read(url: str) -> dict[str, Tensor]:
+def _read(url: str) -> tuple[dict[str, Tensor], ModelNames]:
     where, wish = address.split_cut(url)
     listing = read_listing(where)
     plan = listing.graph.restore_plan(listing.find_cut(wish).id)[0]
@@ -64,7 +66,7 @@ def _read(url: str) -> dict[str, Tensor]:
             stored[name][rows.ids] = rows.weight
 
     restore(listing.storage, plan, apply)
-    return {name: torch.from_numpy(values) for name, values in found.items()}
+    return {name: torch.from_numpy(values) for name, values in found.items()}, find_names(last.target)
 
 
 def _find_places(found: Mapping[str, Tensor], model: nn.Module, tables: Mapping[str, str]) -> dict[str, str]:
@@ -85,13 +87,17 @@ def _find_places(found: Mapping[str, Tensor], model: nn.Module, tables: Mapping[
     return places
 
 
-def _name_dense(flats: Mapping[str, Tensor], model: nn.Module, taken: set[str]) -> dict[str, Tensor]:
+def _name_dense(flats: Mapping[str, Tensor], model: nn.Module, taken: set[str], names: ModelNames) -> dict[str, Tensor]:
     parts: dict[str, list[tuple[str, Tensor]]] = {
         TABLE_NAME: [(n, p) for n, p in model.named_parameters() if p.requires_grad and p.numel() and n not in taken],
         BUFFERS_NAME: list_buffers(model),
     }
     values: dict[str, Tensor] = {}
     for name, stored in flats.items():
+        shapes = {label: tuple(tensor.shape) for label, tensor in parts[name]}
+        if shapes and shapes == dict(names.find_shapes(name)):
+            values |= cut_tensors(names, {name: stored.numpy()})
+            continue
         layout = FlatTable(parts[name], name=name, optimizer=OptimizerSpec(kind="sgd", learning_rate=0.0))
         if layout.spec.rows != len(stored):
             raise UserError(

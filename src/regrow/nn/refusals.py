@@ -8,11 +8,13 @@ import functools
 import gc
 import math
 import sys
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from regrow.config import TrainConfig
 from regrow.errors import UserError
@@ -122,6 +124,28 @@ def refuse_half() -> None:
             "torch.autocast with float16 is not supported: it needs a GradScaler, whose scale would reach the rows",
             hint="torch.autocast(dtype=torch.bfloat16) needs none",
         )
+
+
+_given: dict[int, tuple[weakref.ref[Tensor], str]] = {}  # parameters that servers update, by id
+
+
+def watch_parameters(named: Sequence[tuple[str, Tensor]]) -> None:
+    """Servers have these. What an optimizer of the script makes of them is gone with the next pull, and where it clears
+    their gradients before `job.commit`, nothing is trained."""
+    if not _given:
+        register_optimizer_step_pre_hook(_refuse_step)
+    _given.update({id(tensor): (weakref.ref(tensor), name) for name, tensor in named})
+
+
+def _refuse_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            ref, name = _given.get(id(parameter), (None, ""))
+            if ref is not None and ref() is parameter:
+                raise UserError(
+                    f"{type(optimizer).__name__}.step() would update {name!r}, which the servers have and update",
+                    hint='leave it out, job.step(loss) does it; or job.dense(model, sync="ddp", optimizer=...)',
+                )
 
 
 UNPUSHED = (

@@ -7,6 +7,9 @@ waits for what the launcher still wants of it.
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import gc
 import io
 import linecache
 import logging
@@ -15,10 +18,12 @@ import runpy
 import sys
 import time
 import traceback
+from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from regrow.checkpoint import model_names
 from regrow.config import TrainConfig
 from regrow.core.job import JobSpec, Mode
 from regrow.errors import RegrowError, UserError
@@ -113,6 +118,18 @@ class RunSeat:
     def note_metrics(self, metrics: Mapping[str, float]) -> None:
         self.metrics |= metrics
 
+    def name_model(self, names: model_names.ModelNames) -> None:
+        start, config = self._parent.assignment.start, self._config
+        before = model_names.ModelNames() if start is None or start.model is None else model_names.decode(start.model)
+        if before.dense and (difference := model_names.find_difference(before.dense, names.dense)) is not None:
+            raise UserError(
+                f"the model is not that of the checkpoint: {difference}",
+                hint="the dense parameters are stored in their order, so the module must have the same",
+            )
+        text = model_names.encode(names)
+        if self.worker == 0 and text is not None and (config.saves or config.publish is not None):
+            self._parent.report(reports.ModelNamed(text=text))
+
     def save(self, step: int, extra: str | None) -> None:
         if self.worker == 0:
             kept = None if extra is None else Extra(step=step, text=extra)
@@ -197,8 +214,11 @@ def run(parent: Parent, config: TrainConfig) -> RunSeat:
     place = RunSeat(parent, config)
     seat.offer(place)
     if place.worker == 0:
-        sys.stdout = Echo(sys.stdout, parent)
-    _run_script(list(config.script))
+        sys.stdout = Echo(sys.stdout, lambda line: parent.report(reports.Said(text=line)))
+    try:
+        _run_script(list(config.script))
+    finally:
+        _end_as_python()
     if not seat.is_taken():
         raise UserError("the script ended, and did not join the run", hint="job = regrow.join() is its first line")
     if place.client is None:
@@ -209,10 +229,23 @@ def run(parent: Parent, config: TrainConfig) -> RunSeat:
     return place
 
 
+def _end_as_python() -> None:
+    """This process ends without being taken apart (`launch/child.py`), so what a script leaves to its end is done now:
+    exit functions, and files that nobody closed."""
+    atexit._run_exitfuncs()
+    for thing in gc.get_objects():
+        if issubclass(type(thing), io.IOBase) and not thing.closed:  # `type`: some objects answer for their class
+            with contextlib.suppress(OSError, ValueError):
+                thing.flush()
+
+
 def _run_script(words: list[str]) -> None:
     """As `python` would: `__main__`, with its own arguments, and its directory first on the path."""
     here = Path.cwd()  # what relative names in a traceback begin from, wherever the script goes
     own = here if words[0] == "-m" else Path(words[0]).resolve().parent
+    complaints: deque[str] = deque(maxlen=1)  # the last line that the script wrote to standard error
+    errors = sys.stderr
+    sys.stderr = Echo(errors, lambda line: complaints.append(line) if line.strip() else None)
     try:
         if words[0] == "-m":
             sys.argv = words[1:]
@@ -226,10 +259,21 @@ def _run_script(words: list[str]) -> None:
         raise
     except SystemExit as end:
         if end.code not in (None, 0):
-            raise UserError(f"the script ended with exit code {end.code}") from None
+            raise _explain_exit(end.code, complaints) from None
     except BaseException as error:
         traceback.print_exc()
         raise UserError(f"{type(error).__name__}: {error}", hint=_find_line(error, own, here=here)) from None
+    finally:
+        sys.stderr = errors
+
+
+def _explain_exit(code: Any, complaints: Sequence[str]) -> UserError:
+    """`sys.exit("why")` has said why; what ends with a number, as argparse does, has written it before."""
+    if not isinstance(code, int):
+        print(code, file=sys.stderr)
+        return UserError(f"the script ended: {code}")
+    hint = f"its last words: {complaints[-1].strip()}" if complaints else None
+    return UserError(f"the script ended with exit code {code}", hint=hint)
 
 
 def _find_line(error: BaseException, own: Path, *, here: Path) -> str | None:
@@ -244,12 +288,18 @@ def _find_line(error: BaseException, own: Path, *, here: Path) -> str | None:
 
 
 class Echo(io.TextIOBase):
-    """Standard output of a script: to its log, and by lines to the launcher."""
+    """An output stream of a script: to its log, and its lines to `hear`. Whatever else is asked of it (`reconfigure`,
+    `fileno`, `buffer`) is asked of the log."""
 
-    def __init__(self, log: Any, parent: Parent) -> None:
+    def __init__(self, log: Any, hear: Callable[[str], None]) -> None:
         self._log = log
-        self._parent = parent
+        self._hear = hear
         self._line = ""
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("fileno", "isatty", "encoding", "errors", "reconfigure", "buffer"):
+            return getattr(self._log, name)
+        return super().__getattribute__(name)
 
     def writable(self) -> bool:
         return True
@@ -258,7 +308,7 @@ class Echo(io.TextIOBase):
         self._log.write(text)
         *lines, self._line = (self._line + text).split("\n")
         for line in lines:
-            self._parent.report(reports.Said(text=line[:LINE_LENGTH_MAX]))
+            self._hear(line[:LINE_LENGTH_MAX])
         self._line = self._line[-LINE_LENGTH_MAX:]
         return len(text)
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from regrow.checkpoint.model_names import ModelNames
 from regrow.core.job import JobSpec, Mode
 from regrow.errors import UserError
 from regrow.launch.orders import CircleIs
@@ -87,6 +88,9 @@ class Seat(Protocol):
     def note_end(self, settle: Callable[[], None]) -> None:
         """What is to be called when the script has ended."""
 
+    def name_model(self, names: ModelNames) -> None:
+        """What the parameters are called, before they are declared; UserError if the checkpoint has others."""
+
     def save(self, step: int, extra: str | None) -> None:
         """Asks for a checkpoint, with what is to be kept of this step, if anything."""
 
@@ -150,6 +154,9 @@ class AloneSeat:
 
     def note_end(self, settle: Callable[[], None]) -> None:
         """The script has its own end."""
+
+    def name_model(self, names: ModelNames) -> None:
+        """There are no checkpoints."""
 
     def save(self, step: int, extra: str | None) -> None:
         raise AssertionError("there are no checkpoints")

@@ -15,8 +15,8 @@ import msgspec
 
 from regrow import _kernels
 from regrow.checkpoint.epochs import EpochWriter
-from regrow.checkpoint.extras import Extras
 from regrow.checkpoint.manifests import ManifestWriter
+from regrow.checkpoint.model_names import note
 from regrow.checkpoint.publications import PublicationWriter
 from regrow.core.coordinator import PATIENCE_SECONDS, SILENT_SECONDS, Coordinator
 from regrow.core.cut import PUBLICATION_TENANT, TENANT, Save, Unsave
@@ -60,6 +60,7 @@ from regrow.runtime.saves import OwnLoader, OwnSaver
 from regrow.runtime.sockets import prepare_sockets
 from regrow.runtime.tiers import DiskWaits, open_tiered
 from regrow.runtime.transport import Endpoint, parse_address
+from regrow.runtime.writers import make_manifests, make_publications
 from regrow.store.interface import Store
 from regrow.store.memory import MemoryStore
 
@@ -452,6 +453,10 @@ class Node:
                 if extra is not None and self.manifests is not None:
                     self.manifests.extras.keep(extra.step, extra.text)
                 self._receive(CutNow(full=full, still=still))
+            case orders.NameModel(text=text):
+                for writer in (self.manifests, self.publications):
+                    if writer is not None:  # anew: a thread may be reading it
+                        writer.extra = writer.extra | note(text)
             case orders.MakePublication(still=still) if isinstance(self.machine, Coordinator):
                 self._receive(CutNow(still=still, tenant=PUBLICATION_TENANT))
             case orders.SaveEvery(seconds=seconds) if isinstance(self.machine, ServerDoor):
@@ -531,21 +536,6 @@ REPORTS: dict[tuple[str, str | None], type[reports.Report]] = {
     ("checkpoint", "saved"): reports.CheckpointSaved,
     ("checkpoint", "failed"): reports.CheckpointFailed,
 }
-
-
-def make_manifests(saving: Saving, config: dict[str, Any]) -> ManifestWriter | EpochWriter:
-    """Who writes the manifests of this run."""
-    common: dict[str, Any] = {name: getattr(saving, name) for name in ("url", "run", "starts", "made_by")}
-    common |= {"extra": {"config": config}, "extras": Extras([(extra.step, extra.text) for extra in saving.extras])}
-    if saving.epochs:
-        return EpochWriter(**common)
-    return ManifestWriter(encoding=saving.encoding, bits=saving.bits, **common)
-
-
-def make_publications(saving: Saving, config: dict[str, Any]) -> PublicationWriter:
-    """Who writes the manifests of publications."""
-    names = ("url", "run", "starts", "made_by", "encoding", "bits")
-    return PublicationWriter(extra={"config": config}, **{name: getattr(saving, name) for name in names})
 
 
 def make_cut_plan(saving: Saving | None) -> CutPlan | None:

@@ -30,7 +30,8 @@ from typing import Any
 
 import numpy as np
 
-from regrow.checkpoint.chunks import read_chunk
+from regrow.checkpoint import model_names
+from regrow.checkpoint.chunks import BUFFERS, DENSE, read_chunk
 from regrow.checkpoint.columns import join_tables, whole_name
 from regrow.checkpoint.lineage import Graph
 from regrow.checkpoint.manifest import Cut, Manifest, TableInfo
@@ -177,9 +178,15 @@ class Replica:
         return self.lookup(table, np.arange(self.tables.get(table, (0, 0))[0]))
 
     def read_dense(self) -> dict[str, Any]:
-        """The other parameters and the buffers of a torch model, by name: what a `regrow.Publisher` published."""
+        """The other parameters and the buffers of a model, by the names that they have in it."""
         from regrow.checkpoint.torch import dense
 
+        with self._lock:
+            assert self._cut is not None
+            names = model_names.find(self._cut)
+        if tables := [table for table in (DENSE, BUFFERS) if names.find_shapes(table)]:
+            ids = {table: np.arange(self.tables.get(table, (0, 0))[0]) for table in tables}
+            return model_names.cut_tensors(names, self.lookup_many(ids)[1])
         return dense.unpack_model(dense.file_of(self.read_table(dense.DENSE)))
 
     # --- Following ---

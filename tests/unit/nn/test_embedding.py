@@ -51,6 +51,11 @@ def _batch(keys=("user", "friend", "item"), *, batch=6, seed=0, weighted=False):
     )
 
 
+def _train(collection, steps):
+    for seed in range(steps):
+        collection(_batch(seed=seed)).values().square().sum().backward()
+
+
 def _reference(collection, features, mode):
     """The same look-up by torch: {feature: pooled}, and the weights that will get gradients."""
     weights = {
@@ -188,6 +193,32 @@ def test_names_are_those_of_torchrec():
     assert list(adam)[:2] == ["t_user.momentum1", "t_user.exp_avg_sq"]
 
 
+@pytest.mark.parametrize("optimizer", ["momentum", "adagrad", "rowwise_adagrad", "adam", "sgd"])
+def test_the_state_of_an_optimizer_goes_along(optimizer):
+    """Training goes on to the bit where its weights and states were loaded, and not with the weights alone. Adam also
+    counts steps, which are those of a collection."""
+    whole, part, alone = (_collection(servers=servers, optimizer=optimizer) for servers in (1, 3, 2))
+    _train(whole, 3)
+    for each in (part, alone):
+        each.load_state_dict(whole.state_dict())
+    part.load_optimizer_state(whole.optimizer_state())
+    state = whole.optimizer_state()
+    assert all(torch.equal(part.optimizer_state()[name], values) for name, values in state.items())
+    for each in (whole, part, alone):
+        _train(each, 2)
+    for name in ("t_user", "t_item"):
+        assert torch.equal(part.weight(name), whole.weight(name)) == (optimizer != "adam")
+        assert torch.equal(alone.weight(name), whole.weight(name)) == (optimizer == "sgd")
+    if optimizer != "sgd":
+        name, values = next(iter(state.items()))
+        with pytest.raises(UserError, match=f"{name} is not in the state"):
+            part.load_optimizer_state({key: value for key, value in state.items() if key != name})
+        with pytest.raises(UserError, match=f"{name} is "):
+            part.load_optimizer_state({**state, name: values[:-1]})
+    with pytest.raises(UserError, match="strange is none"):
+        part.load_optimizer_state({**state, "strange": torch.zeros(1)})
+
+
 def test_a_state_dict_can_be_loaded_elsewhere():
     source, target = _collection(servers=2), _collection(servers=3)
     source(_batch()).values().sum().backward()
@@ -237,7 +268,42 @@ def test_bad_features_are_refused_and_nothing_is_lost(change, error, says):
     assert collection.client.pushes == 1
 
 
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_feature_in_two_tables(weighted):
+    """Named as TorchRec names it, and both tables learn from it."""
+    tables = [
+        regrow.EmbeddingBagConfig(num_embeddings=50, embedding_dim=dim, name=name, feature_names=names)
+        for name, dim, names in (("t_a", 4, ["user"]), ("t_b", 6, ["item", "user"]))
+    ]
+    sgd = regrow.OptimizerSpec(kind="sgd", learning_rate=0.5)
+    cluster = regrow.InProcessCluster(servers=2)
+    collection = regrow.EmbeddingBagCollection(tables=tables, cluster=cluster, optimizer=sgd, is_weighted=weighted)
+    features = _batch(weighted=weighted)
+    before = {name: collection.weight(name).requires_grad_() for name in ("t_a", "t_b")}
+    lengths = features.lengths().view(3, -1).long()
+    ids = dict(zip(features.keys(), features.values().split(lengths.sum(1).tolist()), strict=True))
+    weights = features.weights() if weighted else torch.ones(len(features.values()))
+    factors = dict(zip(features.keys(), weights.split(lengths.sum(1).tolist()), strict=True))
+
+    def pool(feature, table):
+        offsets = torch.cat([torch.zeros(1, dtype=torch.int64), lengths[features.keys().index(feature)].cumsum(0)[:-1]])
+        options = {"mode": "sum", "per_sample_weights": factors[feature]}
+        return nn.functional.embedding_bag(ids[feature], before[table], offsets, **options)
+
+    found = collection(features)
+    assert found.keys() == ["user@t_a", "item", "user@t_b"]
+    expected = torch.cat([pool("user", "t_a"), pool("item", "t_b"), pool("user", "t_b")], dim=1)
+    assert torch.allclose(found.values(), expected, atol=1e-6)
+    found.values().square().sum().backward()
+    expected.square().sum().backward()
+    for name, table in before.items():
+        assert torch.allclose(collection.weight(name), table.detach() - 0.5 * table.grad, atol=1e-5)
+
+
 def test_tables_that_cannot_be_are_refused():
+    repeated = [regrow.EmbeddingBagConfig(num_embeddings=4, embedding_dim=4, name="t", feature_names=["a", "a"])]
+    with pytest.raises(ValueError, match="feature 'a' is named twice in table 't'"):
+        regrow.EmbeddingBagCollection(tables=repeated, cluster=regrow.InProcessCluster(servers=1))
     twice = [
         regrow.EmbeddingBagConfig(num_embeddings=4, embedding_dim=4, name="t", feature_names=["a"]),
         regrow.EmbeddingBagConfig(num_embeddings=4, embedding_dim=4, name="t", feature_names=["b"]),

@@ -19,6 +19,7 @@ from click_models import (
     SGD,
     Clicks,
     Model,
+    SharedSeat,
     join_cluster,
     loss_of,
     make_batches,
@@ -322,6 +323,55 @@ def test_several_loops_are_one_run() -> None:
     assert train(second, model, batches[:4]) == [], "all of the first loop was done before"
     assert len(train(second, model, batches[4:])) == 2
     assert torch.equal(second.read_weights("t_user"), whole.read_weights("t_user"))
+
+
+@pytest.mark.parametrize("mode", ["async", "sync"])
+def test_a_successor_in_the_second_loop_passes_over_the_first(mode: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which has an end of its own: synchronously nothing of it is left to commit."""
+    monkeypatch.setattr(SharedSeat, "protection", regrow.ErasureCode(k=1, r=1))  # whoever dies is replaced
+    batches = make_batches(8)
+    whole, model = make_job()
+    train(whole, model, batches)
+    cluster = regrow.InProcessCluster(servers=2)
+    first, model = join_cluster(cluster, worker=0, workers=1, seed=3, mode=mode)
+    train(first, model, batches[:4])
+    for count, batch in enumerate(first.loop(batches[4:]), start=1):
+        first.step(loss_of(model, batch))
+        if count == 3:
+            break
+    cluster.tick()
+    second, model = join_cluster(cluster, worker=0, workers=1, seed=3, mode=mode)
+    assert train(second, model, batches[:4]) == [], "all of the first loop was done before"
+    assert len(train(second, model, batches[4:])) == 8 - second.done
+    assert torch.equal(second.read_weights("t_user"), whole.read_weights("t_user"))
+
+
+def test_a_loop_that_is_left_may_be_held() -> None:
+    """As `tqdm` and names do: it ends when it is let go, long after the next has begun."""
+    batches = make_batches(6)
+    whole, model = make_job()
+    train(whole, model, batches)
+    job, model = make_job()
+    held = job.loop(batches)
+    for count, batch in enumerate(held):
+        if count == 3:
+            break
+        job.step(loss_of(model, batch))
+    for count, batch in enumerate(job.loop(batches[3:])):
+        if count == 1:
+            held.close()  # type: ignore[attr-defined]
+        job.step(loss_of(model, batch))
+    assert job.progress.step == 6
+    assert torch.equal(job.read_weights("t_user"), whole.read_weights("t_user"))
+
+
+def test_a_loop_within_a_loop_is_explained() -> None:
+    job, model = make_job()
+    outer = job.loop(make_batches(3))
+    job.step(loss_of(model, next(outer)))
+    next(job.loop(make_batches(3)))
+    with pytest.raises(UserError, match=r"another job\.loop began"):
+        next(outer)
 
 
 def test_a_loop_may_be_cut_short() -> None:

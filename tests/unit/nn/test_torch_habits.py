@@ -271,6 +271,20 @@ def test_a_scaler_is_refused_in_a_job(how: str) -> None:
     assert job.client.pushes == 0
 
 
+def test_an_optimizer_of_torch_does_not_step_what_servers_have() -> None:
+    """Its update would be lost with the next pull. One for parameters that stay in the worker is like any other."""
+    job, model = make_job()
+    own = nn.Parameter(torch.ones(()))
+    optimizer = torch.optim.SGD([own], lr=0.5)
+    theirs = torch.optim.Adam(model.parameters())
+    for one in job.loop(make_batches(1)):
+        job.step(loss_of(model, one) * own)
+        optimizer.step()
+        assert own.item() != 1.0
+        with pytest.raises(UserError, match=r"Adam\.step\(\) would update 'top\.weight', which the servers have"):
+            theirs.step()
+
+
 def test_half_precision_that_needs_a_scaler_is_refused() -> None:
     job, model = make_job()
     with torch.autocast("cpu", dtype=torch.float16), pytest.raises(UserError, match="autocast with float16"):
