@@ -366,7 +366,8 @@ std::unique_ptr<Disk> open_files(const std::string& directory, const std::string
   const bool rings = has_ring();
   return make(rings ? Way::ring_direct : Way::threads_direct, block,
               std::string("direct (") + (rings ? "io_uring" : "threads: there is no io_uring") + "), blocks of " +
-                  std::to_string(block) + " bytes" + (io == "direct" ? ", as asked for" : ", past the page cache: the files are on a disk"));
+                  std::to_string(block) + " bytes" +
+                  (io == "direct" ? ", as asked for" : ", past the page cache: the files are on a disk"));
 }
 
 }  // namespace regrow

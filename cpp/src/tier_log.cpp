@@ -54,8 +54,7 @@ std::optional<LogEntry> LogScan::next() {
     if (!fine && pads) break;
     at_ += bytes;
     if (fine && !pads) return entry;
-    if (!fine)
-      damaged_.push_back({header.table, header.slot, offset_ + place, 0});
+    if (!fine) damaged_.push_back({header.table, header.slot, offset_ + place, 0});
   }
   if (at_ < segment_.size()) {
     damaged_.push_back({0, 0, offset_ + at_, offset_ + segment_.size()});
