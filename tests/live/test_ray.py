@@ -27,7 +27,9 @@ pytest.importorskip("ray", reason="Ray is not installed: pip install 'regrow[ray
 
 import echo_role
 import test_backend
+from searching import search_all
 
+from regrow.bench import jobs
 from regrow.bench.nodes import Nodes
 from regrow.config import TrainConfig
 from regrow.errors import UserError
@@ -288,48 +290,30 @@ LONG = 400
 LAUNCHERS = pytest.mark.timeout(900)  # a minute of a processor each, on a machine that others use
 
 
-class Job:
+class Job(jobs.Job):
     """A job on the cluster, and its launcher."""
 
+    launchers_before = 0
+
     def __init__(self, nodes: Nodes, path: Path, name: str, **options: Any) -> None:
-        self.name, self.path = name, path
-        self._ray = ray_nodes.connect(nodes.address)
         labels = tuple(f"{role}:kind=node" for role in ("launcher", "server", "worker"))  # the head must not be lost
         options = {**SMALL, **EC, **LITTLE, "address": nodes.address, "node_label": labels, "steps": LONG, **options}
-        self.config = TrainConfig(out=str(path), **options)
-        self.actor = ray_job.submit(self._ray, self.config, name=name, overwrite=False)
-        self.said: list[str] = []
+        super().__init__(nodes, TrainConfig(out=str(path), **options), name=name)
 
-    def find(self, name: str) -> dict[str, Any]:
-        """An actor that lives."""
-        from ray._private.state import actors
-
-        found = [each for each in actors().values() if each["Name"].startswith(name) and each["State"] == "ALIVE"]
-        return found[0] if found else {}
-
-    @property
-    def launcher(self) -> dict[str, Any]:
-        return self.find(f"job/{self.name}")
-
-    def list_posts(self) -> list[str]:
-        names = [each["name"] for each in self._ray.util.list_named_actors(all_namespaces=True)]
-        return [name for name in names if name.startswith(f"post/{self.actor._actor_id.hex()}/")]
-
-    def list_rooms(self) -> list[str]:
-        rooms = self._ray.util.placement_group_table().values()
-        name = f"room/{self.actor._actor_id.hex()}"
-        return [room["state"] for room in rooms if room["name"] == name and room["state"] != "REMOVED"]
+    def read_token(self) -> str:
+        """As the next launcher would."""
+        post = self._ray.get_actor(self.list_posts()[0], namespace=ray_nodes.NAMESPACE)
+        return str(self._ray.get(post.read_token.remote(self.launchers_before), timeout=DEADLINE_SECONDS))
 
     def follow_until(self, is_there: Callable[[str], bool]) -> None:
         """Reads what it says, as `regrow attach` does."""
         deadline = time.monotonic() + DEADLINE_SECONDS
-        since = 0
+        seen = 0
         while time.monotonic() < deadline:
-            page = ray_job._ask(self._ray, functools.partial(self.actor.read.remote, since), self.name)
-            since = page.next
-            self.said += [line for _, line in page.lines]
-            if any(is_there(line) for _, line in page.lines):
+            page = self.read()
+            if any(map(is_there, self.said[seen:])):
                 return
+            seen = len(self.said)
             assert page.state == ray_job.RUNNING, page.failure
         raise AssertionError(self.said)
 
@@ -342,19 +326,58 @@ class Job:
         raise AssertionError(f"there is no server {id}")
 
     def check(self) -> dict[str, Any]:
-        page = ray_job.follow(self._ray, self.actor, self.name, lambda is_result, line: self.said.append(line))
+        while (page := self.read()).state == ray_job.RUNNING:
+            pass
         assert (page.state, page.failure) == (ray_job.ENDED, None), self.said
-        summary = json.loads((self.path / "summary.json").read_text())
+        summary = self.read_summary()
         assert summary["status"] == "ok"
         assert summary["model_sha256"] == undisturbed(1, LONG)
         assert (summary["parity_wrong"], summary["steps"], summary["launchers"]) == (0, LONG, 2)
         assert self.list_posts() == [], "none is left behind"
         assert self.list_rooms() == []
-        return dict(summary)
+        return summary
 
 
 def has_step(least: int) -> Callable[[str], bool]:
     return lambda line: (found := re.match(r"training: step (\d+)/", line)) is not None and int(found[1]) >= least
+
+
+def find_session() -> Path:
+    """Where Ray's processes on this machine write their logs."""
+    import ray
+
+    return Path(ray._private.worker.global_worker.node.get_session_dir_path())
+
+
+def test_a_secret_is_found_wherever_it_is(tmp_path: Path, nodes: Nodes) -> None:
+    """Else it would be no use to look for one: each of these is a way in which a token could get out."""
+    ray = ray_nodes.connect(nodes.address)
+
+    class Careless:
+        def __init__(self, secret: str) -> None:
+            print(secret[:0])
+
+        def say(self, secret: str) -> int:
+            print(secret, flush=True)
+            return os.getpid()
+
+    secrets = [f"{number:02x}" * 32 for number in (0xA1, 0xB2, 0xC3, 0xD4, 0xE5)]
+    made_with, called_with, put, left_in_environment, quiet = secrets
+    options = {"runtime_env": {"env_vars": {"HINT": left_in_environment}}, "num_cpus": 0}
+    actor = ray.remote(Careless).options(**options).remote(made_with)
+    pid = ray.get(actor.say.remote(called_with), timeout=DEADLINE_SECONDS)
+    kept = ray.put(put.encode() * 4096)
+    for secret, where in (
+        (made_with, "memory of"),
+        (called_with, "file "),
+        (put, "shared memory of"),
+        (left_in_environment, f"environ of {pid}"),
+    ):
+        found = search_all(secret, nodes.list_processes(), [find_session()])
+        assert any(place.startswith(where) for place in found), (where, found)
+    assert search_all(quiet, nodes.list_processes(), [find_session()]) == []
+    ray.kill(actor)
+    del kept
 
 
 @LAUNCHERS
@@ -365,6 +388,8 @@ def test_a_launcher_is_killed_and_another_goes_on(tmp_path: Path, nodes: Nodes) 
     os.kill(job.launcher["Pid"], signal.SIGKILL)
     job.follow_until(lambda line: line.startswith("another launcher goes on"))
     assert call(nodes, "status", "followed").stdout.startswith("followed: running")
+    job.launchers_before = 1
+    assert search_all(job.read_token(), nodes.list_processes(), [find_session(), job.path]) == []
     job.kill_server(nodes, 1)
     summary = job.check()
     assert [(each["role"], each["id"]) for each in summary["failures"]] == [("server", 1)]

@@ -9,10 +9,10 @@ their power, while the job trains: `regrow bench soak --cluster ray --losses 100
     launcher process  its process alone
     no room           all nodes that have no server, then one that has: training waits, until nodes join
 
-A loss counts when the job is well again: every place has a process, all rows are there, and training has moved. The
-next one comes then. A job takes so many of them as its steps allow, and there are as many jobs, one after the other, as
-the losses need; each trains in synchronous mode and must end with the model of an undisturbed run on one machine, to the
-bit, with every parity that of its stripe, and leave nothing behind in the cluster.
+A loss counts when the job is well again: every place has a process, all rows are there, and training has moved. Then
+the next one comes. A job takes so many of them as its steps allow, and there are as many jobs, one after the other, as
+the losses need; each trains in synchronous mode and must end with the model of an undisturbed run on one machine, to
+the bit, with every parity that of its stripe, and leave nothing behind in the cluster.
 
 Like `soak.py` this judges: it returns 1 when something is wrong, and then leaves the run directories behind. Everything
 is bounded: a loss by `LOSS_SECONDS_MAX`, the whole by `--losses` and `--minutes`.
