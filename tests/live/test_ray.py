@@ -32,7 +32,7 @@ from searching import search_all
 from regrow.bench import jobs
 from regrow.bench.nodes import Nodes
 from regrow.config import TrainConfig
-from regrow.errors import UserError
+from regrow.errors import ChildFailed, UserError
 from regrow.launch import legacy, local, outpost, ray_job, ray_nodes
 from regrow.launch.display import QuietDisplay
 from regrow.launch.placement import Stripes, Wish
@@ -84,7 +84,7 @@ class Run(QuietDisplay):
         self.said: list[str] = []
         self._nodes = nodes
         self._backends: list[Any] = []
-        self._acts: list[tuple[int, Callable[[], object]]] = []
+        self._acts: list[tuple[Callable[[RunStatus], bool], Callable[[], object]]] = []
 
     def train(self, path: Path, **options: Any) -> dict[str, Any]:
         address = {"address": self._nodes.address}
@@ -92,7 +92,14 @@ class Run(QuietDisplay):
         return local.train(config, display=self, on_start=lambda run: self._backends.append(run.backend))
 
     def at(self, step: int, act: Callable[[], object]) -> None:
-        self._acts.append((step, act))
+        self.when(lambda status: status.step >= step, act)
+
+    def when(self, is_due: Callable[[RunStatus], bool], act: Callable[[], object]) -> None:
+        self._acts.append((is_due, act))
+
+    @property
+    def acts_left(self) -> int:
+        return len(self._acts)
 
     def find(self, role: str, id: int = 0) -> RemoteProcess:
         running = [each for each in self._backends[-1].handles if (each.who.role, each.who.id) == (role, id)]
@@ -104,7 +111,7 @@ class Run(QuietDisplay):
         return node
 
     def update(self, status: RunStatus, now: float) -> None:
-        while self._acts and status.step >= self._acts[0][0]:
+        while self._acts and self._acts[0][0](status):
             self._acts.pop(0)[1]()
 
     def say(self, text: str) -> None:
@@ -224,6 +231,45 @@ def test_two_nodes_are_lost_together(tmp_path: Path, nodes: Nodes, run: Run) -> 
     check(run.train(tmp_path / "run", r=2, servers=4))
 
 
+MOMENTS: dict[str, Callable[[RunStatus], bool]] = {
+    "the start": lambda status: status.phase == "training",
+    "a recovery": lambda status: status.servers[1].state == "recovering",
+    "a checkpoint": lambda status: status.step > 10 and status.saving is not None,
+    "the end": lambda status: status.phase == "evaluating",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_node_is_lost_in_the_middle_of(tmp_path: Path, nodes: Nodes, run: Run, moment: str) -> None:
+    nodes.add(2)
+    checkpoints = {"protection": "ec+delta", "ckpt": str(tmp_path / "ckpt"), "every": "5steps"}
+    if moment == "a recovery":
+        run.at(10, lambda: nodes.lose(run.node_of("server", 1)))
+    run.when(MOMENTS[moment], lambda: nodes.lose(run.node_of("server", 1)))
+    summary = run.train(tmp_path / "run", r=2, servers=4, **(checkpoints if moment == "a checkpoint" else {}))
+    check(summary)
+    assert run.acts_left == 0, "the moment did not come"
+    assert summary["restores"] == [], "no checkpoint was needed"
+
+
+@pytest.mark.slow
+def test_a_node_that_is_lost_before_training_ends_the_run(tmp_path: Path, nodes: Nodes, run: Run) -> None:
+    """As any loss then does. It is said who and where, and nothing is left."""
+    lost: list[str] = []
+
+    def lose() -> None:
+        lost.append(run.node_of("server", 1))
+        nodes.lose(lost[0])
+
+    run.when(lambda status: status.phase == "loading" and status.servers[1].state != "starting", lose)
+    with pytest.raises(ChildFailed, match=r"server 1 .* node .*; its log: "):
+        run.train(tmp_path / "run")
+    assert lost
+    names = [name for node in nodes.list_ids() for name in nodes.list_names(node)]
+    assert names == []
+
+
 @pytest.mark.slow
 def test_without_room_it_waits_until_a_node_joins(tmp_path: Path, nodes: Nodes, run: Run) -> None:
     for extra in nodes.list_ids()[4:]:
@@ -282,6 +328,34 @@ def test_a_job_goes_on_without_its_terminal(tmp_path: Path, nodes: Nodes) -> Non
     assert (tmp_path / "copy" / "summary.json").read_bytes() == (tmp_path / "run" / "summary.json").read_bytes()
     lost = call(nodes, "attach", "yours")
     assert (lost.returncode, "there is no job yours" in lost.stderr, "mine" in lost.stderr) == (2, True, True)
+
+
+@pytest.mark.slow
+def test_a_job_whose_terminal_dies_ends_as_it_would_have(tmp_path: Path, nodes: Nodes) -> None:
+    options = [
+        "--job",
+        "left",
+        "--out",
+        str(tmp_path / "run"),
+        "--steps",
+        str(STEPS),
+        "--mode",
+        "sync",
+        "--batch",
+        "64",
+    ]
+    options += ["--cluster", "ray", "--rows-max", "1500", "--servers", "3", "--workers", "1", "--test-rows", "1024"]
+    options += ["--server-cpus", "0.6", "--worker-cpus", "0.3", "--server-memory", "1M", "--protect", "ec", "--k", "2"]
+    terminal = call(nodes, "train", *options, "--check-parity", at_once=False)
+    assert terminal.stderr is not None
+    for line in terminal.stderr:
+        if line.startswith("loading"):
+            break
+    terminal.kill()
+    terminal.communicate()
+    attached = call(nodes, "attach", "left")
+    assert attached.returncode == 0, attached.stderr
+    check(json.loads((tmp_path / "run" / "summary.json").read_text()))
 
 
 # -- launchers that die --------------------------------------------------------------------------------------
