@@ -37,6 +37,11 @@ class Job:
         self.said += [line for _, line in page.lines]
         return page
 
+    def glance(self) -> ray_job.Glance:
+        """What `regrow status` shows of it."""
+        found: ray_job.Glance = ray_job._ask(self._ray, self.actor.glance.remote, self.name)
+        return found
+
     def read_metrics(self) -> list[dict[str, Any]]:
         """The newest lines."""
         path = self.path / "metrics.jsonl"
