@@ -121,4 +121,5 @@ PACED = (
     "runtime/serve.py:Node._report_often",
     "runtime/serve.py:Node._tick_often",
     "runtime/transport.py:Endpoint._breathe",
+    "runtime/tls_door.py:TlsDoor._listen",
 )

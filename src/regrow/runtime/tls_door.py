@@ -60,8 +60,10 @@ class TlsDoor:
             task.cancel()
 
     async def wait_closed(self) -> None:
-        await asyncio.wait([self._listening, *self._guests])
-        self._socket.close()
+        try:
+            await asyncio.wait([self._listening, *self._guests])
+        finally:
+            self._socket.close()
 
     async def _listen(self) -> None:
         loop = asyncio.get_running_loop()
