@@ -36,6 +36,7 @@ PACES: dict[str, str] = {
     "hanging:SILENT_SECONDS_MAX": "the most that a user may ask for",
     "hanging:SILENT_SECONDS_MIN": "the least",
     "launch.backend:WAIT_SECONDS": "between two looks",
+    "runtime.tls_door:ACCEPT_PAUSE_SECONDS": "between two attempts, where the system has no room",
     "launch.hosts:POLL_SECONDS": "between two looks",
     "launch.hosts:WANTED_SECONDS": "before the user is told what is waited for",
     "launch.keeper:WAIT_SECONDS": "between two looks",
@@ -121,4 +122,5 @@ PACED = (
     "runtime/serve.py:Node._report_often",
     "runtime/serve.py:Node._tick_often",
     "runtime/transport.py:Endpoint._breathe",
+    "runtime/tls_door.py:TlsDoor._listen",
 )

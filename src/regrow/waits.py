@@ -390,7 +390,7 @@ WAITS: tuple[Wait, ...] = (
         notices="the process",
         then="connections are cut",
         states=("LINK.OVER",),
-        calls=("runtime/transport.py:Endpoint.close",),
+        calls=("runtime/transport.py:Endpoint.close", "runtime/tls_door.py:TlsDoor.wait_closed"),
     ),
     *WAITS_STORAGE,
 )

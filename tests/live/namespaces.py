@@ -1,5 +1,6 @@
 """Hosts that are network namespaces of this machine, behind one bridge in a namespace of its own: nothing of their
-traffic reaches a real interface. Everything is removed when it is closed, whatever happened."""
+traffic reaches a real interface. Where what they send is to be late or lost and the kernel has no netem, a process is
+between them instead of the bridge (slow_wire.py). Everything is removed when it is closed, whatever happened."""
 
 from __future__ import annotations
 
@@ -8,9 +9,24 @@ import os
 import secrets
 import shutil
 import subprocess
-from typing import Any
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
 
 COMMAND_SECONDS_MAX = 30.0
+WIRE = Path(__file__).with_name("slow_wire.py")
+QUEUE_PACKETS = 10_000  # of a host that the process between them has not come to
+
+
+class Slow(NamedTuple):
+    """What becomes of what a host sends."""
+
+    delay_seconds: float = 0.0
+    loss_share: float = 0.0
+
+    def words(self) -> tuple[str, ...]:
+        """Those of netem."""
+        return ("delay", f"{1e3 * self.delay_seconds:g}ms", "loss", f"{100 * self.loss_share:g}%")
 
 
 def run(*words: str) -> str:
@@ -20,36 +36,53 @@ def run(*words: str) -> str:
     return done.stdout
 
 
-def find_obstacle(*, netem: bool = False) -> str | None:
+def find_obstacle(*, slow: bool = False) -> str | None:
     """Why there can be no such hosts here, or None."""
     if os.geteuid() != 0:
         return "network namespaces need root"
-    if missing := [name for name in ("ip", "tc") if shutil.which(name) is None]:
-        return f"{missing[0]} is not installed"
+    if shutil.which("ip") is None:
+        return "ip is not installed"
     try:
-        with Hosts(1) as hosts:
-            if netem:
-                hosts.disturb(0, "delay", "1ms")
+        with Hosts(1, slow=Slow() if slow else None):
+            pass
     except OSError as error:
-        return f"network namespaces, or netem, are not permitted here: {error}"
+        return f"network namespaces, or devices in them, are not permitted here: {error}"
     return None
 
 
-class Hosts:
-    """`count` hosts with the addresses 10.77.0.1, 10.77.0.2, ..."""
+def has_netem() -> bool:
+    if shutil.which("tc") is None:
+        return False
+    try:
+        with Hosts(1) as hosts:
+            hosts.disturb(0, Slow(0.001))
+    except OSError:
+        return False
+    return True
 
-    def __init__(self, count: int) -> None:
+
+class Hosts:
+    """`count` hosts with the addresses 10.77.0.1, 10.77.0.2, ... `slow`: what they send, with netem or without."""
+
+    def __init__(self, count: int, *, slow: Slow | None = None) -> None:
+        self._slow = slow
+        self._wire: subprocess.Popen[str] | None = None
         self._tag = f"rg{secrets.token_hex(3)}"
         self._count = count
         self._namespaces: list[str] = []
 
     def __enter__(self) -> Hosts:
         try:
+            if self._slow is not None and not has_netem():
+                self._add_wire(self._slow)
+                return self
             self._add_namespace(self._hub)
             self._in(self._hub, "ip", "link", "add", "br0", "type", "bridge")
             self._in(self._hub, "ip", "link", "set", "br0", "up")
             for host in range(self._count):
                 self._add_host(host)
+                if self._slow is not None:
+                    self.disturb(host, self._slow)
         except BaseException:
             self.__exit__()
             raise
@@ -63,6 +96,9 @@ class Hosts:
                         os.kill(int(pid), 9)
             with contextlib.suppress(OSError):
                 run("ip", "netns", "del", name)
+        if self._wire is not None:
+            self._wire.kill()
+            self._wire.communicate()
 
     @staticmethod
     def address(host: int) -> str:
@@ -84,9 +120,9 @@ class Hosts:
         for here, there in ((one, other), (other, one)):
             self._in(self._name(here), "ip", "route", "add", "blackhole", f"{self.address(there)}/32")
 
-    def disturb(self, host: int, *how: str) -> None:
-        """What leaves this host is late, or lost: the words of netem."""
-        self._in(self._name(host), "tc", "qdisc", "add", "dev", "eth0", "root", "netem", *how)
+    def disturb(self, host: int, how: Slow) -> None:
+        """What leaves this host is late, or lost."""
+        self._in(self._name(host), "tc", "qdisc", "add", "dev", "eth0", "root", "netem", *how.words())
 
     @property
     def _hub(self) -> str:
@@ -107,6 +143,21 @@ class Hosts:
         self._in(self._hub, "ip", "link", "set", port, "master", "br0", "up")
         self._in(name, "ip", "addr", "add", f"{self.address(host)}/24", "dev", "eth0")
         self._in(name, "ip", "link", "set", "eth0", "up")
+
+    def _add_wire(self, slow: Slow) -> None:
+        """A process between hosts that have no bridge."""
+        for host in range(self._count):
+            self._add_namespace(self._name(host))
+        pairs = [f"{self._name(host)}={self.address(host)}" for host in range(self._count)]
+        words = [sys.executable, str(WIRE), str(slow.delay_seconds), str(slow.loss_share), "7", *pairs]
+        self._wire = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert self._wire.stdout is not None and self._wire.stderr is not None
+        if self._wire.stdout.readline() != "ready\n":
+            raise OSError(self._wire.stderr.read().strip().rpartition("\n")[2])
+        for host in range(self._count):
+            name = self._name(host)
+            self._in(name, "ip", "addr", "add", f"{self.address(host)}/24", "dev", "eth0")
+            self._in(name, "ip", "link", "set", "eth0", "txqueuelen", str(QUEUE_PACKETS), "up")
 
     @staticmethod
     def _in(name: str, *words: str) -> str:

@@ -1,18 +1,21 @@
 """Goal: nothing that arrives on a socket harms a server: it answers or closes, serves others meanwhile, and
-keeps its size.
+keeps its size. Over Unix sockets, TCP, and TLS.
 
 Method: a real server process gets thousands of connections with random bytes, damaged handshakes, half frames
 and, from a peer with the right token, damaged frames of every kind. Between them a good client pulls and
-pushes and compares exact values. Memory is read from /proc before and after.
+pushes and compares exact values. Memory is read from /proc before and after. Where there is TLS, all of that comes
+from somebody who has the certificate; and damaged words of TLS itself come from somebody who has not.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import random
 import socket
+import ssl
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +38,16 @@ from regrow.core.messages import (
     Refused,
     WriteRecords,
 )
+from regrow.launch import cluster as cluster_file
 from regrow.launch.cluster import LocalCluster
-from regrow.runtime.client import Client
+from regrow.launch.crew import Crew
+from regrow.runtime import strangers
+from regrow.runtime.client import Client, SocketClient
 from regrow.runtime.seal import Seal
+from regrow.runtime.tls import make_tls
 
 ANSWER_SECONDS_MAX = 20.0
+QUIET_SECONDS = 0.02  # after which a peer has said what it wants to say, mostly
 RSS_GROWTH_BYTES_MAX = 6 << 20
 LIMITS = Limits(meta_bytes_max=1 << 20, section_bytes_max=1 << 20)
 JOB = job(table(rows=10, dim=2), table("wide", rows=4, dim=9), workers=3)
@@ -49,12 +57,19 @@ class World:
     """One server, its coordinator, and a good client that knows what its rows must be."""
 
     def __init__(self, transport: str) -> None:
-        self.cluster = LocalCluster(servers=1, transport=transport)
-        self.client: Client = self.cluster.client(JOB)
+        self.has_tls = transport == "tls"
+        with pytest.MonkeyPatch.context() as patch:
+            if self.has_tls:  # a cluster of one machine has no use for it otherwise
+                patch.setattr(cluster_file, "Crew", functools.partial(Crew, tls="auto"))
+                patch.setattr(cluster_file, "SocketClient", functools.partial(SocketClient, tls="auto"))
+            self.cluster = LocalCluster(servers=1, transport="tcp" if self.has_tls else transport)
+            self.client: Client = self.cluster.client(JOB)
         assert self.client.session.view is not None
         self.server = self.client.session.view.servers[0].address
         self.coordinator = str(self.cluster._crew.coordinator_address)
         self.token = bytes.fromhex(self.cluster._token)
+        own = make_tls("auto", self.token) if self.has_tls else None
+        self.dialing = None if own is None else own.dialing
         self.steps = 0
         self.insiders = 0
 
@@ -71,6 +86,15 @@ class World:
         self.client.drain(ANSWER_SECONDS_MAX)
         assert np.array_equal(self.client.records(0, 0, 10), before - self.steps)
 
+    def count(self, connections: int) -> int:
+        """Those of TLS cost several times as much."""
+        return connections // 8 if self.has_tls else connections
+
+    def connect(self, address: str) -> Any:
+        """A socket, behind TLS where that is wanted."""
+        plain = connect(address)
+        return plain if self.dialing is None else Hidden(plain, self.dialing)
+
     def rss_bytes(self, name: str) -> int:
         status = Path(f"/proc/{self.cluster.pids[name]}/status").read_text()
         return int(status.split("VmRSS:")[1].split()[0]) * 1024
@@ -80,7 +104,7 @@ class World:
         return (self.cluster._logs / f"{role}-{index or 0}.log").read_text()
 
 
-@pytest.fixture(scope="module", params=["unix", "tcp"])
+@pytest.fixture(scope="module", params=["unix", "tcp", "tls"])
 def world(request: pytest.FixtureRequest) -> Iterator[World]:
     made = World(request.param)
     with made.cluster:
@@ -98,12 +122,62 @@ def connect(address: str) -> socket.socket:
     return socket.create_connection((host, int(port)), timeout=ANSWER_SECONDS_MAX)
 
 
+class Hidden:
+    """A socket behind TLS, with what is needed of it here: one that can say that nothing more will come, and listen."""
+
+    def __init__(self, plain: socket.socket, context: ssl.SSLContext) -> None:
+        self._plain, self._read, self._written = plain, ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._tls = context.wrap_bio(self._read, self._written)
+        self._heard = bytearray()
+        self._repeat(self._tls.do_handshake)
+
+    def _repeat(self, do: Callable[[], Any]) -> Any:
+        """Until TLS has what it wants for it; None at the end of all."""
+        while True:
+            try:
+                done = do()
+                self._plain.sendall(self._written.read())
+                return done
+            except ssl.SSLWantReadError:
+                self._plain.sendall(self._written.read())
+                data = self._plain.recv(1 << 16)
+                if not data:
+                    return None
+                self._read.write(data)
+            except ssl.SSLError:  # it was cut off, or we are told why nobody wants us
+                return None
+
+    def sendall(self, data: bytes) -> None:
+        if data:
+            self._repeat(lambda: self._tls.write(data))
+
+    def recv_into(self, buffer: Any) -> int:
+        if not self._heard:
+            return self._repeat(lambda: self._tls.read(len(buffer), buffer)) or 0
+        part = self._heard[: len(buffer)]
+        buffer[: len(part)] = part
+        del self._heard[: len(part)]
+        return len(part)
+
+    def shutdown(self, how: int) -> None:
+        """Whoever hears this forgets all that it wanted to say: so that is heard first."""
+        self._plain.settimeout(QUIET_SECONDS)
+        with contextlib.suppress(TimeoutError):
+            while data := self._repeat(lambda: self._tls.read(1 << 16)):
+                self._heard += data
+        self._plain.settimeout(ANSWER_SECONDS_MAX)
+        self._plain.shutdown(how)
+
+    def close(self) -> None:
+        self._plain.close()
+
+
 class Peer:
     """Our end of a connection, byte by byte."""
 
-    def __init__(self, address: str, machine: Initiator | None = None) -> None:
+    def __init__(self, world: World, address: str, machine: Initiator | None = None) -> None:
         self.machine = machine
-        self.socket = connect(address)
+        self.socket = world.connect(address)
         self.reader = FrameReader(limits=LIMITS)
         self.seal: Seal | None = None  # over TCP, after the handshake
 
@@ -152,9 +226,9 @@ def bytes_of(message: Message, stamp: Stamp | None = None, seal: Seal | None = N
 SAMPLES = [bytes_of(message) for message in example_messages()]
 
 
-def stranger(rng: random.Random, address: str) -> list[Message]:
+def stranger(rng: random.Random, world: World, address: str) -> list[Message]:
     """One connection of somebody without the token."""
-    peer = Peer(address)
+    peer = Peer(world, address)
     match rng.randrange(6):
         case 0:
             peer.send(rng.randbytes(rng.randint(1, 5000)))
@@ -182,15 +256,17 @@ def test_strangers(world: World, target: str) -> None:
     address = world.server if target == "server 0" else world.coordinator
     said: Counter[str] = Counter()
     rss_bytes = 0
-    for number in range(1600):
-        if number == 400:
+    count = world.count(1600)
+    for number in range(count):
+        if number == count // 4:
             rss_bytes = world.rss_bytes(target)
         if number % 100 == 0:
             world.probe()
-        said.update(type(message).__name__ for message in stranger(rng, address))
+        said.update(type(message).__name__ for message in stranger(rng, world, address))
     assert set(said) == {"Challenge", "Refused"}, "a stranger learns nothing else"
-    assert said["Challenge"] == 1600
-    assert said["Refused"] > 400
+    if not world.has_tls:  # which ends at once when the other side does, whatever was on its way
+        assert said["Challenge"] == count
+    assert said["Refused"] > count // 4
     assert world.rss_bytes(target) - rss_bytes < RSS_GROWTH_BYTES_MAX
     world.probe()
     assert "Traceback" not in world.log(target)
@@ -199,12 +275,92 @@ def test_strangers(world: World, target: str) -> None:
 def test_strangers_who_wait(world: World) -> None:
     """Half a frame, and then nothing: others are served, and those who leave are forgotten."""
     for _ in range(3):
-        idle = [Peer(world.server) for _ in range(100)]
+        idle = [Peer(world, world.server) for _ in range(100)]
         for number, peer in enumerate(idle):
             peer.send(SAMPLES[0][:number])
         world.probe()
         for peer in idle:
             peer.finish()
+
+
+# --- Strangers without the certificate ---
+
+
+def greet() -> bytes:
+    """The first word of a client of TLS."""
+    written = ssl.MemoryBIO()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    with contextlib.suppress(ssl.SSLWantReadError):
+        context.wrap_bio(ssl.MemoryBIO(), written).do_handshake()
+    return written.read()
+
+
+def knock(rng: random.Random, address: str) -> bytes:
+    """One connection of such a stranger, and what it was told."""
+    plain = connect(address)
+    greeting = greet()
+    match rng.randrange(6):
+        case 0:
+            data = rng.randbytes(rng.randint(1, 5000))
+        case 1:
+            data = greeting[: rng.randrange(len(greeting))]
+        case 2:
+            data = mutated(rng, greeting)
+        case 3:  # a record that says that it is long
+            data = b"\x16\x03\x01" + rng.randbytes(2) + rng.randbytes(rng.randint(0, 400))
+        case 4:  # then whatever comes to mind, as if the rest had been agreed
+            data = greeting + b"\x17\x03\x03" + rng.randbytes(rng.randint(2, 2000))
+        case _:  # who does not know that there is TLS
+            data = rng.choice(SAMPLES)
+    heard = b""
+    with contextlib.suppress(ConnectionError, TimeoutError):
+        plain.sendall(data)
+        plain.settimeout(QUIET_SECONDS)
+        while more := plain.recv(1 << 16):
+            heard += more
+    plain.close()
+    return heard
+
+
+@pytest.mark.parametrize("target", ["server 0", "coordinator"])
+def test_damaged_words_of_tls(world: World, target: str) -> None:
+    if not world.has_tls:
+        pytest.skip("there is none")
+    rng = random.Random(f"knocking at {target}")
+    address = world.server if target == "server 0" else world.coordinator
+    rss_bytes, answers = 0, 0
+    for number in range(400):
+        if number == 100:
+            rss_bytes = world.rss_bytes(target)
+        if number % 100 == 0:
+            world.probe()
+        heard = knock(rng, address)
+        answers += bool(heard)
+        assert b"regrow" not in heard, "the certificate is for those who have it"
+    assert answers > 12, "this test has lost its variety"
+    assert world.rss_bytes(target) - rss_bytes < RSS_GROWTH_BYTES_MAX
+    world.probe()
+    assert "Traceback" not in world.log(target)
+
+
+def test_many_who_never_begin(world: World) -> None:
+    """They take few of a server's files, and little memory; whoever belongs here is let in meanwhile."""
+    if world.server.startswith("unix:"):
+        pytest.skip("the system lets no more of them wait than it should")
+    limit = strangers.STRANGERS_MAX + 100
+    files = Path(f"/proc/{world.cluster.pids['server 0']}/fd")
+    before, rss_bytes = len(list(files.iterdir())), world.rss_bytes("server 0")
+    with contextlib.ExitStack() as stack:
+        for _ in range(700):
+            stack.enter_context(connect(world.server))
+        world.insiders += 1
+        peer, link, said = open_link(random.Random(3), world, world.server, worker(1, world.insiders))
+        assert (link is not None, said) == (True, [])
+        world.probe()
+        assert len(list(files.iterdir())) - before < limit
+        assert world.rss_bytes("server 0") - rss_bytes < 4 * RSS_GROWTH_BYTES_MAX
+        peer.finish()
 
 
 # --- Peers with the token ---
@@ -220,7 +376,7 @@ def open_link(
     machine = Initiator(
         token=world.token, local=local, nonce=rng.randbytes(32), expected=expected, received=lambda: received
     )
-    peer = Peer(address, machine)
+    peer = Peer(world, address, machine)
     while machine.peer is None:
         messages = peer.receive()
         assert messages is not None, "the server does not finish a good handshake"
@@ -293,8 +449,9 @@ def test_insiders(world: World, target: str) -> None:
     said: Counter[str] = Counter()
     reasons: Counter[str] = Counter()
     rss_bytes = 0
-    for number in range(800):
-        if number == 200:
+    count = world.count(800)
+    for number in range(count):
+        if number == count // 4:
             rss_bytes = world.rss_bytes(target)
         if number % 40 == 0:
             world.probe()
@@ -303,7 +460,8 @@ def test_insiders(world: World, target: str) -> None:
             if isinstance(message, Refused):
                 reasons[message.reason.split(" ")[0]] += 1
     if target == "server 0":
-        assert {"Rows", "Pushed", "Opened", "Records", "RecordsWritten", "Refused"} <= set(said), said
+        rare = set() if world.has_tls else {"Pushed", "Records", "RecordsWritten"}
+        assert {"Rows", "Opened", "Refused", *rare} <= set(said), said
     else:
         assert {"View", "Refused"} <= set(said), said
     assert len(reasons) > 5, f"this test has lost its variety: {reasons}"

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from namespaces import Hosts, find_obstacle
+from namespaces import Hosts, Slow, find_obstacle
 
 from regrow.launch.token import make_token
 
@@ -27,6 +27,17 @@ SECONDS_MAX = 240.0
 ROLES = (("coordinator", 0), ("server", 0), ("server", 1), ("server", 2), ("worker", 0), ("standby", 0))
 SERVER_1 = 1 + ROLES.index(("server", 1))
 SMALL = ("--servers", "3", "--workers", "1", "--protect", "ec", "--k", "2", "--rows-max", "300", "--batch", "32")
+SLOW = (Slow(0.001), Slow(0.01), Slow(0.05), Slow(0.0, 0.001), Slow(0.0, 0.01))
+LISTEN = "import socket; s = socket.create_server(('', 9000)); print('listens', flush=True)\nwhile True: s.accept()"
+CONNECT = """
+import json, socket, sys, time
+began = time.monotonic()
+try:
+    socket.create_connection((sys.argv[1], 9000), timeout=3.0)
+    print(json.dumps(time.monotonic() - began))
+except TimeoutError:
+    print(json.dumps(None))
+"""
 
 
 class Run:
@@ -117,18 +128,36 @@ def test_two_servers_that_do_not_reach_each_other(hosts: Hosts, tmp_path: Path) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "how", [("delay", "1ms"), ("delay", "10ms"), ("delay", "50ms"), ("loss", "0.1%"), ("loss", "1%")]
-)
-def test_slow_and_lossy_networks_kill_nobody(how: tuple[str, str], tmp_path: Path) -> None:
-    if obstacle := find_obstacle(netem=True):
+@pytest.mark.parametrize("how", SLOW, ids=lambda how: " ".join(how.words()))
+def test_slow_and_lossy_networks_kill_nobody(how: Slow, tmp_path: Path) -> None:
+    if obstacle := find_obstacle(slow=True):
         pytest.skip(obstacle)
-    with Hosts(1 + len(ROLES)) as hosts:
-        for host in range(1 + len(ROLES)):
-            hosts.disturb(host, *how)
+    with Hosts(1 + len(ROLES), slow=how) as hosts:
+        began = time.monotonic()
         summary = Run(hosts, tmp_path, "--steps", "150", "--check-parity").finish()
+        seconds = time.monotonic() - began
     assert summary["failures"] == []
+    assert summary["parity_stripes"] > 0
     assert summary["parity_wrong"] == 0
+    assert seconds > 150 * 2 * how.delay_seconds, "this network is not slow: a step is there and back"
+
+
+@pytest.mark.slow
+def test_a_slow_network_is_slow_and_loses(tmp_path: Path) -> None:
+    """What the others rely on."""
+    if obstacle := find_obstacle(slow=True):
+        pytest.skip(obstacle)
+    for how, times, least in ((Slow(0.05), 5, 0.1), (Slow(0.0, 1.0), 1, None)):
+        with Hosts(2, slow=how) as hosts:
+            words = (sys.executable, "-c", CONNECT, hosts.address(1))
+            listener = hosts.start(1, sys.executable, "-c", LISTEN, stdout=subprocess.PIPE)
+            assert listener.stdout is not None
+            listener.stdout.readline()
+            for _ in range(times):
+                took = json.loads(hosts.start(0, *words, stdout=subprocess.PIPE).communicate()[0])
+                assert took is None if least is None else took >= least, "there and back"
+            listener.kill()
+            listener.communicate()
 
 
 @pytest.mark.slow

@@ -27,10 +27,12 @@ pytest.importorskip("ray", reason="Ray is not installed: pip install 'regrow[ray
 
 import echo_role
 import test_backend
+from searching import search_all
 
+from regrow.bench import jobs
 from regrow.bench.nodes import Nodes
 from regrow.config import TrainConfig
-from regrow.errors import UserError
+from regrow.errors import ChildFailed, UserError
 from regrow.launch import legacy, local, outpost, ray_job, ray_nodes
 from regrow.launch.display import QuietDisplay
 from regrow.launch.placement import Stripes, Wish
@@ -82,7 +84,7 @@ class Run(QuietDisplay):
         self.said: list[str] = []
         self._nodes = nodes
         self._backends: list[Any] = []
-        self._acts: list[tuple[int, Callable[[], object]]] = []
+        self._acts: list[tuple[Callable[[RunStatus], bool], Callable[[], object]]] = []
 
     def train(self, path: Path, **options: Any) -> dict[str, Any]:
         address = {"address": self._nodes.address}
@@ -90,7 +92,14 @@ class Run(QuietDisplay):
         return local.train(config, display=self, on_start=lambda run: self._backends.append(run.backend))
 
     def at(self, step: int, act: Callable[[], object]) -> None:
-        self._acts.append((step, act))
+        self.when(lambda status: status.step >= step, act)
+
+    def when(self, is_due: Callable[[RunStatus], bool], act: Callable[[], object]) -> None:
+        self._acts.append((is_due, act))
+
+    @property
+    def acts_left(self) -> int:
+        return len(self._acts)
 
     def find(self, role: str, id: int = 0) -> RemoteProcess:
         running = [each for each in self._backends[-1].handles if (each.who.role, each.who.id) == (role, id)]
@@ -102,7 +111,7 @@ class Run(QuietDisplay):
         return node
 
     def update(self, status: RunStatus, now: float) -> None:
-        while self._acts and status.step >= self._acts[0][0]:
+        while self._acts and self._acts[0][0](status):
             self._acts.pop(0)[1]()
 
     def say(self, text: str) -> None:
@@ -222,6 +231,45 @@ def test_two_nodes_are_lost_together(tmp_path: Path, nodes: Nodes, run: Run) -> 
     check(run.train(tmp_path / "run", r=2, servers=4))
 
 
+MOMENTS: dict[str, Callable[[RunStatus], bool]] = {
+    "the start": lambda status: status.phase == "training",
+    "a recovery": lambda status: status.servers[1].state == "recovering",
+    "a checkpoint": lambda status: status.step > 10 and status.saving is not None,
+    "the end": lambda status: status.phase == "evaluating",
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_node_is_lost_in_the_middle_of(tmp_path: Path, nodes: Nodes, run: Run, moment: str) -> None:
+    nodes.add(2)
+    checkpoints = {"protection": "ec+delta", "ckpt": str(tmp_path / "ckpt"), "every": "5steps"}
+    if moment == "a recovery":
+        run.at(10, lambda: nodes.lose(run.node_of("server", 1)))
+    run.when(MOMENTS[moment], lambda: nodes.lose(run.node_of("server", 1)))
+    summary = run.train(tmp_path / "run", r=2, servers=4, **(checkpoints if moment == "a checkpoint" else {}))
+    check(summary)
+    assert run.acts_left == 0, "the moment did not come"
+    assert summary["restores"] == [], "no checkpoint was needed"
+
+
+@pytest.mark.slow
+def test_a_node_that_is_lost_before_training_ends_the_run(tmp_path: Path, nodes: Nodes, run: Run) -> None:
+    """As any loss then does. It is said who and where, and nothing is left."""
+    lost: list[str] = []
+
+    def lose() -> None:
+        lost.append(run.node_of("server", 1))
+        nodes.lose(lost[0])
+
+    run.when(lambda status: status.phase == "loading" and status.servers[1].state != "starting", lose)
+    with pytest.raises(ChildFailed, match=r"server 1 .* node .*; its log: "):
+        run.train(tmp_path / "run")
+    assert lost
+    names = [name for node in nodes.list_ids() for name in nodes.list_names(node)]
+    assert names == []
+
+
 @pytest.mark.slow
 def test_without_room_it_waits_until_a_node_joins(tmp_path: Path, nodes: Nodes, run: Run) -> None:
     for extra in nodes.list_ids()[4:]:
@@ -282,54 +330,64 @@ def test_a_job_goes_on_without_its_terminal(tmp_path: Path, nodes: Nodes) -> Non
     assert (lost.returncode, "there is no job yours" in lost.stderr, "mine" in lost.stderr) == (2, True, True)
 
 
+@pytest.mark.slow
+def test_a_job_whose_terminal_dies_ends_as_it_would_have(tmp_path: Path, nodes: Nodes) -> None:
+    options = [
+        "--job",
+        "left",
+        "--out",
+        str(tmp_path / "run"),
+        "--steps",
+        str(STEPS),
+        "--mode",
+        "sync",
+        "--batch",
+        "64",
+    ]
+    options += ["--cluster", "ray", "--rows-max", "1500", "--servers", "3", "--workers", "1", "--test-rows", "1024"]
+    options += ["--server-cpus", "0.6", "--worker-cpus", "0.3", "--server-memory", "1M", "--protect", "ec", "--k", "2"]
+    terminal = call(nodes, "train", *options, "--check-parity", at_once=False)
+    assert terminal.stderr is not None
+    for line in terminal.stderr:
+        if line.startswith("loading"):
+            break
+    terminal.kill()
+    terminal.communicate()
+    attached = call(nodes, "attach", "left")
+    assert attached.returncode == 0, attached.stderr
+    check(json.loads((tmp_path / "run" / "summary.json").read_text()))
+
+
 # -- launchers that die --------------------------------------------------------------------------------------
 
 LONG = 400
 LAUNCHERS = pytest.mark.timeout(900)  # a minute of a processor each, on a machine that others use
 
 
-class Job:
+class Job(jobs.Job):
     """A job on the cluster, and its launcher."""
 
+    launchers_before = 0
+
     def __init__(self, nodes: Nodes, path: Path, name: str, **options: Any) -> None:
-        self.name, self.path = name, path
-        self._ray = ray_nodes.connect(nodes.address)
         labels = tuple(f"{role}:kind=node" for role in ("launcher", "server", "worker"))  # the head must not be lost
         options = {**SMALL, **EC, **LITTLE, "address": nodes.address, "node_label": labels, "steps": LONG, **options}
-        self.config = TrainConfig(out=str(path), **options)
-        self.actor = ray_job.submit(self._ray, self.config, name=name, overwrite=False)
-        self.said: list[str] = []
+        super().__init__(nodes, TrainConfig(out=str(path), **options), name=name)
 
-    def find(self, name: str) -> dict[str, Any]:
-        """An actor that lives."""
-        from ray._private.state import actors
-
-        found = [each for each in actors().values() if each["Name"].startswith(name) and each["State"] == "ALIVE"]
-        return found[0] if found else {}
-
-    @property
-    def launcher(self) -> dict[str, Any]:
-        return self.find(f"job/{self.name}")
-
-    def list_posts(self) -> list[str]:
-        names = [each["name"] for each in self._ray.util.list_named_actors(all_namespaces=True)]
-        return [name for name in names if name.startswith(f"post/{self.actor._actor_id.hex()}/")]
-
-    def list_rooms(self) -> list[str]:
-        rooms = self._ray.util.placement_group_table().values()
-        name = f"room/{self.actor._actor_id.hex()}"
-        return [room["state"] for room in rooms if room["name"] == name and room["state"] != "REMOVED"]
+    def read_token(self) -> str:
+        """As the next launcher would."""
+        post = self._ray.get_actor(self.list_posts()[0], namespace=ray_nodes.NAMESPACE)
+        return str(self._ray.get(post.read_token.remote(self.launchers_before), timeout=DEADLINE_SECONDS))
 
     def follow_until(self, is_there: Callable[[str], bool]) -> None:
         """Reads what it says, as `regrow attach` does."""
         deadline = time.monotonic() + DEADLINE_SECONDS
-        since = 0
+        seen = 0
         while time.monotonic() < deadline:
-            page = ray_job._ask(self._ray, functools.partial(self.actor.read.remote, since), self.name)
-            since = page.next
-            self.said += [line for _, line in page.lines]
-            if any(is_there(line) for _, line in page.lines):
+            page = self.read()
+            if any(map(is_there, self.said[seen:])):
                 return
+            seen = len(self.said)
             assert page.state == ray_job.RUNNING, page.failure
         raise AssertionError(self.said)
 
@@ -342,19 +400,58 @@ class Job:
         raise AssertionError(f"there is no server {id}")
 
     def check(self) -> dict[str, Any]:
-        page = ray_job.follow(self._ray, self.actor, self.name, lambda is_result, line: self.said.append(line))
+        while (page := self.read()).state == ray_job.RUNNING:
+            pass
         assert (page.state, page.failure) == (ray_job.ENDED, None), self.said
-        summary = json.loads((self.path / "summary.json").read_text())
+        summary = self.read_summary()
         assert summary["status"] == "ok"
         assert summary["model_sha256"] == undisturbed(1, LONG)
         assert (summary["parity_wrong"], summary["steps"], summary["launchers"]) == (0, LONG, 2)
         assert self.list_posts() == [], "none is left behind"
         assert self.list_rooms() == []
-        return dict(summary)
+        return summary
 
 
 def has_step(least: int) -> Callable[[str], bool]:
     return lambda line: (found := re.match(r"training: step (\d+)/", line)) is not None and int(found[1]) >= least
+
+
+def find_session() -> Path:
+    """Where Ray's processes on this machine write their logs."""
+    import ray
+
+    return Path(ray._private.worker.global_worker.node.get_session_dir_path())
+
+
+def test_a_secret_is_found_wherever_it_is(tmp_path: Path, nodes: Nodes) -> None:
+    """Else it would be no use to look for one: each of these is a way in which a token could get out."""
+    ray = ray_nodes.connect(nodes.address)
+
+    class Careless:
+        def __init__(self, secret: str) -> None:
+            print(secret[:0])
+
+        def say(self, secret: str) -> int:
+            print(secret, flush=True)
+            return os.getpid()
+
+    secrets = [f"{number:02x}" * 32 for number in (0xA1, 0xB2, 0xC3, 0xD4, 0xE5)]
+    made_with, called_with, put, left_in_environment, quiet = secrets
+    options = {"runtime_env": {"env_vars": {"HINT": left_in_environment}}, "num_cpus": 0}
+    actor = ray.remote(Careless).options(**options).remote(made_with)
+    pid = ray.get(actor.say.remote(called_with), timeout=DEADLINE_SECONDS)
+    kept = ray.put(put.encode() * 4096)
+    for secret, where in (
+        (made_with, "memory of"),
+        (called_with, "file "),
+        (put, "shared memory of"),
+        (left_in_environment, f"environ of {pid}"),
+    ):
+        found = search_all(secret, nodes.list_processes(), [find_session()])
+        assert any(place.startswith(where) for place in found), (where, found)
+    assert search_all(quiet, nodes.list_processes(), [find_session()]) == []
+    ray.kill(actor)
+    del kept
 
 
 @LAUNCHERS
@@ -365,6 +462,8 @@ def test_a_launcher_is_killed_and_another_goes_on(tmp_path: Path, nodes: Nodes) 
     os.kill(job.launcher["Pid"], signal.SIGKILL)
     job.follow_until(lambda line: line.startswith("another launcher goes on"))
     assert call(nodes, "status", "followed").stdout.startswith("followed: running")
+    job.launchers_before = 1
+    assert search_all(job.read_token(), nodes.list_processes(), [find_session(), job.path]) == []
     job.kill_server(nodes, 1)
     summary = job.check()
     assert [(each["role"], each["id"]) for each in summary["failures"]] == [("server", 1)]

@@ -4,11 +4,12 @@ In parts, each of a few minutes at most:
 
     speed    the same training on one machine (over TCP) and under Ray, in turns: samples/s, and the processor time of
              Ray's own processes meanwhile
-    start    from the call to the first step, on one machine and under Ray, in turns
-    loss     a node with a server is lost, as by a cut of its power; then a process alone: until it is known, until a
-             successor is there, until training goes on
-    scale    many servers, each on a node of its own, with small tables: they start, lose a quarter of the nodes one
-             after the other, and end; what the launcher takes for each process and second
+    start    from the call to the first step, on one machine and under Ray, in turns; then how soon a job of that
+             cluster answers to `regrow status`
+    loss     a node with a server is lost, as by a cut of its power; then a process alone: until it is known, until it
+             is said where its successor is (placement), until that is there (start), until a step was made (first row)
+    scale    many servers, two on a node, with small tables: they start, lose half of the nodes one after the other, and
+             end; what the launcher takes for each process and second
 
 On one machine all nodes share its processors, so `speed` says what Ray's processes cost and nothing of networks. Times
 of losses are taken by the same clock as the loss itself, from the moment before the first process is killed.
@@ -18,6 +19,9 @@ from __future__ import annotations
 
 import contextlib
 import resource
+import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -25,9 +29,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from regrow.bench import common
+from regrow.bench.jobs import Job
 from regrow.bench.nodes import Nodes, sum_ray_seconds
 from regrow.config import TrainConfig
-from regrow.errors import UserError
+from regrow.errors import RegrowError, UserError
 from regrow.launch import local
 from regrow.launch.display import QuietDisplay
 from regrow.launch.ray import RayProcesses
@@ -42,7 +47,12 @@ SPEED_TARGET = 0.95
 START_SECONDS_TARGET = 10.0  # more than on one machine
 NODE_KNOWN_SECONDS_TARGET, PROCESS_KNOWN_SECONDS_TARGET = 2.0, 0.1
 AGAIN_SECONDS_TARGET = 1.0  # from then on
+STATUS_SECONDS_TARGET = 1.0
+STATUS_SECONDS_MAX = 120.0
+STATUS_TIMES = 5
 NODES = 5
+SCALE_PER_NODE = 2
+SCALE_STEPS = 150  # for each loss, which are over by then
 NODE_CPUS = 2.0
 
 
@@ -103,8 +113,9 @@ class Watcher(QuietDisplay):
         self.known_at: dict[str, float] = {}  # by role and number: when its loss was in the books
         self.replaced_at: dict[str, float] = {}
         self.acts: list[tuple[int, Callable[[], object]]] = []
+        self.one_by_one = False  # what is done waits until nothing is missing
         self.backend: RayProcesses | None = None
-        self.said: list[str] = []
+        self.said: list[tuple[float, str]] = []
 
     def update(self, status: RunStatus, now: float) -> None:
         if status.step and (not self.steps or status.step > self.steps[-1][1]):
@@ -115,11 +126,13 @@ class Watcher(QuietDisplay):
             self.known_at.setdefault(name, now)
             if failure.replaced_at is not None:
                 self.replaced_at.setdefault(name, failure.replaced_at)
-        while self.acts and status.step >= self.acts[0][0]:
+        is_well = all(failure.is_over or failure.settled for failure in status.failures.all)
+        while self.acts and status.step >= self.acts[0][0] and (is_well or not self.one_by_one):
             self.acts.pop(0)[1]()
+            is_well = False
 
     def say(self, text: str) -> None:
-        self.said.append(text)
+        self.said.append((time.monotonic(), text))
 
     def node_of(self, server: int) -> str:
         assert self.backend is not None
@@ -180,7 +193,38 @@ def measure_start(report: common.Report, size: Size) -> None:
             more.append(seconds["ray"] - seconds["local"])
             report.rows.append({"kind": "start", "round": turn, **seconds})
             common.console.print(f"first step after {seconds['local']:.1f} s; under Ray {seconds['ray']:.1f} s")
+        commands, answers = measure_status(nodes)
+    report.rows.append({"kind": "status", "command_seconds": commands, "answer_seconds": answers})
+    common.console.print(
+        f"`regrow status`: {statistics.median(commands):.2f} s, "
+        f"of which the job took {statistics.median(answers):.3f} s"
+    )
     report.ratios["start_seconds_more"] = common.Ratio.of(more, target=START_SECONDS_TARGET, better="lower")
+    report.ratios["status_seconds"] = common.Ratio.of(answers, target=STATUS_SECONDS_TARGET, better="lower")
+
+
+def measure_status(nodes: Nodes) -> tuple[list[float], list[float]]:
+    """Seconds of the whole command, and of the answer of a job that trains, to somebody who is connected already."""
+    with tempfile.TemporaryDirectory(prefix="regrow-bench-") as directory:
+        options = {**COMMON, **EC, **ON_RAY, "address": nodes.address, "rows_max": 5_000, "steps": 1_000_000}
+        job = Job(nodes, TrainConfig(out=f"{directory}/run", **options), name="asked")
+        try:
+            deadline = time.monotonic() + STATUS_SECONDS_MAX
+            while not any(line["phase"] == "training" for line in job.read_metrics()):
+                if time.monotonic() > deadline or job.read().failure is not None:
+                    raise RegrowError("the job that was to be asked did not begin", hint="\n".join(job.said[-10:]))
+            commands, answers = [], []
+            for _ in range(STATUS_TIMES):
+                began = time.monotonic()
+                words = [sys.executable, "-P", "-m", "regrow", "status", "asked", "--address", nodes.address]
+                subprocess.run(words, check=True, capture_output=True, timeout=STATUS_SECONDS_MAX)
+                commands.append(round(time.monotonic() - began, 3))
+                began = time.monotonic()
+                job.glance()
+                answers.append(round(time.monotonic() - began, 4))
+            return commands, answers
+        finally:
+            job.stop()
 
 
 @dataclass(slots=True)
@@ -198,9 +242,12 @@ def measure_loss(report: common.Report, size: Size) -> None:
         for turn in range(size.losses):
             for what, loss in found.items():
                 nodes.add(max(0, NODES - nodes.count()), cpus=NODE_CPUS)
-                report.rows.append({"kind": "loss", "what": what, "round": turn, **_lose_one(nodes, what, size, loss)})
+                row = {"kind": "loss", "what": what, "round": turn, **_lose_one(nodes, what, size, loss)}
+                report.rows.append(row)
                 common.console.print(
-                    f"{what} lost: known after {loss.known[-1]:.2f} s, a step again {loss.again[-1]:.2f} s after that"
+                    f"{what} lost: known after {loss.known[-1]:.2f} s, a step again {loss.again[-1]:.2f} s after that "
+                    f"(placement {row['placement_seconds']} s, start {row['start_seconds']} s, "
+                    f"first row {row['first_row_seconds']} s)"
                 )
     targets = {"node": NODE_KNOWN_SECONDS_TARGET, "process": PROCESS_KNOWN_SECONDS_TARGET}
     for what, loss in found.items():
@@ -228,22 +275,30 @@ def _lose_one(nodes: Nodes, what: str, size: Size, loss: Loss) -> dict[str, Any]
     again_at = next(at for at, _ in watcher.steps if at > known_at)
     loss.known.append(known_at - loss.killed_at)
     loss.again.append(again_at - known_at)
+    placed = [at for at, text in watcher.said if at >= loss.killed_at and text.startswith("server 1 ")]
+    placed_at = placed[0] if placed else known_at  # a spare that nobody had to choose
+    there_at = watcher.replaced_at.get("server 1.0", again_at)
     failure = next(each for each in summary["failures"] if each["role"] == "server")
     names = ("replaced_s", "resumed_s", "recovered_s", "stall_s", "ratio", "rows")
     return {
         "known_seconds": round(loss.known[-1], 3),
         "again_seconds": round(loss.again[-1], 3),
+        "placement_seconds": round(placed_at - known_at, 3),
+        "start_seconds": round(there_at - placed_at, 3),
+        "first_row_seconds": round(again_at - there_at, 3),
         **{name: failure.get(name) for name in names},
-        "said": watcher.said,
+        "said": [text for _, text in watcher.said],
     }
 
 
 def measure_scale(report: common.Report, size: Size) -> None:
     servers = size.scale_servers
-    # One node more than servers, so that the first to lose its own has a spare one; then they sit together.
-    with make_nodes(servers + 1, cpus=1.0) as nodes:
+    # One node more than are needed, so that the first to lose its own has a spare one; then more sit together. A node
+    # for each server would be 33 of Ray's, whose own processes two cores do not bear.
+    with make_nodes(servers // SCALE_PER_NODE + 1, cpus=1.0) as nodes:
         watcher = Watcher()
-        steps = 60 + 20 * size.scale_losses
+        watcher.one_by_one = True
+        steps = 60 + SCALE_STEPS * size.scale_losses
 
         def lose(victim: int) -> Callable[[], object]:
             return lambda: nodes.lose(watcher.node_of(victim))
@@ -257,7 +312,7 @@ def measure_scale(report: common.Report, size: Size) -> None:
     row = {
         "kind": "scale",
         "servers": servers,
-        "nodes_lost": size.scale_losses,
+        "nodes_lost": size.scale_losses - len(watcher.acts),
         "run_seconds": summary["run_seconds"],
         "launcher_seconds": round(own, 2),
         "launcher_per_process_and_second": own / summary["run_seconds"] / (servers + 2),
@@ -266,9 +321,11 @@ def measure_scale(report: common.Report, size: Size) -> None:
     }
     report.rows.append(row)
     common.console.print(
-        f"{servers} servers, {size.scale_losses} nodes lost: {summary['run_seconds']:.0f} s; the launcher took "
-        f"{1e3 * row['launcher_per_process_and_second']:.2f} ms of each second for each process"
+        f"{servers} servers, {row['nodes_lost']} nodes lost: {summary['run_seconds']:.0f} s; the launcher took "
+        f"{1e3 * row['launcher_per_process_and_second']:.2f} ms of each second for each process; all took "
+        f"{row['peak_rss_bytes'] / 2**30:.1f} GiB at most"
     )
+    report.ratios["scale_nodes_lost"] = common.Ratio.of([float(row["nodes_lost"])], target=float(size.scale_losses))
 
 
 MEASURES = {"speed": measure_speed, "start": measure_start, "loss": measure_loss, "scale": measure_scale}

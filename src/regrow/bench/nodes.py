@@ -47,7 +47,17 @@ class Nodes:
     def list_processes(self) -> list[int]:
         """All of every node, ours behind them too, and no others of this machine."""
         nodes = [self._cluster.head_node, *self._cluster.worker_nodes]
-        return [pid for node in nodes for pid in _list_with_children(_raylet(node))]
+        roots = [each.process.pid for node in nodes for some in node.all_processes.values() for each in some]
+        return [pid for root in roots for pid in _list_with_children(root)]
+
+    def list_names(self, node_id: str) -> list[str]:
+        """What our processes there are: "server 2", "worker 0"."""
+        found = []
+        for pid in _list_with_children(_raylet(self._find(node_id))):
+            with contextlib.suppress(OSError):
+                name = Path(f"/proc/{pid}/comm").read_text().strip()
+                found += [name.removeprefix("rg ")] if name.startswith("rg ") else []
+        return found
 
     def lose(self, node_id: str) -> None:
         """Everything there is gone at once."""

@@ -10,36 +10,40 @@ With `--store tiered` the rows are on disk, ten times as many as the cache holds
 ten seconds, to which all go back when a server is lost. There are no parities then; the synchronous training must end
 with the model of an undisturbed one in memory, and the files may not grow.
 
+With `--cluster ray` it is something else: nodes are lost (`soak_nodes.py`).
+
 Other benchmarks measure; this one also judges: it returns 1 when something is wrong, and then leaves the run directory
 with its logs behind.
 """
 
 from __future__ import annotations
 
-import contextlib
 import shutil
 import statistics
 import tempfile
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from regrow.bench import common, recovery, train
+from regrow.bench import common, recovery, soak_nodes, train
+from regrow.bench.soak_place import make_place
 from regrow.bench.soak_watch import STILL_SECONDS_MAX, Samples, Watch, compare_thirds
 from regrow.config import TrainConfig
-from regrow.errors import EXIT_FAILED, EXIT_OK, Interrupted, RegrowError, UserError
+from regrow.errors import EXIT_FAILED, EXIT_OK, UserError
 from regrow.launch import local
 from regrow.launch.display import QuietDisplay
 from regrow.launch.tiers import FRAME_BYTES_BESIDE, Needs
 from regrow.nn.check import check_parity
 from regrow.protection import RANDOM_ROLES
 
-SUMMARY = "Long trainings with kills and hangs of every role: nothing stuck, no growth, no wrong parity or model."
+SUMMARY = (
+    "Long trainings with kills and hangs of every role, or (--cluster ray) nodes that are lost: nothing stuck or wrong."
+)
 
 __all__ = ["SUMMARY", "check_parity", "run"]
 
 STORES = ("memory", "tiered")
+CLUSTERS = ("local", "ray")
 MINUTES, MTBF_SECONDS = 10.0, 20.0
 MINUTES_QUICK, MTBF_SECONDS_QUICK = 1.0, 5.0
 HANGS = 0.5  # of all failures
@@ -62,9 +66,21 @@ def run(
     json_path: str | None,
     minutes: float | None = None,
     mtbf: float | None = None,
-    r: int = 1,
-    store: str = "memory",
+    r: int | None = None,
+    store: str | None = None,
+    cluster: str = "local",
+    losses: int | None = None,
 ) -> int:
+    if cluster not in CLUSTERS:
+        raise UserError(f"--cluster {cluster}: must be {' or '.join(CLUSTERS)}")
+    if cluster == "ray":
+        others = {"mtbf": mtbf, "r": r, "store": store}
+        if unused := [name for name, value in others.items() if value is not None]:
+            raise UserError(f"bench soak --cluster ray takes no --{unused[0]}")
+        return soak_nodes.run(quick=quick, json_path=json_path, losses=losses, minutes=minutes)
+    if losses is not None:
+        raise UserError("--losses is for nodes", hint="--cluster ray; failures on one machine come as --mtbf says")
+    r, store = r or 1, store or "memory"
     minutes = minutes or (MINUTES_QUICK if quick else MINUTES)
     mtbf = mtbf or (MTBF_SECONDS_QUICK if quick else MTBF_SECONDS)
     if not 0.05 <= minutes <= 10_000:
@@ -85,33 +101,6 @@ def run(
         code = report.finish(json_path)
         place.keep = not all(ratio.met for ratio in report.ratios.values())
         return EXIT_FAILED if place.keep else code or EXIT_OK
-
-
-@dataclass(slots=True, kw_only=True)
-class Place:
-    """Where the run directories are, and whether they stay there."""
-
-    path: Path
-    keep: bool = False
-
-
-@contextlib.contextmanager
-def make_place() -> Iterator[Place]:
-    """Also for temporary files: sockets can be counted then. It stays if something is wrong."""
-    place = Place(path=Path(tempfile.mkdtemp(prefix="regrow-soak-")))
-    (place.path / "tmp").mkdir()
-    before, tempfile.tempdir = tempfile.tempdir, str(place.path / "tmp")
-    try:
-        yield place
-    except RegrowError as error:
-        place.keep = not isinstance(error, Interrupted)
-        raise
-    finally:
-        tempfile.tempdir = before
-        if place.keep:
-            common.console.print(f"the run directories are kept: {place.path}")
-        else:
-            shutil.rmtree(place.path, ignore_errors=True)
 
 
 def make_config(directory: Path, *, mode: str, mtbf: float, r: int, rows_max: int) -> TrainConfig:

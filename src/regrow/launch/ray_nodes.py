@@ -17,6 +17,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from regrow.checkpoint.address import split_cut
+from regrow.checkpoint.storage import Storage
 from regrow.clusters import parse_label
 from regrow.config import TrainConfig
 from regrow.errors import RegrowError, UserError
@@ -172,12 +174,13 @@ class Probe(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """What a node is asked about: files (with their size or digest), a file that was just made, and where the other
-    nodes are (name, host, port)."""
+    """What a node is asked about: files (with their size or digest), a file that was just made, where the other nodes
+    are (name, host, port), and storage."""
 
     files: tuple[tuple[str, str], ...]
     marker: str | None
     peers: tuple[tuple[str, str, int], ...] = ()
+    urls: tuple[str, ...] = ()
 
 
 def probe(asked: Asked) -> Probe:
@@ -192,6 +195,7 @@ def probe(asked: Asked) -> Probe:
     if asked.marker is not None and not os.path.exists(asked.marker):
         problems.append(f"{os.path.dirname(asked.marker)} is not the same directory there")
     problems += [f"it cannot reach node {name} at {host}" for name, host, port in asked.peers if not _reach(host, port)]
+    problems += [problem for url in asked.urls if (problem := _look_at_storage(url)) is not None]
     return Probe(python=_describe_python(), version=version(), build=digest_build(), problems=tuple(problems))
 
 
@@ -201,6 +205,15 @@ def _reach(host: str, port: int) -> bool:
             return True
     except OSError:
         return False
+
+
+def _look_at_storage(url: str) -> str | None:
+    """What is wrong with it from here."""
+    try:
+        missing = Storage.open(url, attempts=1).find_missing()
+    except RegrowError as error:
+        return f"it cannot reach {url}: {error.message}"
+    return None if missing is None else f"{url}: {missing}"
 
 
 def _describe_python() -> str:
@@ -234,7 +247,8 @@ def check_nodes(ray: Any, nodes: Sequence[Node], where: Mapping[str, Where], con
 
     with _make_marker(config) as marker:
         files = tuple((path, digest) for path in list_files(config) if (digest := digest_file(path)) is not None)
-        asked = Asked(files=files, marker=marker, peers=tuple((at.name, at.host, at.port) for at in where.values()))
+        peers = tuple((at.name, at.host, at.port) for at in where.values())
+        asked = Asked(files=files, marker=marker, peers=peers, urls=list_urls(config))
         remote = ray.remote(num_cpus=0, max_retries=0)(probe)
         answers = [
             (
@@ -280,8 +294,15 @@ def list_files(config: TrainConfig) -> list[str]:
     if config.script and config.script[0] != "-m":
         paths.append(config.script[0])
     urls = [url for url in (config.ckpt, config.resume) if url is not None and "://" not in url]
+    paths += [split_cut(url)[0] for url in (config.resume,) if url is not None and url in urls]
     is_relative = any(not os.path.isabs(path) for path in (*paths, *urls)) or bool(config.script)
     return [*map(os.path.abspath, paths), *([os.getcwd()] if is_relative else [])]
+
+
+def list_urls(config: TrainConfig) -> tuple[str, ...]:
+    """Storage that is no directory, which every node has to reach."""
+    resume = None if config.resume is None else split_cut(config.resume)[0]
+    return tuple({url: None for url in (config.ckpt, resume, config.publish) if url and "://" in url})
 
 
 @contextlib.contextmanager

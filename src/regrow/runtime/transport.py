@@ -31,6 +31,7 @@ from regrow.errors import ConnectionLost, LocalProtocolError, ProtocolError, Ref
 from regrow.runtime.connection import Connection
 from regrow.runtime.strangers import FailureLog, Strangers
 from regrow.runtime.tls import TLS_SECONDS_MAX, make_tls
+from regrow.runtime.tls_door import TlsDoor
 
 log = logging.getLogger("regrow.transport")
 
@@ -142,7 +143,7 @@ class Endpoint:
         self._dials: dict[tuple[str, int], Dialing] = {}
         self._fences: dict[tuple[str, int], Fence] = {}  # of the newest incarnation that is over
         self._closed = False
-        self._servers: list[asyncio.AbstractServer] = []
+        self._servers: list[asyncio.AbstractServer | TlsDoor] = []
         self._unix_paths: dict[str, int] = {}  # and the inode that is ours
         self._breathing: asyncio.Task[None] | None = None
 
@@ -169,9 +170,7 @@ class Endpoint:
                 os.chmod(host, 0o600)
                 self._unix_paths[host] = os.stat(host).st_ino
             else:
-                options = self._choose_tls(accepts=True)
-                server = await loop.create_server(accept, host, port, backlog=BACKLOG_MAX, **options)
-                port = server.sockets[0].getsockname()[1]
+                server, port = await self._listen_tcp(accept, host, port)
                 address = f"tcp:{host}:{port}"
         except OSError as error:
             hint = "Another process may use it; port 0 takes a free one." if error.errno == errno.EADDRINUSE else None
@@ -181,13 +180,28 @@ class Endpoint:
             self._breathing = loop.create_task(self._breathe())
         return address
 
-    def _choose_tls(self, *, accepts: bool) -> dict[str, Any]:
-        """What a loop is told about it, for TCP; Unix sockets leave no host."""
+    async def _listen_tcp(self, accept: Callable[[], Connection], host: str, port: int) -> tuple[Any, int]:
+        """What listens, and at which port."""
+        if self._tls is None:
+            server = await asyncio.get_running_loop().create_server(accept, host, port, backlog=BACKLOG_MAX)
+            return server, int(server.sockets[0].getsockname()[1])
+        door = TlsDoor(
+            host,
+            port,
+            accept=accept,
+            tls=self._tls,
+            close_seconds_max=STOP_SECONDS_MAX,
+            backlog=BACKLOG_MAX,
+            strangers=self.strangers,
+            failures=self.failures,
+        )
+        return door, door.port
+
+    def _choose_tls(self) -> dict[str, Any]:
+        """What a loop is told about it when it dials, for TCP; Unix sockets leave no host."""
         if self._tls is None:
             return {}
         times = {"ssl_handshake_timeout": TLS_SECONDS_MAX, "ssl_shutdown_timeout": STOP_SECONDS_MAX}
-        if accepts:
-            return {"ssl": self._tls.accepting, **times}
         return {"ssl": self._tls.dialing, "server_hostname": "", **times}
 
     def dial(self, peer: Identity, address: str) -> None:
@@ -216,7 +230,7 @@ class Endpoint:
                 if scheme == "unix":
                     await loop.create_unix_connection(lambda: connection, path=host)
                 else:
-                    await loop.create_connection(lambda: connection, host, port, **self._choose_tls(accepts=False))
+                    await loop.create_connection(lambda: connection, host, port, **self._choose_tls())
             await asyncio.wait([connection.opened])  # it limits its own time
         except (OSError, ValueError, UserError) as error:
             connection.forsake()

@@ -154,6 +154,17 @@ def test_files_that_nodes_must_have(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     )
 
 
+def test_storage_that_nodes_must_reach(tmp_path: Path) -> None:
+    """Asked from each of them: a URL that the command reaches may be out of reach for a node, or unknown there."""
+    config = TrainConfig(cluster="ray", resume="s3://bucket/before@cut-7", publish="s3://bucket/rows")
+    assert ray_nodes.list_urls(config) == ("s3://bucket/before", "s3://bucket/rows")
+    assert ray_nodes.list_urls(TrainConfig(cluster="ray", resume=str(tmp_path))) == ()
+    assert str(tmp_path) in ray_nodes.list_files(TrainConfig(cluster="ray", resume=f"{tmp_path}@cut-7"))
+    good, bad = (tmp_path / "there").as_uri(), "nonsense://bucket"
+    (problem,) = ray_nodes.probe(ray_nodes.Asked(files=(), marker=None, urls=(good, bad))).problems
+    assert problem.startswith(f"it cannot reach {bad}: ")
+
+
 # -- what a cluster asks of the launcher ---------------------------------------------------------------------
 
 S0, HEIR = Identity(role="server", id=0), Identity(role="server", id=0, incarnation=1)
