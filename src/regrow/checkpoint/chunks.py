@@ -36,6 +36,9 @@ ZSTD_LEVEL = 1  # Floats hardly compress; higher levels take longer and gain a p
 HEADER_BYTES_MAX = 16 << 20  # of a chunk with very many tables; bounds what a compressed file may grow to
 DENSE = "dense"  # the table of dense parameters
 BUFFERS = "buffers"  # ... and of averages, as in regrow.nn.dense: a row has some of several layers, of any size
+# Tables that are no weights: of an optimizer in the workers (as in regrow.nn.dense), and how far servers were (as in
+# regrow.nn.coded). For those who train on, and nobody else.
+WEIGHTLESS = ("dense_state", "regrow_marks")
 QUANTIZE_FLOATS = 1 << 16  # Rows are quantised in blocks that stay in the cache.
 
 _DTYPES = {

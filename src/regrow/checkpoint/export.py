@@ -28,7 +28,7 @@ import numpy.typing as npt
 
 from regrow import _kernels
 from regrow.checkpoint import load
-from regrow.checkpoint.chunks import BUFFERS, DENSE, Chunk
+from regrow.checkpoint.chunks import BUFFERS, DENSE, WEIGHTLESS, Chunk
 from regrow.checkpoint.columns import join_tables, view_ranges
 from regrow.checkpoint.lineage import Graph, Plan
 from regrow.checkpoint.manifest import Manifest, TableInfo
@@ -55,8 +55,6 @@ DTYPES = {  # torch's names, safetensors' names, bytes
     "uint8": ("U8", 1),
     "bool": ("BOOL", 1),
 }
-DENSE_STATE = "dense_state"  # as in regrow.nn.dense: of an optimizer, and no weights
-MARKS = "regrow_marks"  # as in regrow.nn.coded: how far servers were, and no weights
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,7 +156,7 @@ class _Export:
         import torch
 
         for name, rows in chunk.items():
-            if name in (DENSE_STATE, MARKS):
+            if name in WEIGHTLESS:
                 continue
             if name in self._flat:
                 self._flat[name][rows.ids] = rows.weight
@@ -175,7 +173,7 @@ class _Export:
         return self._file.tensors
 
     def _row_tables(self) -> list[TableInfo]:
-        left_out = {DENSE_STATE, MARKS, *self._flat}
+        left_out = {*WEIGHTLESS, *self._flat}
         return [table for table in self._tables.values() if table.name not in left_out]
 
     def _name(self, table: str) -> str:

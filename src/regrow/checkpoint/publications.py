@@ -20,6 +20,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from regrow.checkpoint.chunks import WEIGHTLESS
 from regrow.checkpoint.manifest import Cut, Line, Manifest, Refused, unwrap, wrap
 from regrow.checkpoint.manifests import ManifestWriter
 from regrow.checkpoint.merger import WANTED, Wanted
@@ -151,6 +152,8 @@ class PublicationWriter(ManifestWriter):
         made = ManifestWriter._make(self, job, cut, line)
         return msgspec.structs.replace(
             made,
-            tables=tuple(msgspec.structs.replace(table, states=()) for table in made.tables),
+            tables=tuple(
+                msgspec.structs.replace(table, states=()) for table in made.tables if table.name not in WEIGHTLESS
+            ),
             target=msgspec.structs.replace(made.target, kind="publication"),
         )

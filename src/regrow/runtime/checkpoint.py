@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
-from regrow.checkpoint.chunks import CHUNK_BYTES, Chunk, Rows, split
+from regrow.checkpoint.chunks import CHUNK_BYTES, WEIGHTLESS, Chunk, Rows, split
 from regrow.checkpoint.lineage import Graph
 from regrow.checkpoint.load import LoadReport, restore
 from regrow.checkpoint.manifest import ChunkInfo, Manifest, are_apart, chunk_name, shard_name
@@ -66,6 +66,8 @@ def chunk_of(job: JobSpec, captured: list[TableRows], *, weights_only: bool = Fa
     chunk: Chunk = {}
     for table, ids, (weight, *states) in captured:
         spec = job.tables[table]
+        if weights_only and spec.name in WEIGHTLESS:
+            continue
         names = [] if weights_only else [name for name, _ in spec.optimizer.state_parts(spec.dim)]
         chunk[spec.name] = Rows(ids, weight, dict(zip(names, states, strict=not weights_only)))
     return chunk

@@ -11,9 +11,10 @@ import threading
 import time
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
-from publishing import Run, make_run
+from publishing import JOB, Run, make_run
 
 from regrow.checkpoint.lineage import Graph
 from regrow.checkpoint.manifest import MANIFEST
@@ -21,7 +22,7 @@ from regrow.checkpoint.merge import fold
 from regrow.checkpoint.merger import read_wanted_full
 from regrow.checkpoint.publications import LATEST, Latest, read_latest, read_readers
 from regrow.checkpoint.storage import Storage
-from regrow.core.cut import PUBLICATION_TENANT
+from regrow.core.cut import PUBLICATION_TENANT, TENANT
 from regrow.errors import RegrowError, UserError
 from regrow.serving import Replica
 
@@ -34,6 +35,24 @@ def check_same(replica: Replica, run: Run) -> None:
     for name, (rows, _) in replica.tables.items():
         found = replica.lookup(name, np.arange(rows))
         assert found.tobytes() == run.rows(name).tobytes(), (name, replica.cut)
+
+
+def test_what_is_no_weight_is_not_published(tmp_path: Path) -> None:
+    """The state of an optimizer in the workers is a table too: those who train on get it, with a checkpoint."""
+    user, state = JOB.tables
+    run = make_run(
+        tmp_path, job=msgspec.structs.replace(JOB, tables=(user, msgspec.structs.replace(state, name="dense_state")))
+    )
+    run.train()
+    run.publish()
+    run.end(run.begin(TENANT))
+    replica = replica_of(run)
+    assert list(replica.tables) == ["user"]
+    check_same(replica, run)
+    names = {
+        url: {table.name for table in Storage.open(url).manifests()[0][0].tables} for url in (run.url, run.ckpt or "")
+    }
+    assert names == {run.url: {"user"}, run.ckpt: {"user", "dense_state"}}
 
 
 @pytest.mark.parametrize("consistent", [True, False])
