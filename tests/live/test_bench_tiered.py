@@ -25,7 +25,7 @@ def test_a_run_with_rows_on_disk(tmp_path: Path) -> None:
         ),
         setting,
         times=tiered_live.Times(seconds=2.0, warmup_seconds=1.0),
-        rate=10_000.0,
+        rate=tiered_live.find_rate(workload),
         cache_bytes=tiered_live.find_cache_bytes(workload, 4_000),
     )
     assert row["samples_per_second"] > 0

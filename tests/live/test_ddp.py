@@ -173,4 +173,4 @@ def test_a_checkpoint_has_all_of_it(tmp_path: Path, every: str) -> None:
     assert all(torch.equal(weight, trained["top"][name]) for name, weight in plain["top"].state_dict().items())
     shapes = {f"top.{name}": tuple(weight.shape) for name, weight in plain["top"].named_parameters()}
     found = export(Storage.open(url), None, tmp_path / "model.safetensors", dense_shapes=shapes)
-    assert set(found.tensors) == {"embedding_bags.t.weight", *shapes}
+    assert set(found.tensors) == {"rows.embedding_bags.t.weight", *shapes}
