@@ -30,8 +30,9 @@ def measure(report: common.Report, config: TrainConfig, *, kill_step: int, steps
     for mode in MODES:
         trace = Trace()
         kill = (f"worker:{VICTIM}@step:{kill_step}",)
+        ahead = {"prefetch": 0} if mode == "sync" else {}
         summary = local.train(
-            config.replace(protection="ec", mode=mode, steps=steps, kill=kill), overwrite=True, display=trace
+            config.replace(protection="ec", mode=mode, steps=steps, kill=kill, **ahead), overwrite=True, display=trace
         )
         row = make_row(mode, summary, before_s=trace.failure().at - trace.begin)
         report.rows.append({**row, **trace.others()})

@@ -183,12 +183,11 @@ class Server:
         self._row_budget, self._parity_budget = Budget(rate), Budget(rate)
         self._background_at = AWAKE  # before this time rows come back only for whoever waits for them
         self._retry_due = False  # rows of the background have come; somebody may have waited for one of them
-        self._notice_at = 0.0
         # Before this time ticks find nothing to do, unless a budget fills: most ticks of most servers. The door ends it
         # with every other event.
         self.rests_until = AWAKE
         self._began: float | None = None  # when the way back was first looked at
-        self._now = 0.0
+        self._now = self._notice_at = 0.0
 
     def _make_cut_side(self, job: JobSpec) -> CutSide:
         protection, holds_pushes = job.protection, job.mode != "sync"
