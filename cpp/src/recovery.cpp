@@ -49,22 +49,27 @@ void Shard::know_touched(size_t group, size_t table, std::span<const uint64_t> w
     throw std::invalid_argument("there are bits beyond the last of " + std::to_string(count) + " blocks");
   if (!found.recovery) return;  // every row is there already
   Recovery& recovery = *found.recovery;
-  for (uint32_t block = 0; block < count; ++block) {
-    const uint32_t slot = block * step + member;
-    if (!recovery.absent(slot)) continue;
-    const bool was_known = bit_at(recovery.known, slot);
-    const bool was_blank = was_known && !found.touched(slot);
-    recovery.unknown -= !was_known;
-    const bool is_blank = !bit_at(words.data(), block);
-    recovery.blank += is_blank - was_blank;
-    recovery.missing[member] -= is_blank - was_blank;
-    found.returning |= bare && !is_blank;
-    const uint64_t bit = uint64_t{1} << (slot % 64);
-    recovery.known[slot / 64] |= bit;
-    // To tenants it has not changed before it is there.
-    uint64_t* touched = found.tracking ? found.tracking->settled.data() : found.records.changed;
-    found.records.changed[slot / 64] &= ~bit;
-    touched[slot / 64] = is_blank ? touched[slot / 64] & ~bit : touched[slot / 64] | bit;
+  // To tenants it has not changed before it is there.
+  uint64_t* touched = found.tracking ? found.tracking->settled.data() : found.records.changed;
+  // By words of slots: whoever waits for the first rows waits for this too.
+  for (uint32_t block = 0; block < count;) {
+    const size_t word = (size_t{block} * step + member) / 64;
+    uint64_t absent = 0, wanted = 0;  // of this member: rows that are not there, and those of them that were touched
+    for (size_t slot; block < count && (slot = size_t{block} * step + member) / 64 == word; ++block) {
+      absent |= uint64_t{1} << (slot % 64);
+      wanted |= uint64_t{bit_at(words.data(), block)} << (slot % 64);
+    }
+    absent &= ~recovery.present[word];
+    const uint64_t blank = absent & ~wanted;
+    const uint64_t was_blank = absent & recovery.known[word] & ~found.touched_word(word);
+    const auto more = std::popcount(blank) - std::popcount(was_blank);
+    recovery.unknown -= std::popcount(absent & ~recovery.known[word]);
+    recovery.blank += more;
+    recovery.missing[member] -= more;
+    found.returning |= bare && (absent & wanted);
+    recovery.known[word] |= absent;
+    found.records.changed[word] &= ~absent;
+    touched[word] = (touched[word] & ~absent) | (absent & wanted);
   }
   recovery.fill_next = 0;
 }

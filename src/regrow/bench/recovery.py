@@ -16,8 +16,10 @@ is also given as it would be at equal speed.
 
 A stall is the longest time between two reports of a worker (twenty a second at most, each after a step), counted from
 the moment that the death is known, in the five seconds after it; the step that it was in is part of it. The longest
-silence of the seconds before is given beside it: so much of a stall is a step as any other. When the last late step of
-the first second has ended is given too, and the longest silence of the whole recovery.
+silence of the seconds before is given beside it: so much of a stall is a step as any other. So is the longest that a
+worker stood still in one step because rows were not there, by its own clock: what is left of a stall is a step that
+takes longer, because all others want the same cores. When the last late step of the first second has ended is given
+too, and the longest silence of the whole recovery.
 
 The sketch: for each byte of lost rows, k - 1 bytes of other members go to whoever decodes, one byte goes to the
 replacement, and one to make its parities again: (k + 1) x bytes / bandwidth of a socket = expected time, were
@@ -33,7 +35,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from regrow.bench import common, plots, recovery_costs, recovery_today, train
+from regrow.bench import common, plots, recovery_costs, recovery_today, recovery_worker, train
 from regrow.bench.bandwidth import copy_bandwidth, page_seconds, socket_bandwidth
 from regrow.bench.trace import Trace
 from regrow.config import TrainConfig
@@ -47,8 +49,9 @@ from regrow.protection import nearest
 
 SUMMARY = "A server with a gigabyte of rows is killed: time without protection, training lost, stall."
 
-# Each of at most ten minutes: the default; the limit that was the default once; the same loss with checkpoints.
-PARTS = ("default", "limit", "today")
+# Each of at most ten minutes: the default; the limit that was the default once; the same loss with checkpoints; the
+# loss of a worker.
+PARTS = ("default", "limit", "today", "worker")
 STALL_SECONDS_TARGET = 0.2
 LOST_TARGET = 3.0  # training seconds lost per GB of lost rows, k = 4
 UNPROTECTED_TARGET = 10.0  # seconds without protection per GB, k = 4
@@ -131,10 +134,13 @@ def run(
     with tempfile.TemporaryDirectory(prefix="regrow-bench-") as directory:
         measure_all(report, Path(directory), size=size, profile=profile, parts=PARTS if part is None else (part,))
     recovery_costs.add_arithmetic(report, links=links, copy=copy)
-    compare(report)
+    if any(row["kind"] == "run" for row in report.rows):
+        compare(report)
+        print_rows(report)
     recovery_today.compare(report)
-    print_rows(report)
+    recovery_worker.compare(report)
     recovery_today.print_rows(report)
+    recovery_worker.print_rows(report)
     recovery_costs.print_tables(report)
     code = report.finish(json_path)
     plots.save(report.to_dict(), json_path=json_path, docs=docs)
@@ -144,12 +150,31 @@ def run(
 def measure_all(
     report: common.Report, directory: Path, *, size: Size, profile: bool = False, parts: Sequence[str] = ()
 ) -> None:
-    """One undisturbed run to compare with, then the codes in turns, without a limit and with it; then the same loss
-    with checkpoints."""
-    limits = [limit for limit in LIMITS if not limit or "limit" in parts]
+    """The loss of a server; then that of a worker."""
     config = make_config(directory, size)
     small = config.replace(model=SHAPE, rows_max=100_000, **knobs(prefill=False))
     rate = train_undisturbed(small, seconds=2.0, rate=RATE_GUESS).rate_whole()
+    if set(parts) - {"worker"}:
+        measure_servers(report, directory, config, size=size, rate=rate, profile=profile, parts=parts)
+    if "worker" in parts:
+        kill_step = steps_of(small, recovery_worker.BEFORE_SECONDS, rate)
+        steps = kill_step + steps_of(small, recovery_worker.AFTER_SECONDS, rate)
+        recovery_worker.measure(report, small, kill_step=kill_step, steps=steps)
+
+
+def measure_servers(
+    report: common.Report,
+    directory: Path,
+    config: TrainConfig,
+    *,
+    size: Size,
+    rate: float,
+    profile: bool,
+    parts: Sequence[str],
+) -> None:
+    """One undisturbed run to compare with, then the codes in turns, without a limit and with it; then the same loss
+    with checkpoints."""
+    limits = [limit for limit in LIMITS if not limit or "limit" in parts]
     rate = measure_undisturbed(report, config, size=size, rate=rate)
     after_seconds = {limit: size.of(limit).after_seconds for limit in LIMITS}
     for turn in range(size.rounds):
@@ -326,6 +351,9 @@ def figures(trace: Trace, failure: Failure, summary: dict[str, Any], *, server: 
         "stall_after_detection_s": round(
             trace.longest_silence(failure.detected_at, failure.detected_at + STALL_SECONDS), 4
         ),
+        # So long of one step it stood still for rows.
+        "waited_s": round(trace.longest_wait(failure.at, failure.detected_at + STALL_SECONDS), 4),
+        "usual_wait_s": round(trace.longest_wait(failure.at - BEFORE_SECONDS, failure.at), 4),
         "usual_silence_s": round(trace.longest_silence(failure.at - BEFORE_SECONDS, failure.at), 4),
         "resumed_after_detection_s": round(resumed_at - failure.detected_at, 4),
         "silence_s": round(trace.longest_silence(failure.detected_at, recovered_at), 4),
@@ -426,6 +454,7 @@ def print_rows(report: common.Report) -> None:
             "lost MB",
             "stall",
             "usual",
+            "of it waited",
             "unprotected",
             "training lost",
             "unprotected / GB",
@@ -438,6 +467,7 @@ def print_rows(report: common.Report) -> None:
                 f"{row['bytes'] / 1e6:,.0f}",
                 f"{row['stall_after_detection_s']:.2f}",
                 f"{row['usual_silence_s']:.2f}",
+                f"{row['waited_s']:.2f}",
                 f"{row['unprotected_s']:.2f}",
                 f"{row['lost_s']:.2f}",
                 f"{row['unprotected_s_per_gb']:.2f}",

@@ -23,6 +23,8 @@ class Trace(train.Recorder):
     def __init__(self, *, warmup_seconds: float = 0.0) -> None:
         super().__init__(warmup_seconds=warmup_seconds)
         self.status: RunStatus | None = None
+        # Per worker: (when, seconds in all that it waited for rows) of every report.
+        self.waits: dict[int, list[tuple[float, float]]] = {}
         # (when, processor time of all workers): the same work per sample, whatever happens to servers. So it tells how
         # fast the processors were just then.
         self.work: list[tuple[float, float]] = []
@@ -34,6 +36,8 @@ class Trace(train.Recorder):
             seen = self.reports.setdefault(index, [])
             last = seen[-1][0] if seen else -1.0
             seen += [report for report in worker.reports if report[0] > last]
+            waits = self.waits.setdefault(index, [])
+            waits += [wait for wait in worker.waits if wait[0] > last]
         super().update(status, now)
         if status.phase == "training" and (cpu := train.children_cpu_seconds("rg worker")) is not None:
             self.work.append((now, cpu))
@@ -57,6 +61,11 @@ class Trace(train.Recorder):
         is not counted."""
         gaps = [pair for seen in self._points() for pair in itertools.pairwise(at for at, _ in seen)]
         return max((after - max(at, begin) for at, after in gaps if after > begin and at < end), default=0.0)
+
+    def longest_wait(self, begin: float, end: float) -> float:
+        """The longest that a worker stood still for rows in one step, of steps that ended between two times."""
+        pairs = [pair for waits in self.waits.values() for pair in itertools.pairwise(waits)]
+        return max((after - before for (_, before), (at, after) in pairs if begin < at <= end), default=0.0)
 
     @property
     def begin(self) -> float:

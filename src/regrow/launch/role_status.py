@@ -102,6 +102,8 @@ class WorkerStatus:
     position: dict[str, Any] | None = None  # where its next batch starts in the data
     # (when, samples) of its reports of late.
     reports: deque[tuple[float, int]] = field(default_factory=deque)
+    # (when, seconds in all that it waited for rows), with each of these.
+    waits: deque[tuple[float, float]] = field(default_factory=deque)
     # What the worker measured itself, when it was through.
     trained: dict[str, Any] = field(default_factory=dict)
     trained_at: float = 0.0
@@ -113,7 +115,7 @@ class WorkerStatus:
     def to_dict(self) -> dict[str, Any]:
         values = dataclasses.asdict(self)
         # Readings of a clock that nobody else has, and bookkeeping.
-        del values["trained_at"], values["begun_at"], values["reports"], values["carried"]
+        del values["trained_at"], values["begun_at"], values["reports"], values["waits"], values["carried"]
         return values
 
     def count(self, report: Progress, now: float, *, resumed: bool) -> None:
@@ -131,8 +133,10 @@ class WorkerStatus:
         self.redo_bytes_peak = max(self.redo_bytes_peak, report.redo_bytes_peak)
         self.position = report.position
         self.reports.append((now, self.samples))
+        self.waits.append((now, self.wait_seconds))
         while len(self.reports) > 2 and self.reports[1][0] <= now - RATE_WINDOW_SECONDS:
             self.reports.popleft()
+            self.waits.popleft()
 
     def samples_per_s(self, now: float) -> float | None:
         """Over the last few seconds. What was done before the first report took an unknown time."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy.ma  # noqa: F401  (else the first `np.unique` imports it: 10 ms of every holder while all wait for rows)
 
 from regrow import _kernels
 from regrow.checkpoint.epochs import EpochWriter

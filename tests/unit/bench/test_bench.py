@@ -426,8 +426,21 @@ def test_trace_keeps_every_report_and_measures_where_all_workers_train() -> None
         for index, seen in enumerate(reports):
             # Two reports between two looks; the second worker starts late and trains half as fast.
             seen += [(float(at), at * (10, 5)[index]) for at in (second, second + 1) if at >= 3 * index]
-        workers = [SimpleNamespace(state="training", reports=seen[-4:]) for seen in reports]
+        # Each waits for half a second of a step, but for one step of the second.
+        waits = [
+            [(at, at / 2 + 2.0 * (index == 1 and at >= 8)) for at, _ in seen] for index, seen in enumerate(reports)
+        ]
+        workers = [
+            SimpleNamespace(state="training", reports=seen[-4:], waits=waited[-4:])
+            for seen, waited in zip(reports, waits, strict=True)
+        ]
         trace.update(SimpleNamespace(phase="training", workers=workers), float(second))
+    assert [len(waits) for waits in trace.waits.values()] == [12, 9]
+    assert (trace.longest_wait(7.0, 8.0), trace.longest_wait(8.0, 11.0), trace.longest_wait(90.0, 99.0)) == (
+        2.5,
+        0.5,
+        0,
+    )
     assert [len(seen) for seen in trace.reports.values()] == [12, 9]
     assert (trace.begin, trace.end) == (3.0, 10.0)
     assert trace.rate(0.0, 100.0) == pytest.approx(15.0)
@@ -490,7 +503,7 @@ def test_the_default_is_compared_with_the_old_one_per_byte() -> None:
     report = common.Report.start("recovery")
     report.rows += [{"kind": "socket", "bytes_per_second": 1e9}]
     for k, limit, seconds in ((4, 0, 2.0), (2, 0, 1.0), (4, recovery.OLD_LIMIT, 20.0), (2, recovery.OLD_LIMIT, 0.5)):
-        names = ("detected_s", "silence_s", "usual_silence_s", "resumed_after_detection_s")
+        names = ("detected_s", "silence_s", "usual_silence_s", "waited_s", "resumed_after_detection_s")
         times = {**dict.fromkeys(names, 0.1), "stall_after_detection_s": 0.3}
         figures = {"unprotected_s": seconds, "lost_s": seconds, "recovery_seconds": seconds, "ratio_during": 0.9}
         per_gb = {f"{name}_s_per_gb": seconds for name in ("unprotected", "lost", "lost_at_equal_speed")}

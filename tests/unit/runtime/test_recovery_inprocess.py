@@ -11,6 +11,9 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
+import os
+import subprocess
+import sys
 from typing import Any, get_args
 
 import numpy as np
@@ -193,6 +196,52 @@ def test_whenever_changes_leave(pushes: int, commit: Any) -> None:
     for server, step in itertools.product(range(of.servers), (1, 2, STEPS)):
         kills = (Kill(step, PHASES[2], server),)
         assert trained(of, kills) == clean(of_code("2+1", "async")), (server, step)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_at_first_only_those_get_rows_who_wait_for_them(mode: str) -> None:
+    """Ticks here are a second long, and the head start lasts for three."""
+    head_start = FlushSpec(pushes=1, head_start_seconds=3.0)
+    of = of_code("2+1", mode, flush=head_start)
+    run = Run(of)
+    run.step()
+    run.step()
+    run.cluster.tick()
+    run.cluster.kill(1)
+    others = [door.server for door in run.cluster.servers if door.server is not None and door.identity.id != 1]
+    for _ in range(2):
+        run.step()
+        run.cluster.tick()
+        assert sum(other.holder.decoder.faults for other in others) > 0
+        assert not any(other.holder.decoder.bytes_begun or other.flusher.bytes_streamed for other in others)
+    run.cluster.tick()
+    assert all(other.holder.decoder.bytes_begun or other.flusher.bytes_streamed for other in others)
+    for _ in range(STEPS - 4):
+        run.step()
+    assert run.finish() == clean(of_code("2+1", mode))
+    assert all(server.recovered for server in run.cluster.servers)
+
+
+def test_nothing_is_imported_in_the_middle_of_a_recovery() -> None:
+    """numpy imports parts of itself when they are first called, which is 10 ms at every server while all wait for the
+    first rows. Another process: in this one somebody has called everything."""
+    script = """
+import sys
+from regrow.runtime import serve
+import test_recovery_inprocess as rows
+run = rows.Run(rows.of_code("2+2 and 1+2", "async"))
+run.step(), run.step()
+before = set(sys.modules)
+run.cluster.kill(1), run.cluster.kill(2)
+run.expect(2)
+run.step(), run.step()
+run.cluster.settle()
+print(sorted(set(sys.modules) - before))
+"""
+    places = os.pathsep.join(path for path in sys.path if path)
+    environment = os.environ | {"PYTHONPATH": places}
+    said = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=120)
+    assert said.stdout.strip() == "[]", said.stderr
 
 
 def test_two_rings_lose_a_server_each() -> None:
