@@ -106,10 +106,16 @@ class Job(WithEvaluation, WithRates, WithProgress, WithExtras):
         self._reported_at = time.monotonic()
         self._digests = None if seat.digests is None else StepDigests(seat.digests)
         self._loops, self._loop_start, self._in_loop = 0, 0, False  # loops so far, and where the last begins
+        self._epochs = 0  # of all loops so far
         torch.manual_seed(seat.seed)
 
     def __repr__(self) -> str:
         return f"<job: worker {self.worker} of {self.workers}, {self.mode}, step {self._step}>"
+
+    @property
+    def steps(self) -> int:
+        """Steps that were made so far, here or before: the same number in a worker that took another's place."""
+        return self._step if self._current is None else self._step - 1
 
     @property
     def client(self) -> Client:
@@ -212,9 +218,11 @@ class Job(WithEvaluation, WithRates, WithProgress, WithExtras):
             worker=self.worker,
             workers=self.workers,
             epochs=epochs,
+            epochs_before=self._epochs,
             seed=self._seat.seed,
             together=self.mode == "sync",
         )
+        self._epochs += epochs
         batches = feed.count_steps()
         known = None if batches is None else -(-batches // accumulate)
         limit = min((n for n in (steps, known) if n is not None), default=None)
@@ -318,6 +326,11 @@ class Job(WithEvaluation, WithRates, WithProgress, WithExtras):
     def settle(self) -> None:
         """Waits until all that was pushed is safe. Synchronously every worker must come here, or go on."""
         client = self._begin()
+        if self._current is not None and self.mode == "sync":
+            raise UserError(
+                f"job.settle() in the middle of step {self._step}, which the servers wait for",
+                hint="call it behind job.step(loss), in every worker",
+            )
         if self._ddp is not None:
             self._ddp.write(self._step)
         if self.mode == "sync" and self._step > self.done:  # of what was done before, nothing is left to commit
@@ -325,6 +338,11 @@ class Job(WithEvaluation, WithRates, WithProgress, WithExtras):
         client.drain()
         self._report()
         client.pulse.begin()  # what a script does between its loops may take longer than any step
+
+    def _end(self) -> None:
+        """The script has ended, perhaps in the middle of a loop that somebody still holds."""
+        self._leave_loop()
+        self.settle()
 
     # --- What a step needs ---
 
@@ -527,7 +545,7 @@ class Job(WithEvaluation, WithRates, WithProgress, WithExtras):
         self.done = max(again, opened.committed) - again if seat.mode == "sync" else opened.durable
         client.pushes = self.done
         self._client = client
-        seat.note_end(self.settle)
+        seat.note_end(self._end)
         if self._ddp is not None:
             self._ddp.begin(seat, client, self._spec, done=self.done, resumed=resumed)
         self._give_first_values(client)
