@@ -8,7 +8,6 @@ it is in. What is pushed may be less than what was pulled: rows that were only l
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,15 +16,13 @@ from torch import Tensor
 
 from regrow.core.job import JobSpec
 from regrow.core.session import Plan
-from regrow.errors import UserError
 from regrow.nn.embedding import Features
 from regrow.nn.job_embedding import JobCollection
-from regrow.nn.routing import make_router
+from regrow.nn.routing import explain_id, make_router
 
 Chosen = tuple[bool, ...]
 Column = tuple[str, bool, int]  # of a feature: its table, whether its rows are wanted one by one, and how wide they are
 Numbers = np.ndarray[Any, Any]
-NUMBERED = re.compile(r"feature (\d+), (.*)")  # how routers speak of features
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -80,14 +77,8 @@ class Routes:
         try:
             return self.find(chosen, static=static).plan(ids, lengths, size)
         except IndexError as error:
-            found = NUMBERED.fullmatch(str(error))
-            assert found is not None, error
-            number, rest = found.groups()
-            name, (table, _, _) = self.list_features(chosen)[int(number)], self.list_columns(chosen)[int(number)]
-            raise UserError(
-                f"feature {name!r}, table {table!r}, {rest}",
-                hint="hash ids into the rows, leave such samples out, or make num_embeddings larger",
-            ) from None
+            tables = [table for table, _, _ in self.list_columns(chosen)]
+            raise explain_id(error, self.list_features(chosen), tables) from None
 
     def choose(self, sources: Sequence[Sequence[Features]]) -> Chosen:
         """The collections that a step may train, and the frozen ones that its batches have features for."""
