@@ -228,7 +228,7 @@ for batch in job.loop(batches):
 def test_a_synchronous_worker_that_judges_alone_is_named(tmp_path: Path) -> None:
     """Not after an hour: the others wait for it in the next step, and it for them."""
     words = ("-q", "--out", str(tmp_path / "run"), *SYNC, "--servers", "1")
-    done = run(*words, write(tmp_path, HEAD, WITHIN.partition("found")[0], PASSING), code=1)
+    done = run(*words, write(tmp_path, HEAD, WITHIN.partition("found")[0], PASSING), code=2)
     assert "worker 1 waits in job.evaluate(together=True) in step 3 of loop 1, after step 3" in done.stderr
 
 
