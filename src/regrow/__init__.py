@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from regrow.nn.embedding import EmbeddingBagCollection as EmbeddingBagCollection
     from regrow.nn.embedding import EmbeddingBagConfig as EmbeddingBagConfig
     from regrow.nn.embedding import EmbeddingConfig as EmbeddingConfig
-    from regrow.nn.embedding import KeyedJaggedTensor as KeyedJaggedTensor
     from regrow.nn.embedding import KeyedTensor as KeyedTensor
     from regrow.nn.embedding import PoolingType as PoolingType
     from regrow.nn.jagged import JaggedTensor as JaggedTensor
+    from regrow.nn.jagged import KeyedJaggedTensor as KeyedJaggedTensor
     from regrow.nn.job import Job as Job
     from regrow.nn.job import join as join
     from regrow.nn.loading import load as load
@@ -37,7 +37,7 @@ _HOMES = {
     "InProcessCluster": "regrow.runtime.inprocess",
     "JaggedTensor": "regrow.nn.jagged",
     "Job": "regrow.nn.job",
-    "KeyedJaggedTensor": "regrow.nn.embedding",
+    "KeyedJaggedTensor": "regrow.nn.jagged",
     "KeyedTensor": "regrow.nn.embedding",
     "LocalCluster": "regrow.launch.cluster",
     "OptimizerSpec": "regrow.nn.optimizer",

@@ -196,6 +196,42 @@ def test_workers_judge_together_and_one_may_die(tmp_path: Path) -> None:
     assert not (tmp_path / "run" / "tallies").exists()
 
 
+WITHIN = """
+def predict(batch):
+    return model[1](model[0](batch).values()).reshape(-1), (torch.arange(8) % 2).float()
+found = []
+for batch in job.loop(batches):
+    if job.steps == 2:
+        found.append(job.evaluate(model, batches[:5], predict=predict, together=True))
+    job.step(loss_of(batch))
+    if job.steps == 4:
+        found.append(job.evaluate(model, batches[:5], predict=predict, together=True))
+print(len(found), found[0] != found[1])
+"""
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_workers_judge_together_before_and_behind_a_step(tmp_path: Path, mode: str) -> None:
+    """Behind a synchronous step, nobody asks for the next while all judge."""
+    words = ("-q", "--out", str(tmp_path / "run"), "--mode", mode, "--servers", "1", "--workers", "2")
+    assert run(*words, write(tmp_path, HEAD, WITHIN)).stdout.splitlines() == ["2 True"]
+
+
+PASSING = """
+for batch in job.loop(batches):
+    job.step(loss_of(batch))
+    if job.steps == 3 and job.worker == 1:
+        job.evaluate(model, batches[:5], predict=predict, together=True)
+"""
+
+
+def test_a_synchronous_worker_that_judges_alone_is_named(tmp_path: Path) -> None:
+    """Not after an hour: the others wait for it in the next step, and it for them."""
+    words = ("-q", "--out", str(tmp_path / "run"), *SYNC, "--servers", "1")
+    done = run(*words, write(tmp_path, HEAD, WITHIN.partition("found")[0], PASSING), code=2)
+    assert "worker 1 waits in job.evaluate(together=True) in step 3 of loop 1, after step 3" in done.stderr
+
+
 KEEPING = """
 import os, signal
 from pathlib import Path

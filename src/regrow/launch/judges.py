@@ -59,7 +59,8 @@ class Judges:
         self._directory = directory
         self._shares = shares
         self._at: dict[int, Place] = {}  # who waits where,
-        self._merges: dict[int, bool] = {}  # and whether its metrics can be merged
+        self._merges: dict[int, bool] = {}  # and whether its metrics can be merged,
+        self._made: dict[int, int] = {}  # and the steps that it has made
         self._ended: set[int] = set()
         self._last: dict[int, int] = {}  # the last step of who has ended
         self._awaits: dict[int, int] = {}  # the step in which others are waited for, if that is long
@@ -94,10 +95,12 @@ class Judges:
     def receive(self, worker: int, report: object) -> Told:
         """What to tell whom. UserError for workers that wait for each other at different places."""
         match report:
-            case ReadyToJudge(loop=loop, step=step, call=call, merges=merges):
+            case ReadyToJudge(loop=loop, step=step, call=call, merges=merges, steps=steps):
                 place = Place(loop, step, call)
-                self._at[worker], self._merges[worker] = place, merges
-                return self._welcome(worker, place) or self._begin()
+                self._at[worker], self._merges[worker], self._made[worker] = place, merges, steps
+                told = self._welcome(worker, place) or self._begin()
+                self._check_steps()
+                return told
             case Passed(loop=loop, step=step):
                 self._passed[worker] = (loop, step)
                 return self._begin()
@@ -119,7 +122,8 @@ class Judges:
         return []
 
     def _check_steps(self) -> None:
-        """Synchronously a step is made by all: who has ended makes none any more."""
+        """Synchronously a step is made by all: who has ended makes none any more, and who waits here for the others
+        makes none before they come."""
         for worker, last in self._last.items():
             for other, step in self._awaits.items():
                 if step > last and other != worker:
@@ -127,6 +131,16 @@ class Judges:
                         f"worker {worker} ended after step {last}, and worker {other} waits for it in step {step}: "
                         "synchronous workers make the same steps",
                         hint="the same batches in every worker, no break in one of them; job.loop deals them itself",
+                    )
+
+        for worker, place in self._at.items():
+            for other, step in self._awaits.items():
+                never_comes = other in self._at or self._never_comes(other, place)
+                if step > self._made[worker] and place not in self._evaluations and not never_comes:
+                    raise UserError(
+                        f"worker {worker} waits in job.evaluate(together=True) {place}, after step "
+                        f"{self._made[worker]}, and worker {other} waits for it in step {step}",
+                        hint="every worker must make the same steps, and call it in the same, which job.steps counts",
                     )
 
     def _welcome(self, worker: int, place: Place) -> Told:
@@ -156,7 +170,7 @@ class Judges:
             at = ", ".join(f"worker {worker} {place}" for worker, place in sorted(self._at.items()))
             raise UserError(
                 f"workers wait for each other in different calls of job.evaluate(together=True): {at}",
-                hint="every worker must call it in the same steps, which job.progress.step counts",
+                hint="every worker must call it in the same steps, which job.steps counts",
             )
         return told
 

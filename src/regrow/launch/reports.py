@@ -211,12 +211,13 @@ class Awaits(Report, frozen=True, kw_only=True, tag="awaits"):
 
 class ReadyToJudge(Report, frozen=True, kw_only=True, tag="ready to judge"):
     """A worker has come to an evaluation that all make together, and waits: the `call`-th in that step of that loop, or
-    (None) behind it. `merges`: whether what several workers have counted can be made one."""
+    (None) behind it. `merges`: whether what several workers have counted can be made one. `steps`: that it has made."""
 
     loop: int
     step: int | None
     call: int
     merges: bool
+    steps: int
 
 
 class Passed(Report, frozen=True, kw_only=True, tag="passed"):

@@ -29,7 +29,7 @@ class Planned(NamedTuple):
     batches: list[Any]  # none: others have some in this step
     parts: list[Part]  # of each batch
     plan: Any
-    trained: tuple[bool, ...]  # which collections the plan is for
+    chosen: tuple[bool, ...]  # which collections the plan is for
 
 
 def plan_ahead(client: Client, dealt: Iterator[Any], plan: Callable[[Any], Planned]) -> Iterator[Planned]:

@@ -28,7 +28,7 @@ from regrow.nn.coded import make_marks_table, make_protection, protect
 from regrow.nn.jagged import pool_weighted
 from regrow.nn.optimizer import Optimizers, choose_optimizers
 from regrow.nn.rates import check_rate
-from regrow.nn.routing import make_router
+from regrow.nn.routing import explain_id, make_router
 from regrow.nn.weights import give_weights, make_first
 from regrow.protection import ErasureCode, Partial
 from regrow.runtime.client import Client, Ticket
@@ -64,77 +64,6 @@ class EmbeddingConfig:
     feature_names: Sequence[str]
     data_type: Any = refusals.DATA_TYPE
     init_fn: Callable[[Tensor], Any] | None = None
-
-
-class KeyedJaggedTensor:
-    """Ids of several features for one batch: `values` feature after feature, `lengths` [features * batch]."""
-
-    def __init__(self, keys: Sequence[str], values: Tensor, lengths: Tensor, weights: Tensor | None = None) -> None:
-        self._keys = list(keys)
-        self._values = values
-        self._lengths = lengths
-        self._weights = weights
-        if not self._keys or lengths.numel() % len(self._keys):
-            raise ValueError(f"{lengths.numel()} lengths cannot be shared by {len(self._keys)} features")
-        if weights is not None and weights.shape != values.shape:
-            raise ValueError(f"{weights.numel()} weights for {values.numel()} ids")
-        refusals.check_features(values, lengths)
-
-    @classmethod
-    def from_lengths_sync(
-        cls, keys: Sequence[str], values: Tensor, lengths: Tensor, weights: Tensor | None = None
-    ) -> KeyedJaggedTensor:
-        return cls(keys, values, lengths, weights)
-
-    @classmethod
-    def from_offsets_sync(
-        cls, keys: Sequence[str], values: Tensor, offsets: Tensor, weights: Tensor | None = None
-    ) -> KeyedJaggedTensor:
-        refusals.check_features(values, offsets)
-        return cls(keys, values, offsets[1:] - offsets[:-1], weights)
-
-    def keys(self) -> list[str]:
-        return self._keys
-
-    def values(self) -> Tensor:
-        return self._values
-
-    def lengths(self) -> Tensor:
-        return self._lengths
-
-    def offsets(self) -> Tensor:
-        """Where each bag begins among the values, and the end of the last: [features * batch + 1]."""
-        start = torch.zeros(1, dtype=torch.int64, device=self._lengths.device)
-        return torch.cat([start, self._lengths.cumsum(0, dtype=torch.int64)])
-
-    def weights(self) -> Tensor:
-        """One for each id; ValueError if there are none."""
-        if self._weights is None:
-            raise ValueError("the features have no weights")
-        return self._weights
-
-    def weights_or_none(self) -> Tensor | None:
-        return self._weights
-
-    @property
-    def device(self) -> torch.device:
-        return self._values.device
-
-    def to(self, device: torch.device | str, non_blocking: bool = False) -> KeyedJaggedTensor:
-        parts = (self._values, self._lengths, self._weights)
-        moved = [None if part is None else part.to(device, non_blocking=non_blocking) for part in parts]
-        return KeyedJaggedTensor(self._keys, *moved)  # type: ignore[arg-type]
-
-    def pin_memory(self) -> KeyedJaggedTensor:
-        """In memory that a device copies from directly; a `DataLoader` calls it if told to pin."""
-        weights = None if self._weights is None else self._weights.pin_memory()
-        return KeyedJaggedTensor(self._keys, self._values.pin_memory(), self._lengths.pin_memory(), weights)
-
-    def stride(self) -> int:
-        return self._lengths.numel() // len(self._keys)
-
-    def __repr__(self) -> str:
-        return f"KeyedJaggedTensor({self._keys}, batch {self.stride()}, {self._values.numel()} ids)"
 
 
 class KeyedTensor:
@@ -334,7 +263,11 @@ class EmbeddingBagCollection(nn.Module):
 
     def _ask(self, features: Features) -> _Batch:
         values, lengths, size = self._arrays(features)
-        plan = self._router.plan(values, lengths, size)
+        try:
+            plan = self._router.plan(values, lengths, size)
+        except IndexError as error:
+            tables = [self._configs[index].name for index in self._owner]
+            raise explain_id(error, self._features, tables) from None
         shape, trains = (size, sum(self._widths)), self.is_trained
         if not trains:
             return self._make_batch(self._client.pull(plan, step=0), shape, trains=False)

@@ -36,6 +36,7 @@ class WithEvaluation:
     _loops: int
     _loop_start: int
     _in_loop: bool
+    _current: Any
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,6 +54,10 @@ class WithEvaluation:
         raise NotImplementedError
 
     def settle(self) -> None:
+        raise NotImplementedError
+
+    @property
+    def steps(self) -> int:
         raise NotImplementedError
 
     def evaluate(
@@ -76,17 +81,17 @@ class WithEvaluation:
         predict = predict or (lambda batch: predict_by_shape(model, batch))
         find = features or find_features
         if together and self.workers > 1:
-            if self._in_loop:
-                self._begin().drain()  # all that was learned is judged
-            else:
-                self.settle()
+            if self._current is None:
+                self.settle()  # all that was learned is judged
+            else:  # what was pushed before this step is committed already, or its batch would not be here
+                self._begin().drain()
 
             def judge(judges: Sequence[Metric], index: int, count: int) -> None:
                 feed = Feed(loader, worker=index, workers=count, epochs=1, seed=self._seat.seed, together=False)
                 feed.pass_over(0, lambda batch: 0)
                 self._judge(model, feed.deal(), judges, predict, find)
 
-            found = self._seat.judge(self._name_place(), judges, judge)
+            found = self._seat.judge(self._name_place(), judges, judge, steps=self.steps)
         else:
             self._judge(model, loader, judges, predict, find)
             found = {metric.name: metric.compute() for metric in judges}

@@ -43,9 +43,18 @@ class Feed:
     """The batches of one worker, over all epochs of a loop."""
 
     def __init__(
-        self, loader: Iterable[Any] | Dealing, *, worker: int, workers: int, epochs: int, seed: int, together: bool
+        self,
+        loader: Iterable[Any] | Dealing,
+        *,
+        worker: int,
+        workers: int,
+        epochs: int,
+        seed: int,
+        together: bool,
+        epochs_before: int = 0,
     ) -> None:
-        """`together`: all workers make each step, also those that have no batch for it (None)."""
+        """`together`: all workers make each step, also those that have no batch for it (None). `epochs_before`: of
+        loops before this one, so that each is shuffled in its own way."""
         if epochs < 1:
             raise ValueError(f"epochs must be at least 1, not {epochs}")
         if isinstance(loader, Iterator):
@@ -68,6 +77,7 @@ class Feed:
         self._seed = seed
         self._together = together
         self._numbered = loader if isinstance(loader, DataLoader) and _is_numbered(loader) else None
+        self._epochs_before = epochs_before
         self._epoch = self._begun = 0  # of numbered data: where the next step is
         self._numbers: tuple[int, list[list[int]]] | None = None  # of an epoch: the samples of each batch
         self._dealing = loader if isinstance(loader, Dealing) else None
@@ -132,7 +142,8 @@ class Feed:
         """The samples of this worker's batches in the present epoch, and how many steps that has."""
         assert self._numbered is not None
         if self._numbers is None or self._numbers[0] != self._epoch:  # once: a sampler may have a generator of its own
-            batches = list(_number_batches(self._numbered, seed=self._seed, epoch=self._epoch))
+            epoch = self._epochs_before + self._epoch
+            batches = list(_number_batches(self._numbered, seed=self._seed, epoch=epoch))
             self._numbers = self._epoch, batches
         batches = self._numbers[1]
         mine = batches[self._worker :: self._workers]

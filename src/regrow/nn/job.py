@@ -106,10 +106,16 @@ class Job(WithEvaluation, WithRates, WithProgress, WithExtras):
         self._reported_at = time.monotonic()
         self._digests = None if seat.digests is None else StepDigests(seat.digests)
         self._loops, self._loop_start, self._in_loop = 0, 0, False  # loops so far, and where the last begins
+        self._epochs = 0  # of all loops so far
         torch.manual_seed(seat.seed)
 
     def __repr__(self) -> str:
         return f"<job: worker {self.worker} of {self.workers}, {self.mode}, step {self._step}>"
+
+    @property
+    def steps(self) -> int:
+        """Steps that were made so far, here or before: the same number in a worker that took another's place."""
+        return self._step if self._current is None else self._step - 1
 
     @property
     def client(self) -> Client:
@@ -212,9 +218,11 @@ class Job(WithEvaluation, WithRates, WithProgress, WithExtras):
             worker=self.worker,
             workers=self.workers,
             epochs=epochs,
+            epochs_before=self._epochs,
             seed=self._seat.seed,
             together=self.mode == "sync",
         )
+        self._epochs += epochs
         batches = feed.count_steps()
         known = None if batches is None else -(-batches // accumulate)
         limit = min((n for n in (steps, known) if n is not None), default=None)
@@ -299,6 +307,8 @@ class Job(WithEvaluation, WithRates, WithProgress, WithExtras):
         """Leaves a batch out. It counts as a step, and changes nothing that was not moving already."""
         lookup = self._end_batch("skip")
         lookup.forget_grads()
+        if len(lookup.parts) == 1:
+            lookup.trained.clear()
         dense = self._dense if self._ddp is None else self._ddp.state.table
         if dense is not None and len(lookup.parts) == 1:
             dense.take_grads()
@@ -316,6 +326,11 @@ class Job(WithEvaluation, WithRates, WithProgress, WithExtras):
     def settle(self) -> None:
         """Waits until all that was pushed is safe. Synchronously every worker must come here, or go on."""
         client = self._begin()
+        if self._current is not None and self.mode == "sync":
+            raise UserError(
+                f"job.settle() in the middle of step {self._step}, which the servers wait for",
+                hint="call it behind job.step(loss), in every worker",
+            )
         if self._ddp is not None:
             self._ddp.write(self._step)
         if self.mode == "sync" and self._step > self.done:  # of what was done before, nothing is left to commit
@@ -324,14 +339,19 @@ class Job(WithEvaluation, WithRates, WithProgress, WithExtras):
         self._report()
         client.pulse.begin()  # what a script does between its loops may take longer than any step
 
+    def _end(self) -> None:
+        """The script has ended, perhaps in the middle of a loop that somebody still holds."""
+        self._leave_loop()
+        self.settle()
+
     # --- What a step needs ---
 
     def _plan(self, batches: list[Any], find: Find) -> Planned:
         if not batches:
             return Planned([], [], self._routes.plan_nothing(), ())
-        trained = tuple(collection.is_trained for collection in self._collections)
         sources = [find(batch) for batch in batches]
-        wanted = self._routes.list_features(trained)
+        chosen = self._routes.choose(sources)
+        wanted = self._routes.list_features(chosen)
         if wanted and not all(sources):
             raise UserError(
                 f"no features were found in a batch of type {type(batches[0]).__name__}",
@@ -339,7 +359,7 @@ class Job(WithEvaluation, WithRates, WithProgress, WithExtras):
             )
         values, lengths, parts = join_ids(sources, wanted)
         size = sum(part.size for part in parts)
-        return Planned(batches, parts, self._routes.plan(trained, values, lengths, size, static=True), trained)
+        return Planned(batches, parts, self._routes.plan(chosen, values, lengths, size, static=True), chosen)
 
     def _ask_ahead(self, planned: Iterator[Planned]) -> Iterator[tuple[Planned, Lookup]]:
         """Batches whose rows are on their way, in order."""
@@ -350,7 +370,7 @@ class Job(WithEvaluation, WithRates, WithProgress, WithExtras):
             for each in itertools.islice(planned, self._seat.prefetch + 1 - len(ahead)):
                 step += 1
                 ticket = client.pull(each.plan, step=step)
-                ahead.append((each, self._make_lookup(ticket, each.parts, each.trained, step=step)))
+                ahead.append((each, self._make_lookup(ticket, each.parts, each.chosen, step=step)))
             if not ahead:
                 return
             yield ahead.popleft()
@@ -390,13 +410,16 @@ class Job(WithEvaluation, WithRates, WithProgress, WithExtras):
             grads *= np.float32(1.0 / self.workers)  # servers sum the workers: together they make the mean
             beside *= np.float32(1.0 / self.workers)
         rates = self._rates.find(lookup.step, self._spec)
-        client.push(lookup.ticket, grads, rates)
+        # Only now is it known what the model asked to train: a script may say eval() or train() until it calls it.
+        trained = tuple(index in lookup.trained for index in range(len(planned.chosen)))
+        plan, pushed = self._routes.leave_out(planned.chosen, trained, lookup.plan, grads)
+        client.push(lookup.ticket, pushed, rates, plan=plan)
         self._current = None
         loss = sum(self._losses) / len(self._losses) if self._losses else None
         self._losses.clear()
         if self._digests is not None and planned.batches:
             dense = self._static if self._ddp is None else self._ddp.static
-            self._digests.add(lookup, self._routes.list_columns(planned.trained), dense, loss)
+            self._digests.add(lookup, self._routes.list_columns(planned.chosen), dense, loss)
         if self._ddp is not None:
             self._ddp.exchange(lookup.step, rates)
         if planned.batches:
@@ -431,14 +454,17 @@ class Job(WithEvaluation, WithRates, WithProgress, WithExtras):
             found = [lookup.expand(before + at, width) for at, width in enumerate(collection.widths)]
         else:
             found = [self._routes.take_columns(lookup.pool(), chosen, index)]
-        return found if trains else [rows.detach() for rows in found]
+        if not trains:
+            return [rows.detach() for rows in found]
+        lookup.trained.add(index)
+        return found
 
     def _find_lookup(self, collection: JobCollection, features: Features, *, trains: bool) -> tuple[Lookup, Chosen]:
         index = self._collections.index(collection)
         if self._current is not None:
             planned, lookup = self._current
-            if planned.trained[index] and lookup.is_of(features):
-                return lookup, planned.trained
+            if planned.chosen[index] and lookup.is_of(features):
+                return lookup, planned.chosen
         if trains:
             where = "outside job.loop" if self._current is None else "with features that are not those of the batch"
             raise UserError(
@@ -519,7 +545,7 @@ class Job(WithEvaluation, WithRates, WithProgress, WithExtras):
         self.done = max(again, opened.committed) - again if seat.mode == "sync" else opened.durable
         client.pushes = self.done
         self._client = client
-        seat.note_end(self.settle)
+        seat.note_end(self._end)
         if self._ddp is not None:
             self._ddp.begin(seat, client, self._spec, done=self.done, resumed=resumed)
         self._give_first_values(client)

@@ -45,6 +45,7 @@ class Lookup:
     step: int = 0  # 0: only to be read
     expanded: Sequence[tuple[int, int]] = ()  # features whose rows are wanted one by one: (number in the plan, width)
     at: int = 0  # the part that the model is called with
+    trained: set[int] = dataclasses.field(default_factory=set)  # collections that were asked for rows to train
     _leaves: dict[int, list[Tensor]] = dataclasses.field(default_factory=dict)  # of each part
 
     @property

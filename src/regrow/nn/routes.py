@@ -1,12 +1,13 @@
 """Which rows a batch needs, and where they come to lie: the routers of a job's collections.
 
-A step asks for the rows of those that are trained, and for all dense parameters; an evaluation for all rows, and one
-that looks at a single collection for its own. `chosen` says of each collection whether it is in.
+A step asks for the rows of all collections that its batch has features for, and for all dense parameters; an
+evaluation for all rows, and one that looks at a single collection for its own. `chosen` says of each collection whether
+it is in. What is pushed may be less than what was pulled: rows that were only looked at stay as they are.
 """
 
 from __future__ import annotations
 
-import re
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,14 +15,28 @@ import numpy as np
 from torch import Tensor
 
 from regrow.core.job import JobSpec
-from regrow.errors import UserError
+from regrow.core.session import Plan
+from regrow.nn.embedding import Features
 from regrow.nn.job_embedding import JobCollection
-from regrow.nn.routing import make_router
+from regrow.nn.routing import explain_id, make_router
 
 Chosen = tuple[bool, ...]
 Column = tuple[str, bool, int]  # of a feature: its table, whether its rows are wanted one by one, and how wide they are
 Numbers = np.ndarray[Any, Any]
-NUMBERED = re.compile(r"feature (\d+), (.*)")  # how routers speak of features
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Rest:
+    """A plan without some of its tables."""
+
+    counts: Numbers
+    slots: Numbers
+    row_start: Numbers
+    float_start: Numbers
+
+    @property
+    def floats(self) -> int:
+        return int(self.float_start[-1])
 
 
 class Routes:
@@ -62,14 +77,39 @@ class Routes:
         try:
             return self.find(chosen, static=static).plan(ids, lengths, size)
         except IndexError as error:
-            found = NUMBERED.fullmatch(str(error))
-            assert found is not None, error
-            number, rest = found.groups()
-            name, (table, _, _) = self.list_features(chosen)[int(number)], self.list_columns(chosen)[int(number)]
-            raise UserError(
-                f"feature {name!r}, table {table!r}, {rest}",
-                hint="hash ids into the rows, leave such samples out, or make num_embeddings larger",
-            ) from None
+            tables = [table for table, _, _ in self.list_columns(chosen)]
+            raise explain_id(error, self.list_features(chosen), tables) from None
+
+    def choose(self, sources: Sequence[Sequence[Features]]) -> Chosen:
+        """The collections that a step may train, and the frozen ones that its batches have features for."""
+        if all(collection.anchor.requires_grad for collection in self._collections):
+            return self.everything
+        known: set[str] = set()
+        for source in sources[0]:
+            known.update(source.keys())
+        return tuple(
+            collection.anchor.requires_grad or all(name in known for _, name in collection.lookups)
+            for collection in self._collections
+        )
+
+    def leave_out(self, chosen: Chosen, trained: Chosen, plan: Any, grads: Numbers) -> tuple[Plan, Numbers]:
+        """What is to be pushed of a plan for the chosen collections and its gradients: the rows of those that are
+        trained, and what belongs to no collection."""
+        if trained == chosen:
+            return plan, grads
+        left = np.zeros(len(self._spec.tables), bool)
+        start = 0
+        for collection, is_chosen, is_trained in zip(self._collections, chosen, trained, strict=True):
+            left[start : start + len(collection.specs)] = is_chosen and not is_trained
+            start += len(collection.specs)
+        dims = np.array([table.dim for table in self._spec.tables])
+        counts = np.array(plan.counts)
+        tables = np.repeat(np.tile(np.arange(len(dims)), len(counts)), counts.reshape(-1))  # of each row, as they lie
+        stays = ~left[tables]
+        counts[:, left] = 0
+        starts = [np.append(0, np.cumsum(sizes)) for sizes in (counts.sum(axis=1), (counts * dims).sum(axis=1))]
+        rest = Rest(counts, np.asarray(plan.slots)[stays], *starts)
+        return rest, grads[np.repeat(stays, dims[tables])]
 
     def plan_nothing(self) -> Any:
         """Dense parameters alone."""

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+
 from regrow import _kernels
 from regrow.core.job import JobSpec
+from regrow.errors import UserError
+
+NUMBERED = re.compile(r"feature (\d+), (.*)")  # how routers speak of features
 
 
 def make_router(
@@ -28,4 +34,15 @@ def make_router(
         static_tables=static_tables,
         servers=job.servers,
         rings=job.rings,
+    )
+
+
+def explain_id(error: IndexError, features: Sequence[str], tables: Sequence[str]) -> UserError:
+    """An id that its table has not, by the names that whoever gave it knows. `tables`: of each feature."""
+    found = NUMBERED.fullmatch(str(error))
+    assert found is not None, error
+    number, rest = found.groups()
+    return UserError(
+        f"feature {features[int(number)]!r}, table {tables[int(number)]!r}, {rest}",
+        hint="hash ids into the rows, leave such samples out, or make num_embeddings larger",
     )

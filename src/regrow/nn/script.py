@@ -146,8 +146,8 @@ class RunSeat:
             log.info("read all batches of %d steps again to find the place: the data has no numbers", step)
         self._parent.report(reports.Passed(loop=loop, step=step))
 
-    def judge(self, place: Place, metrics: Sequence[Metric], judge: JudgeShare) -> dict[str, float]:
-        found = judge_together(self._parent, place, metrics, judge)
+    def judge(self, place: Place, metrics: Sequence[Metric], judge: JudgeShare, *, steps: int) -> dict[str, float]:
+        found = judge_together(self._parent, place, metrics, judge, steps=steps)
         self._parent.pulse.begin()  # what a script does next may take longer than any step
         return found
 

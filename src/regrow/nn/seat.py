@@ -76,8 +76,8 @@ class Seat(Protocol):
     def note_metrics(self, metrics: Mapping[str, float]) -> None:
         """How the model was judged."""
 
-    def judge(self, place: Place, metrics: Sequence[Metric], judge: JudgeShare) -> dict[str, float]:
-        """Judges together with all other workers."""
+    def judge(self, place: Place, metrics: Sequence[Metric], judge: JudgeShare, *, steps: int) -> dict[str, float]:
+        """Judges together with all other workers, after so many steps."""
 
     def note_passed(self, loop: int, step: int, *, read: bool) -> None:
         """Steps of a loop were done before, up to this one; `read`: their batches had to be read for it."""
@@ -142,7 +142,7 @@ class AloneSeat:
     def note_metrics(self, metrics: Mapping[str, float]) -> None:
         """The script has them."""
 
-    def judge(self, place: Place, metrics: Sequence[Metric], judge: JudgeShare) -> dict[str, float]:
+    def judge(self, place: Place, metrics: Sequence[Metric], judge: JudgeShare, *, steps: int) -> dict[str, float]:
         judge(metrics, 0, 1)
         return {metric.name: metric.compute() for metric in metrics}
 

@@ -29,14 +29,16 @@ Place = tuple[int, int | None, int]  # the loop, its step (None: it is over), an
 JudgeShare = Callable[[Sequence[Metric], int, int], None]
 
 
-def judge_together(parent: Parent, place: Place, metrics: Sequence[Metric], judge: JudgeShare) -> dict[str, float]:
-    """What all found together."""
+def judge_together(
+    parent: Parent, place: Place, metrics: Sequence[Metric], judge: JudgeShare, *, steps: int
+) -> dict[str, float]:
+    """What all found together, after so many steps."""
     unmerged = [metric.name for metric in metrics if not can_merge(metric)]
     if unmerged and parent.assignment.identity.id == 0:
         names = ", ".join(unmerged)
         print(f"{names} cannot be merged (no metric_state and merge_state that can): one worker judges alone")
     loop, step, call = place
-    parent.report(reports.ReadyToJudge(loop=loop, step=step, call=call, merges=not unmerged))
+    parent.report(reports.ReadyToJudge(loop=loop, step=step, call=call, merges=not unmerged, steps=steps))
     counted: Sequence[Metric] = metrics
     while True:
         match wait_for_command(parent):

@@ -17,7 +17,8 @@ from regrow.config import TrainConfig
 from regrow.core.job import OptimizerSpec
 from regrow.data.batch import Batch, Dataset, Position, batches_after
 from regrow.metrics import AUC, LogLoss
-from regrow.nn.embedding import EmbeddingBagConfig, Features, KeyedJaggedTensor
+from regrow.nn.embedding import EmbeddingBagConfig, Features
+from regrow.nn.jagged import KeyedJaggedTensor
 from regrow.nn.job import Job
 from regrow.nn.models import make_model
 

@@ -124,12 +124,16 @@ class Client:
         self._submit(PullWanted(request=request, step=step, plan=plan, rows=rows))
         return Ticket(self, request, plan, rows, answered)
 
-    def push(self, ticket: Ticket, grads: Float32Array, rates: tuple[float, ...] = ()) -> int:
+    def push(
+        self, ticket: Ticket, grads: Float32Array, rates: tuple[float, ...] = (), *, plan: Plan | None = None
+    ) -> int:
         """Sends the gradients of a pulled batch; waits only while the redo window is full; returns its seq. `rates`:
-        the learning rate of each table for this push; none: those of the job."""
-        _check_floats("grads", grads, ticket.plan)
+        the learning rate of each table for this push; none: those of the job. `plan`: the rows that have a gradient;
+        none: all that were pulled."""
+        plan = plan or ticket.plan
+        _check_floats("grads", grads, plan)
         self._wait_for_window(grads.nbytes)
-        self._submit(PushWanted(seq=self.pushes, request=ticket.request, plan=ticket.plan, grads=grads, rates=rates))
+        self._submit(PushWanted(seq=self.pushes, request=ticket.request, plan=plan, grads=grads, rates=rates))
         return self.pushes
 
     def expect(self, plans: Sequence[Plan]) -> None:

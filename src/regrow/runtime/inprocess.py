@@ -39,7 +39,7 @@ from regrow.core.paging import DISK_SECONDS_MAX, Fetched, Upkeep, UpkeepDue
 from regrow.core.serving import Store
 from regrow.core.session import Event
 from regrow.core.wayback import FetchSaved, FindSaves, Load
-from regrow.errors import ConnectionLost, ProtocolError, RegrowError
+from regrow.errors import ConnectionLost, ProtocolError, RegrowError, UserError
 from regrow.launch import reports
 from regrow.launch.saving import OwnSaving
 from regrow.protection import ErasureCode, Partial
@@ -111,6 +111,8 @@ class InProcessCluster:
     def kill(self, server: int) -> None:
         """Loses all that a server holds. Its successor comes back from the parities, as rows are needed or when
         somebody waits (`settle`), or from its last save; without either every client fails."""
+        if not 0 <= server < len(self.servers):
+            raise UserError(f"there is no server {server}", hint=f"they are 0 to {len(self.servers) - 1}")
         old = self.servers[server].identity
         self._effects(COORDINATOR, self.coordinator.receive(Died(peer=old)))
         self._pump()

@@ -225,6 +225,6 @@ def test_a_late_start_of_one_that_was_followed_is_nothing() -> None:
 
 def test_workers_that_share_no_directory_leave_it_to_the_first() -> None:
     judges = Judges(workers=2, directory="d", shares=False)
-    ready = ReadyToJudge(loop=1, step=None, call=1, merges=True)
+    ready = ReadyToJudge(loop=1, step=None, call=1, merges=True, steps=9)
     assert judges.receive(0, ready) == []
     assert judges.receive(1, ready) == [(0, Judge(number=1, index=0, count=1, directory="d"))]

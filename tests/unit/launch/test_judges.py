@@ -10,13 +10,14 @@ from collections import deque
 from collections.abc import Sequence
 
 import pytest
+from msgspec.structs import replace
 
 from regrow.errors import UserError
 from regrow.launch.judges import Judges, Told
 from regrow.launch.orders import Conclude, Judge, MergeTallies
 from regrow.launch.reports import Awaits, Concluded, Passed, ReadyToJudge, Report, Tallied, Trained
 
-AFTER = ReadyToJudge(loop=1, step=None, call=1, merges=True)
+AFTER = ReadyToJudge(loop=1, step=None, call=1, merges=True, steps=9)
 FOUND: dict[str, float | None] = {"auc": 0.5}
 
 
@@ -84,7 +85,7 @@ def test_each_judges_a_share_and_the_first_merges() -> None:
 @pytest.mark.parametrize("dies_at", range(1, 13))
 def test_whoever_dies_everybody_gets_to_the_end(dies_at: int) -> None:
     """Two evaluations of two workers are twelve reports at least: at each of them its sender dies once."""
-    places = [AFTER, ReadyToJudge(loop=2, step=None, call=1, merges=True)]
+    places = [AFTER, ReadyToJudge(loop=2, step=None, call=1, merges=True, steps=9)]
     world = World([places] * 2, dies_at=dies_at).run()
     assert world.found == [[FOUND, FOUND]] * 2
     assert all(len(workers) == 2 for workers in world.merged)
@@ -92,7 +93,7 @@ def test_whoever_dies_everybody_gets_to_the_end(dies_at: int) -> None:
 
 
 def test_what_cannot_be_merged_is_judged_by_one() -> None:
-    alone = ReadyToJudge(loop=1, step=None, call=1, merges=False)
+    alone = ReadyToJudge(loop=1, step=None, call=1, merges=False, steps=9)
     world = World([[AFTER], [alone]]).run()
     assert world.shares == [(0, 0, 1)]
     assert world.found == [[FOUND]] * 2
@@ -107,7 +108,7 @@ def test_who_has_ended_is_not_waited_for() -> None:
 def test_a_successor_behind_the_step_is_not_waited_for() -> None:
     """Its predecessor had pushed that step, and died while it judged."""
     judges = Judges(workers=2, directory="d")
-    within = ReadyToJudge(loop=1, step=7, call=1, merges=True)
+    within = ReadyToJudge(loop=1, step=7, call=1, merges=True, steps=7)
     assert judges.receive(0, within) == []
     (first, _) = judges.receive(1, within)
     assert first == (0, Judge(number=1, index=0, count=2, directory="d"))
@@ -130,7 +131,7 @@ def test_a_disk_that_is_full_leaves_it_to_one() -> None:
 
 def test_workers_at_different_places_are_told_apart() -> None:
     judges = Judges(workers=2, directory="d")
-    judges.receive(0, ReadyToJudge(loop=1, step=5, call=1, merges=True))
+    judges.receive(0, ReadyToJudge(loop=1, step=5, call=1, merges=True, steps=5))
     assert judges.describe_waiting() == "workers [0] wait in job.evaluate(together=True) for workers [1]"
     with pytest.raises(UserError, match="worker 0 in step 5 of loop 1, worker 1 after loop 1"):
         judges.receive(1, AFTER)
@@ -149,6 +150,38 @@ def test_a_synchronous_worker_that_ends_before_the_others_is_named() -> None:
     judges.receive(1, Trained(steps=11, samples=0, seconds=0.0))
     judges.note_successor(1)
     judges.receive(0, Awaits(step=12))
+
+
+def test_a_synchronous_worker_that_goes_on_past_the_others_is_named() -> None:
+    """Whichever of the two is heard first. One that pushed the step that another stands behind may still come."""
+    for late in (0, 1):
+        judges = Judges(workers=2, directory="d")
+        reports = [(1, replace(AFTER, steps=11)), (0, Awaits(step=12))]
+        judges.receive(*reports[late])
+        with pytest.raises(UserError, match=r"worker 1 waits in .* after step 11, and worker 0 .* step 12"):
+            judges.receive(*reports[1 - late])
+    judges = Judges(workers=2, directory="d")
+    judges.receive(0, Awaits(step=11))
+    judges.receive(1, replace(AFTER, steps=11))
+    assert [type(command) for _, command in judges.receive(0, replace(AFTER, steps=11))] == [Judge, Judge]
+
+
+def test_a_successor_may_be_ahead_of_those_who_judge_without_it() -> None:
+    judges = Judges(workers=2, directory="d")
+    judges.receive(1, Passed(loop=1, step=7))
+    judges.receive(1, Awaits(step=7))
+    (told,) = judges.receive(0, ReadyToJudge(loop=1, step=7, call=1, merges=True, steps=6))
+    assert told == (0, Judge(number=1, index=0, count=1, directory="d"))
+    judges.receive(1, Awaits(step=7))
+    judges = Judges(workers=2, directory="d")
+    for worker in (0, 1):
+        judges.receive(worker, AFTER)
+    judges.receive(1, Tallied(number=1))
+    judges.receive(0, Tallied(number=1))
+    judges.receive(0, Concluded(number=1, metrics=FOUND))
+    judges.receive(1, Awaits(step=50))
+    judges.note_successor(0)
+    assert judges.receive(0, AFTER) == [(0, Conclude(metrics=FOUND))], "it comes to what is over"
 
 
 def test_after_a_fall_back_all_judge_again() -> None:

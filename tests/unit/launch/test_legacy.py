@@ -146,7 +146,7 @@ def test_a_line_without_end_is_not_kept() -> None:
 
 def test_commands_are_known_until_it_is_somebody_else() -> None:
     ledger = Ledger()
-    ledger.note_said(encode(ReadyToJudge(loop=1, step=2, call=1, merges=True)) + b"\n")
+    ledger.note_said(encode(ReadyToJudge(loop=1, step=2, call=1, merges=True, steps=9)) + b"\n")
     ledger.note_told(encode(Evaluate()) + b"\n" + encode(Conclude(metrics={})) + b"\n")
     assert (ledger.told, ledger.said) == ({"evaluate", "conclude"}, {})
     ledger.begin()

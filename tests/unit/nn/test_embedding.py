@@ -252,8 +252,8 @@ def test_prefetched_rows_are_used_once():
 @pytest.mark.parametrize(
     ("change", "error", "says"),
     [
-        (lambda kjt: kjt.values().__setitem__(0, 999), IndexError, "999"),
-        (lambda kjt: kjt.values().__setitem__(0, -1), IndexError, "-1"),
+        (lambda kjt: kjt.values().__setitem__(0, 999), UserError, r"feature .user., table .*: id 999 is out of range"),
+        (lambda kjt: kjt.values().__setitem__(0, -1), UserError, "id -1 is out of range"),
         (lambda kjt: kjt.lengths().__setitem__(0, 77), ValueError, "lengths"),
         (lambda kjt: kjt.keys().__setitem__(0, "nobody"), KeyError, "user"),
     ],

@@ -126,6 +126,8 @@ def test_epochs_are_shuffled_by_the_seed() -> None:
     assert deal(LOADERS["shuffled"](), epochs=2) == first
     assert deal(LOADERS["shuffled"](), epochs=2, seed=8) != first
     assert first[:5] != first[5:], "each epoch has an order of its own"
+    loops = [deal(LOADERS["shuffled"](), epochs_before=before) for before in (0, 1)]
+    assert loops[0] + loops[1] == first, "also where each is a loop"
 
 
 def test_only_own_batches_are_read() -> None:

@@ -15,6 +15,7 @@ import torch
 from click_models import (
     BATCH,
     CASES,
+    DIM,
     ROWS,
     SGD,
     Clicks,
@@ -30,6 +31,7 @@ from click_models import (
     train_plainly,
 )
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 import regrow
 from regrow import metrics as regrow_metrics
@@ -94,41 +96,43 @@ def test_the_parts_of_a_step_by_themselves() -> None:
     assert job.progress.step == 4
 
 
-# -- what does not train ----------------------------------------------------------------------------------
+# -- what is counted --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("how", ["eval", "requires_grad_", "no_grad"])
-def test_frozen_rows_stay(how: str) -> None:
+def test_a_loop_for_each_epoch_is_the_same_as_one_for_all() -> None:
+    loader = DataLoader(range(12), batch_size=4, shuffle=True, collate_fn=lambda ids: make_batches(1, seed=sum(ids))[0])
+    weights = []
+    for loops, epochs in ((1, 3), (3, 1)):
+        job, model = make_job()
+        for _ in range(loops):
+            train(job, model, loader, epochs=epochs)
+        weights.append(job.read_weights("t_user"))
+    assert torch.equal(*weights)
+
+
+def test_steps_are_counted_over_all_loops() -> None:
     job, model = make_job()
-    collection: Any = model.collections[0]
-    before = job.read_weights("t_user")
-    if how == "eval":
-        collection.eval()
-    elif how == "requires_grad_":
-        collection.requires_grad_(False)
-    for batch in job.loop(make_batches(3)):
-        with torch.set_grad_enabled(how != "no_grad"):
-            pooled = collection(batch.features).values()
-        job.step(nn.functional.binary_cross_entropy_with_logits(model.top(pooled)[:, 0], batch.labels))
-    assert torch.equal(job.read_weights("t_user"), before)
-    job.refresh()
-    assert model.top.weight.grad is None
+    counted = []
+    for _ in range(2):
+        for batch in job.loop(make_batches(4), accumulate=2):
+            counted.append(job.steps)
+            job.step(loss_of(model, batch))
+            counted.append(job.steps)
+    assert counted == [0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3, 4]
 
 
-def test_a_look_in_between_changes_nothing() -> None:
-    other, judged = make_batches(2, seed=5), []
-    job, model = make_job()
+def test_a_synchronous_step_under_way_cannot_be_settled() -> None:
+    job = Job(AloneSeat(seed=3, mode="sync"))
+    model = job.dense(
+        Model(job.embedding_bag_collection([make_table("t_user", "user")], optimizer=SGD), width=DIM), SGD
+    )
     for batch in job.loop(make_batches(4)):
-        loss = loss_of(model, batch)
-        model.eval()
-        with torch.no_grad():
-            judged.append(model(other[0].features))
-        model.train()
-        job.step(loss)
-    same, model = make_job()
-    train(same, model, make_batches(4))
-    assert torch.equal(job.read_weights("t_user"), same.read_weights("t_user"))
-    assert not torch.equal(judged[0], judged[-1])
+        if job.steps == 2:
+            with pytest.raises(UserError, match=r"settle\(\) in the middle of step 3"):
+                job.settle()
+        job.step(loss_of(model, batch))
+        job.settle()
+    assert job.steps == 4
 
 
 def test_a_batch_that_is_left_out_counts() -> None:

@@ -199,3 +199,18 @@ def test_gradients_reach_the_weights_of_ids() -> None:
     wanted = theirs.features.weights().grad
     assert wanted is not None and float(wanted.abs().max()) > 0
     torch.testing.assert_close(mine.features.weights().grad, wanted)
+
+
+def test_features_one_by_one() -> None:
+    """As torchrec.KeyedJaggedTensor gives them."""
+    weights = torch.arange(4.0)
+    features = regrow.KeyedJaggedTensor(["a", "b"], torch.tensor([7, 8, 9, 5]), torch.tensor([2, 0, 1, 1]), weights)
+    assert features.length_per_key() == [2, 2]
+    first, second = features.to_dict().values()
+    assert (first.values().tolist(), first.lengths().tolist()) == ([7, 8], [2, 0])
+    assert (second.values().tolist(), second.lengths().tolist()) == ([9, 5], [1, 1])
+    assert torch.equal(features["b"].weights_or_none(), weights[2:])
+    nothing = regrow.KeyedJaggedTensor(["a", "b"], torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.int32))
+    assert [len(part.values()) for part in nothing.to_dict().values()] == [0, 0]
+    with pytest.raises(KeyError):
+        features["c"]

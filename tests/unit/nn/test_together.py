@@ -129,10 +129,10 @@ def test_a_round_that_is_begun_again_counts_once(capsys: pytest.CaptureFixture[s
         alone,
         orders.Conclude(metrics={"auc": 0.25, "x": None}),
     )
-    found = judge_together(parent, (1, None, 1), [AUC(), adapt(Accuracy(refuses=True))], judge)
+    found = judge_together(parent, (1, None, 1), [AUC(), adapt(Accuracy(refuses=True))], judge, steps=9)
     assert found["auc"] == 0.25 and np.isnan(found["x"])
     ready, tallied, concluded = parent.reports
-    assert ready == reports.ReadyToJudge(loop=1, step=None, call=1, merges=False)
+    assert ready == reports.ReadyToJudge(loop=1, step=None, call=1, merges=False, steps=9)
     assert tallied == reports.Tallied(number=1)
     whole = AUC()
     judge([whole], 0, 1)

@@ -67,8 +67,8 @@ def note_calls(client: Any, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         calls.append(f"pull {step}")
         return pull(plan, step=step, **options)
 
-    def noted_push(ticket: Any, grads: Any, *rates: Any) -> int:
-        seq: int = push(ticket, grads, *rates)
+    def noted_push(ticket: Any, grads: Any, *rates: Any, **options: Any) -> int:
+        seq: int = push(ticket, grads, *rates, **options)
         calls.append(f"push {seq}")
         return seq
 

@@ -24,7 +24,7 @@ from regrow.core import decode, flusher
 from regrow.core.flusher import STREAM_BYTES, Budget
 from regrow.core.job import JobSpec, OptimizerKind
 from regrow.core.protection import FlushSpec
-from regrow.errors import ConnectionLost, DataLoss
+from regrow.errors import ConnectionLost, DataLoss, UserError
 from regrow.runtime.client import Client, Ticket
 from regrow.runtime.inprocess import InProcessCluster
 
@@ -502,3 +502,9 @@ def test_commit_none_goes_on_without_what_was_not_flushed() -> None:
     for _ in range(STEPS):
         run.step()
     run.finish()
+
+
+@pytest.mark.parametrize("server", [-1, 3])
+def test_a_server_that_is_not_there_cannot_be_killed(server: int) -> None:
+    with pytest.raises(UserError, match=f"no server {server}"):
+        InProcessCluster(servers=3).kill(server)
