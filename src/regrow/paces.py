@@ -63,6 +63,7 @@ PACES: dict[str, str] = {
     "launch.processes:DYING_SECONDS_MAX": "how long it is looked at so often",
     "launch.outpost:LAST_WORDS_SECONDS": "for the rest of what a dead child said",
     "launch.outpost:LOOK_SECONDS": "between two looks",
+    "launch.outpost:GATHER_SECONDS": "between two answers that say only how a worker gets on",
     "launch.local:MEMO_SECONDS": "between two looks at whether a successor would have to know more",
     "launch.ray_job:RETRY_SECONDS": "between two questions to a job whose launcher is away",
     "launch.ray_job:KEEP_SECONDS": "how long the result of a job is kept for whoever asks",

@@ -111,7 +111,7 @@ WAITS: tuple[Wait, ...] = (
         notices="launcher; usually Ray, or the coordinator, before it",
         then="all processes of that node count as ended",
         calls=(
-            "launch/outpost.py:Outpost.hear",
+            "launch/outpost.py:Outpost._await_news",
             "launch/ray.py:RayProcesses._take",
             "launch/outpost.py:Outpost._reap",
         ),

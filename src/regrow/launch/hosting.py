@@ -86,7 +86,7 @@ class Host:
             return self._make_backend(logs)
         if self._ray is None:
             return LocalProcesses(logs=logs, command=self._command)
-        from regrow.launch.outpost import REMOTE_COMMAND
+        from regrow.launch.outpost import GATHER_SECONDS, REMOTE_COMMAND
         from regrow.launch.ray import RayProcesses
 
         assert self._wish is not None
@@ -97,6 +97,8 @@ class Host:
             command=REMOTE_COMMAND if self._command == CHILD_COMMAND else self._command,
             directory=os.getcwd(),
             seat=self.seat,
+            # Whoever is to be killed at a step is killed when the launcher hears of it.
+            gather_seconds=0.0 if self._config.sabotage else GATHER_SECONDS,
         )
         if self._inherits:
             return backend

@@ -13,7 +13,7 @@ import os
 import secrets
 import socket
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -66,6 +66,15 @@ def connect(address: str) -> Any:
             hint="start one with `ray start --head`, or name one with --address HOST:PORT",
         ) from None
     return ray
+
+
+def ask_node(ray: Any, node: str, function: Callable[..., Any], *words: Any) -> Any:
+    """Runs that function on that node, once, in a process that ends with it: Ray would keep one that idles there for
+    as long as the cluster lives, for half a percent of a processor and a hundred megabytes."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    task = ray.remote(num_cpus=0, max_retries=0, max_calls=1)(function)
+    return task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote(*words)
 
 
 # -- what there is ------------------------------------------------------------------------------------------
@@ -243,20 +252,11 @@ def digest_file(path: str, *, whole: bool = False) -> str | None:
 
 def check_nodes(ray: Any, nodes: Sequence[Node], where: Mapping[str, Where], config: TrainConfig) -> None:
     """Raises a UserError that names the first node which cannot run this, and why."""
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
     with _make_marker(config) as marker:
         files = tuple((path, digest) for path in list_files(config) if (digest := digest_file(path)) is not None)
         peers = tuple((at.name, at.host, at.port) for at in where.values())
         asked = Asked(files=files, marker=marker, peers=peers, urls=list_urls(config))
-        remote = ray.remote(num_cpus=0, max_retries=0)(probe)
-        answers = [
-            (
-                node,
-                remote.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False)).remote(asked),
-            )
-            for node in nodes
-        ]
+        answers = [(node, ask_node(ray, node.id, probe, asked)) for node in nodes]
         own = Probe(python=_describe_python(), version=version(), build=digest_build(), problems=())
         for node, answer in answers:
             _check_answer(ray, node, answer, own)
