@@ -67,6 +67,7 @@ PACES: dict[str, str] = {
     "launch.local:MEMO_SECONDS": "between two looks at whether a successor would have to know more",
     "launch.ray_job:RETRY_SECONDS": "between two questions to a job whose launcher is away",
     "launch.ray_job:KEEP_SECONDS": "how long the result of a job is kept for whoever asks",
+    "launch.ray_job:KEEP_REFUSED_SECONDS": "how long the reason is kept why a job was refused",
     "launch.ray:OWN_PAUSE_SECONDS": "what counts as a stop of the launcher itself",
     "launch.ray:POLL_SECONDS": "between two looks",
     "launch.ray:ROOM_SECONDS": "between two looks for room",

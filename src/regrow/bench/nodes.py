@@ -11,7 +11,7 @@ from typing import Any
 STARTS_MAX = 4  # of a node: Ray gives up after half a minute, which a busy machine may take
 STORE_BYTES = 80 << 20
 LABELS = {"kind": "node"}  # of all but the head
-RAY_COMMANDS = (b"ray/core/src", b"ray/_private", b"ray/dashboard", b"ray::", b"/ray/autoscaler")
+OUTPOST = b"ray::Outpost"  # as Ray calls the process of an actor
 
 
 class Nodes:
@@ -102,17 +102,19 @@ def _try_often(start: Any) -> Any:
     raise AssertionError
 
 
-def sum_ray_seconds() -> float:
-    """Processor time of all processes of Ray on this machine so far; ours, behind them, are not counted."""
-    ticks = 0
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError):
-                command = (entry / "cmdline").read_bytes()
-                if any(word in command for word in RAY_COMMANDS) and b"regrow" not in command:
-                    fields = (entry / "stat").read_text().rpartition(")")[2].split()
-                    ticks += int(fields[11]) + int(fields[12])
-    return ticks / os.sysconf("SC_CLK_TCK")
+def read_seconds() -> dict[str, float]:
+    """Processor time so far of all that this process has started, and of itself: of the run, of the outposts that its
+    processes sit behind, and of the rest of Ray. Who has ended by now is not counted."""
+    seconds = {"run": 0.0, "outposts": 0.0, "ray": 0.0}
+    for pid in _list_with_children(os.getpid()):
+        with contextlib.suppress(OSError):
+            name = Path(f"/proc/{pid}/comm").read_text()
+            command = Path(f"/proc/{pid}/cmdline").read_bytes()
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            kind = "run" if pid == os.getpid() or name.startswith("rg ") else "ray"
+            kind = "outposts" if OUTPOST in command else kind
+            seconds[kind] += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return seconds
 
 
 def _raylet(node: Any) -> int:

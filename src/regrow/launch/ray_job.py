@@ -6,7 +6,7 @@
 
 The actor runs `launch/local.py` in a thread, as the command itself does on one machine, and keeps what is shown; asking
 it costs the run nothing. It stays when the run has ended, for whoever asks for the result, until it is fetched away by
-`stop`, replaced by another of its name, or `KEEP_SECONDS` have passed.
+`stop`, replaced by another of its name, or `KEEP_SECONDS` have passed. One that was refused has no result, and is soon gone.
 
 When it dies, Ray starts it again, on another node if it must: then it takes the run over (`launch/takeover.py`) from
 the processes of the run, which wait for it (`launch/outpost.py`). What a job said before is not there any more.
@@ -40,6 +40,7 @@ from regrow.launch.rundir import RunDir
 
 PREFIX = "job/"
 KEEP_SECONDS = 86400.0  # Too short: nobody has looked at the result yet. Too long: a small process for each job.
+KEEP_REFUSED_SECONDS = 60.0  # of one that was refused before it had a directory: for whoever waits for the reason
 READ_SECONDS_MAX = 1.0  # of one question for news
 ANSWER_SECONDS_MAX = 30.0  # for any answer of a job. Too small: a busy cluster counts as a lost job.
 # For Ray to start a launcher anew, and for it to answer. Too small: a job that goes on counts as lost. Too large: one
@@ -213,7 +214,8 @@ class Job:
             over = Over(failure=self._failure, directory=str(self._root or ""), node=os.uname().nodename)
             ray_posts.note_over(self._seat, msgspec.json.encode(over))
         self._transcript.notify()
-        time.sleep(KEEP_SECONDS)
+        has_result = self._run is not None or self._over is not None
+        time.sleep(KEEP_SECONDS if has_result else KEEP_REFUSED_SECONDS)
         self._leave()
 
     def _train_or_go_on(self) -> None:
@@ -416,10 +418,11 @@ def _ask(ray: Any, call: Callable[[], Any], name: str) -> Any:
             return ray.get(call(), timeout=SUCCESSOR_SECONDS_MAX if is_away else ANSWER_SECONDS_MAX)
         except ray.exceptions.GetTimeoutError:
             raise RegrowError(f"job {name} did not answer within {ANSWER_SECONDS_MAX:.0f} s") from None
-        except ray.exceptions.RayActorError:
+        except ray.exceptions.RayActorError as error:
             if find(ray, name, missing_ok=True) is None or time.monotonic() >= deadline:
+                words = [line.strip() for line in str(error).splitlines() if line.strip()]
                 raise RegrowError(
-                    f"job {name} is lost: its launcher died, and has no successor",
+                    f"job {name} is lost: its launcher died, and has no successor: {words[-1] if words else error!r}",
                     hint="with checkpoints, --resume goes on",
                 ) from None
         is_away = True

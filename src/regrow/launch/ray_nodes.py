@@ -52,6 +52,7 @@ def connect(address: str) -> Any:
     # Its reports about usage of memory and lost nodes would come into the middle of the display.
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     try:
+        _look_for_head(address)
         ray.init(
             address=address,
             namespace=NAMESPACE,
@@ -66,6 +67,17 @@ def connect(address: str) -> Any:
             hint="start one with `ray start --head`, or name one with --address HOST:PORT",
         ) from None
     return ray
+
+
+def _look_for_head(address: str) -> None:
+    """Raises ConnectionError where nobody listens: Ray itself would try for minutes."""
+    from ray._private.services import canonicalize_bootstrap_address
+
+    head = canonicalize_bootstrap_address(address)
+    if head is not None:  # else Ray looks for one on this machine, and says so at once
+        host, _, port = head.rpartition(":")
+        if not _reach(host.strip("[]"), int(port)):
+            raise ConnectionError(f"nobody listens at {head}")
 
 
 def ask_node(ray: Any, node: str, function: Callable[..., Any], *words: Any) -> Any:
