@@ -6,7 +6,8 @@
 
 The actor runs `launch/local.py` in a thread, as the command itself does on one machine, and keeps what is shown; asking
 it costs the run nothing. It stays when the run has ended, for whoever asks for the result, until it is fetched away by
-`stop`, replaced by another of its name, or `KEEP_SECONDS` have passed. One that was refused has no result, and is soon gone.
+`stop`, replaced by another of its name, or `KEEP_SECONDS` have passed. One that was refused has no result, and is soon
+gone.
 
 When it dies, Ray starts it again, on another node if it must: then it takes the run over (`launch/takeover.py`) from
 the processes of the run, which wait for it (`launch/outpost.py`). What a job said before is not there any more.
@@ -303,25 +304,28 @@ def submit(ray: Any, config: TrainConfig, *, name: str, overwrite: bool) -> Any:
     old = find(ray, name, missing_ok=True)
     if old is not None:
         if _ask(ray, old.glance.remote, name).state == RUNNING:
-            raise UserError(f"a job of the name {name} is running", hint=f"regrow attach {name}, or another --job")
+            raise _refuse_name(name)
         ray.kill(old, no_restart=True)
         _await_gone(ray, name)
         ray_posts.forget(old._actor_id.hex())
-    job = (
-        ray.remote(Job)
-        .options(
-            name=PREFIX + name,
-            namespace=NAMESPACE,
-            lifetime="detached",
-            num_cpus=0,
-            max_restarts=0 if config.saves_own else LAUNCHERS_MAX,
-            max_task_retries=0,
-            max_concurrency=CALLS_AT_ONCE,
-            **_choose_node(ray, config),
-        )
-        .remote(name, config.to_dict(), overwrite=overwrite, directory=os.getcwd())
+    job = ray.remote(Job).options(
+        name=PREFIX + name,
+        namespace=NAMESPACE,
+        lifetime="detached",
+        num_cpus=0,
+        max_restarts=0 if config.saves_own else LAUNCHERS_MAX,
+        max_task_retries=0,
+        max_concurrency=CALLS_AT_ONCE,
+        **_choose_node(ray, config),
     )
-    return job
+    try:
+        return job.remote(name, config.to_dict(), overwrite=overwrite, directory=os.getcwd())
+    except ValueError:  # somebody else's has it since
+        raise _refuse_name(name) from None
+
+
+def _refuse_name(name: str) -> UserError:
+    return UserError(f"a job of the name {name} is running", hint=f"regrow attach {name}, or another --job")
 
 
 def _choose_node(ray: Any, config: TrainConfig) -> dict[str, Any]:
