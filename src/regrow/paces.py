@@ -65,7 +65,7 @@ PACES: dict[str, str] = {
     "launch.outpost:LOOK_SECONDS": "between two looks",
     "launch.outpost:GATHER_SECONDS": "between two answers that say only how a worker gets on",
     "launch.local:MEMO_SECONDS": "between two looks at whether a successor would have to know more",
-    "launch.ray_job:RETRY_SECONDS": "between two questions to a job whose launcher is away",
+    "launch.ray_jobs:RETRY_SECONDS": "between two questions to a job whose launcher is away",
     "launch.ray_job:KEEP_SECONDS": "how long the result of a job is kept for whoever asks",
     "launch.ray_job:KEEP_REFUSED_SECONDS": "how long the reason is kept why a job was refused",
     "launch.ray:OWN_PAUSE_SECONDS": "what counts as a stop of the launcher itself",

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from regrow.config import TrainConfig
-from regrow.launch.ray_job import ENDED, FAILED, RUNNING, Job, Page
+from regrow.launch.ray_job import Job
+from regrow.launch.ray_jobs import ENDED, FAILED, RUNNING, Page
 
 DEADLINE_SECONDS = 120.0
 SMALL = {"model": "kaggle", "rows_max": 500, "batch": 64, "test_rows": 512, "servers": 2, "workers": 1, "steps": 5}

@@ -38,7 +38,7 @@ from regrow.errors import RegrowError, UserError
 from regrow.launch import local
 from regrow.launch.display import QuietDisplay
 from regrow.launch.ray import RayProcesses
-from regrow.launch.ray_nodes import load_ray
+from regrow.launch.ray_connect import load_ray
 from regrow.launch.status import RunStatus
 from regrow.protection import nearest
 

@@ -36,9 +36,9 @@ from regrow.bench.nodes import Nodes
 from regrow.bench.soak_place import make_place
 from regrow.config import TrainConfig
 from regrow.errors import EXIT_FAILED, EXIT_OK, RegrowError, UserError
-from regrow.launch import local, ray_job
+from regrow.launch import local, ray_jobs
 from regrow.launch.display import QuietDisplay
-from regrow.launch.ray_nodes import load_ray
+from regrow.launch.ray_connect import load_ray
 
 SERVERS, R, NODES = 4, 2, 6  # a node for each server, and one for each spare
 LOSSES, LOSSES_QUICK, LOSSES_MAX = 100, 5, 10_000
@@ -180,7 +180,7 @@ class Trial:
         return True
 
     def finish(self) -> dict[str, Any]:
-        self._await(lambda: self.job.read().state != ray_job.RUNNING, "the last loss", END_SECONDS_MAX)
+        self._await(lambda: self.job.read().state != ray_jobs.RUNNING, "the last loss", END_SECONDS_MAX)
         deadline = time.monotonic() + LEFT_SECONDS_MAX
         while (left := self.job.list_posts() + self.job.list_rooms()) and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
@@ -249,7 +249,7 @@ class Trial:
 
     def _is_well(self, step: int) -> bool:
         """Or it has ended."""
-        if self.job.read().state != ray_job.RUNNING:
+        if self.job.read().state != ray_jobs.RUNNING:
             return True
         lines = self.job.read_metrics()[-CALM_LINES:]
         is_calm = len(lines) == CALM_LINES and all(map(is_whole, lines)) and lines[0]["step"] >= step

@@ -54,9 +54,9 @@ class Host:
             memory.check(config)
 
     def _connect(self) -> None:
-        from regrow.launch import ray_nodes
+        from regrow.launch import ray_connect, ray_nodes
 
-        self._ray = ray_nodes.connect(self._config.address)
+        self._ray = ray_connect.connect(self._config.address)
         config = self._config
         if self._inherits:  # all of this was looked at before the run began
             self._wish = ray_nodes.make_wish(config, 0 if config.script else memory.count_server_bytes(config))

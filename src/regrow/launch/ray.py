@@ -48,7 +48,8 @@ from regrow.launch.placement import (
     join_words,
     rank_spare,
 )
-from regrow.launch.ray_nodes import ID_LABEL, NAMESPACE, ask_node, list_nodes, plan
+from regrow.launch.ray_connect import NAMESPACE
+from regrow.launch.ray_nodes import ID_LABEL, ask_node, list_nodes, plan
 from regrow.launch.ray_posts import Found, Seat, leave
 from regrow.launch.ray_process import Bundle, RemoteProcess, make_options, make_resources
 from regrow.launch.rundir import Logs

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import logging
 import os
 import secrets
-import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -23,61 +21,15 @@ from regrow.clusters import parse_label
 from regrow.config import TrainConfig
 from regrow.errors import RegrowError, UserError
 from regrow.launch.placement import Need, Node, NoRoom, Seats, Stripes, Wish, plan_seats
+from regrow.launch.ray_connect import reach
 from regrow.launch.version import version
 from regrow.protection import ErasureCode
 
-NAMESPACE = "regrow"
 HEAD_RESOURCE = "node:__internal_head__"
 ID_LABEL = "ray.io/node-id"
 # For Ray to start a process on a node and to get an answer of it. Too small: a cold node counts as a broken one. Too
 # large: the user waits for a node that hangs.
 PROBE_SECONDS_MAX = 120.0
-REACH_SECONDS_MAX = 5.0  # from one node to another
-
-
-def load_ray() -> Any:
-    """The library, or an error that says how to get it."""
-    try:
-        import ray
-    except ImportError:
-        raise UserError("--cluster ray: Ray is not installed here", hint="pip install 'regrow[ray]'") from None
-    return ray
-
-
-def connect(address: str) -> Any:
-    """Ray, connected to a cluster that runs. Raises UserError where there is none."""
-    ray = load_ray()
-    if ray.is_initialized():
-        return ray
-    # Its reports about usage of memory and lost nodes would come into the middle of the display.
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    try:
-        _look_for_head(address)
-        ray.init(
-            address=address,
-            namespace=NAMESPACE,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            configure_logging=True,
-        )
-    except (ConnectionError, ValueError, RuntimeError, TimeoutError) as error:
-        words = str(error).strip().splitlines()
-        raise UserError(
-            f"no Ray cluster answers at {address!r}: {words[0] if words else type(error).__name__}",
-            hint="start one with `ray start --head`, or name one with --address HOST:PORT",
-        ) from None
-    return ray
-
-
-def _look_for_head(address: str) -> None:
-    """Raises ConnectionError where nobody listens: Ray itself would try for minutes."""
-    from ray._private.services import canonicalize_bootstrap_address
-
-    head = canonicalize_bootstrap_address(address)
-    if head is not None:  # else Ray looks for one on this machine, and says so at once
-        host, _, port = head.rpartition(":")
-        if not _reach(host.strip("[]"), int(port)):
-            raise ConnectionError(f"nobody listens at {head}")
 
 
 def ask_node(ray: Any, node: str, function: Callable[..., Any], *words: Any) -> Any:
@@ -215,17 +167,9 @@ def probe(asked: Asked) -> Probe:
             problems.append(f"{path} is another one there")
     if asked.marker is not None and not os.path.exists(asked.marker):
         problems.append(f"{os.path.dirname(asked.marker)} is not the same directory there")
-    problems += [f"it cannot reach node {name} at {host}" for name, host, port in asked.peers if not _reach(host, port)]
+    problems += [f"it cannot reach node {name} at {host}" for name, host, port in asked.peers if not reach(host, port)]
     problems += [problem for url in asked.urls if (problem := _look_at_storage(url)) is not None]
     return Probe(python=_describe_python(), version=version(), build=digest_build(), problems=tuple(problems))
-
-
-def _reach(host: str, port: int) -> bool:
-    try:
-        with socket.create_connection((host, port), timeout=REACH_SECONDS_MAX):
-            return True
-    except OSError:
-        return False
 
 
 def _look_at_storage(url: str) -> str | None:

@@ -18,7 +18,7 @@ from regrow.clusters import parse_label
 from regrow.config import TrainConfig
 from regrow.core.identity import Identity
 from regrow.errors import ConfigError, UserError
-from regrow.launch import memory, ray_nodes
+from regrow.launch import memory, ray_connect, ray_nodes
 from regrow.launch.backend import Exit
 from regrow.launch.judges import Judges
 from regrow.launch.orders import Judge
@@ -140,7 +140,7 @@ def test_an_address_where_nobody_listens_is_known_at_once() -> None:
         address = f"127.0.0.1:{server.getsockname()[1]}"
     began = time.monotonic()
     with pytest.raises(UserError, match=f"no Ray cluster answers at '{address}': nobody listens at "):
-        ray_nodes.connect(address)
+        ray_connect.connect(address)
     assert time.monotonic() - began < 60.0, "Ray would try for minutes"
 
 
