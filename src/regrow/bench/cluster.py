@@ -160,8 +160,8 @@ def measure_speed(report: common.Report, size: Size) -> None:
     with make_nodes(NODES) as nodes:
         for turn in range(size.rounds):
             for where in ("local", "ray") if turn % 2 == 0 else ("ray", "local"):
-                row = {"kind": "speed", "where": where, "round": turn}
-                row |= _measure_rate(nodes if where == "ray" else None, size)
+                rate = _measure_rate(nodes if where == "ray" else None, size)
+                row = {"kind": "speed", "where": where, "round": turn, **rate}
                 report.rows.append(row)
                 found[where].append(row)
                 shares = ", ".join(f"{kind} {share:.2f}" for kind, share in row["processors"].items())

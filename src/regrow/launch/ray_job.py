@@ -181,8 +181,7 @@ class Job:
             over = Over(failure=self._failure, directory=str(self._root or ""), node=os.uname().nodename)
             ray_posts.note_over(self._seat, msgspec.json.encode(over))
         self._transcript.notify()
-        has_result = self._run is not None or self._over is not None
-        time.sleep(KEEP_SECONDS if has_result else KEEP_REFUSED_SECONDS)
+        time.sleep(KEEP_REFUSED_SECONDS if self._root is None else KEEP_SECONDS)
         self._leave()
 
     def _train_or_go_on(self) -> None:
