@@ -13,7 +13,7 @@ from regrow.errors import RegrowError, UserError
 from regrow.launch.ray_connect import NAMESPACE
 
 PREFIX = "job/"
-ANSWER_SECONDS_MAX = 30.0  # for any answer of a job. Too small: a busy cluster counts as a lost job.
+ANSWER_SECONDS_MAX = 30.0  # to say how a job is, among others. Too small: a busy cluster counts as a lost job.
 # For Ray to start a launcher anew, and for it to answer. Too small: a job that goes on counts as lost. Too large: one
 # that is lost is waited for. Ray misses a node that falls silent after about half a minute.
 SUCCESSOR_SECONDS_MAX = 120.0
@@ -68,7 +68,7 @@ def list_jobs(ray: Any) -> list[Glance]:
             job = find(ray, name, missing_ok=True)
             if job is not None:
                 try:
-                    found.append(ask(ray, job.glance.remote, name))
+                    found.append(ask(ray, job.glance.remote, name, seconds=ANSWER_SECONDS_MAX))
                 except RegrowError as error:
                     found.append(Glance(name, "lost", error.message, "", ""))
     return sorted(found)
@@ -113,15 +113,15 @@ def fetch(ray: Any, name: str, out: Path) -> int:
     return len(files)
 
 
-def ask(ray: Any, call: Callable[[], Any], name: str) -> Any:
-    """Once more, if the launcher dies and has a successor: all questions can be asked again."""
+def ask(ray: Any, call: Callable[[], Any], name: str, *, seconds: float = SUCCESSOR_SECONDS_MAX) -> Any:
+    """Once more, if the launcher dies and has a successor: all questions can be asked again. One that falls silent with
+    its node is missed by Ray so late that nothing shorter than the time for a successor would do."""
     deadline = time.monotonic() + SUCCESSOR_SECONDS_MAX
-    is_away = False
     while True:
         try:
-            return ray.get(call(), timeout=SUCCESSOR_SECONDS_MAX if is_away else ANSWER_SECONDS_MAX)
+            return ray.get(call(), timeout=seconds)
         except ray.exceptions.GetTimeoutError:
-            raise RegrowError(f"job {name} did not answer within {ANSWER_SECONDS_MAX:.0f} s") from None
+            raise RegrowError(f"job {name} did not answer within {seconds:.0f} s") from None
         except ray.exceptions.RayActorError as error:
             if find(ray, name, missing_ok=True) is None or time.monotonic() >= deadline:
                 words = [line.strip() for line in str(error).splitlines() if line.strip()]
@@ -129,5 +129,4 @@ def ask(ray: Any, call: Callable[[], Any], name: str) -> Any:
                     f"job {name} is lost: its launcher died, and has no successor: {words[-1] if words else error!r}",
                     hint="with checkpoints, --resume goes on",
                 ) from None
-        is_away = True
         time.sleep(RETRY_SECONDS)
