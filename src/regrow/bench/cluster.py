@@ -55,6 +55,8 @@ STATUS_TIMES = 5
 NODES = 5
 SCALE_PER_NODE = 2
 SCALE_STEPS = 150  # for each loss, which are over by then
+# With the usual five Ray takes nodes for lost whose processes do not get a turn of the processors in time.
+SCALE_HEALTH_CHECKS = 100
 NODE_CPUS = 2.0
 
 
@@ -94,9 +96,9 @@ def run(*, quick: bool, json_path: str | None, part: str | None = None) -> int:
 
 
 @contextlib.contextmanager
-def make_nodes(count: int, *, cpus: float = NODE_CPUS) -> Iterator[Nodes]:
+def make_nodes(count: int, *, cpus: float = NODE_CPUS, health_checks: int | None = None) -> Iterator[Nodes]:
     """Besides the head."""
-    nodes = Nodes()
+    nodes = Nodes(health_checks=health_checks)
     try:
         nodes.add(count, cpus=cpus)
         yield nodes
@@ -314,7 +316,7 @@ def measure_scale(report: common.Report, size: Size) -> None:
     servers = size.scale_servers
     # One node more than are needed, so that the first to lose its own has a spare one; then more sit together. A node
     # for each server would be 33 of Ray's, whose own processes two cores do not bear.
-    with make_nodes(servers // SCALE_PER_NODE + 1, cpus=1.0) as nodes:
+    with make_nodes(servers // SCALE_PER_NODE + 1, cpus=1.0, health_checks=SCALE_HEALTH_CHECKS) as nodes:
         watcher = Watcher()
         watcher.one_by_one = True
         steps = 60 + SCALE_STEPS * size.scale_losses

@@ -17,11 +17,14 @@ OUTPOST = b"ray::Outpost"  # as Ray calls the process of an actor
 class Nodes:
     """A head, and as many nodes as are added."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, health_checks: int | None = None) -> None:
+        """`health_checks`: so many that a node does not answer, and Ray counts it as lost."""
         os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 - that is its name; or a busy machine would hardly let them start
         from ray.cluster_utils import Cluster
 
-        head = {"num_cpus": 2, "include_dashboard": False, "object_store_memory": STORE_BYTES}
+        head: dict[str, Any] = {"num_cpus": 2, "include_dashboard": False, "object_store_memory": STORE_BYTES}
+        if health_checks is not None:
+            head["_system_config"] = {"health_check_failure_threshold": health_checks}
         self._cluster: Any = _try_often(lambda: Cluster(initialize_head=True, head_node_args=head))
         self._frozen: list[int] = []
 

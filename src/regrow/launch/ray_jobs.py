@@ -125,8 +125,9 @@ def ask(ray: Any, call: Callable[[], Any], name: str, *, seconds: float = SUCCES
         except ray.exceptions.RayActorError as error:
             if find(ray, name, missing_ok=True) is None or time.monotonic() >= deadline:
                 words = [line.strip() for line in str(error).splitlines() if line.strip()]
+                why = words[-1] if words else type(error).__name__
                 raise RegrowError(
-                    f"job {name} is lost: its launcher died, and has no successor: {words[-1] if words else type(error).__name__}",
+                    f"job {name} is lost: its launcher died, and has no successor: {why}",
                     hint="with checkpoints, --resume goes on",
                 ) from None
         time.sleep(RETRY_SECONDS)
