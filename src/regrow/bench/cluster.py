@@ -117,7 +117,8 @@ class Watcher(QuietDisplay):
         self.known_at: dict[str, float] = {}  # by role and number: when its loss was in the books
         self.replaced_at: dict[str, float] = {}
         self.acts: list[tuple[int, Callable[[], object]]] = []
-        self.one_by_one = False  # what is done waits until nothing is missing
+        self.one_by_one = False  # what is done waits until what was done before has shown, and nothing is missing
+        self._failures_due = 0
         self.backend: RayProcesses | None = None
         self.said: list[tuple[float, str]] = []
 
@@ -130,10 +131,11 @@ class Watcher(QuietDisplay):
             self.known_at.setdefault(name, now)
             if failure.replaced_at is not None:
                 self.replaced_at.setdefault(name, failure.replaced_at)
-        is_well = all(failure.is_over or failure.settled for failure in status.failures.all)
+        failures = status.failures.all
+        is_well = len(failures) >= self._failures_due and all(each.is_over or each.settled for each in failures)
         while self.acts and status.step >= self.acts[0][0] and (is_well or not self.one_by_one):
             self.acts.pop(0)[1]()
-            is_well = False
+            is_well, self._failures_due = False, len(failures) + 1
 
     def say(self, text: str) -> None:
         self.said.append((time.monotonic(), text))
