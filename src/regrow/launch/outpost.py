@@ -43,9 +43,10 @@ REMOTE_COMMAND = (PYTHON, "-P", "-m", "regrow.launch.child")
 # Of one question. Too small: it ends for nothing, just before the answer that comes every second (`launch/watch.py`).
 # Too large: a lost one is noticed late.
 HEAR_SECONDS_MAX = 1.5
-# How long a child is kept for a launcher that asks nothing. Too small: a network that stood still ends a run. Too
-# large: what is left of a run keeps its memory.
-LAUNCHER_SECONDS = 60.0
+# How long a child is kept for a launcher that asks nothing. Too small: a network that stood still ends a run, and so
+# does a launcher that falls silent with its node, which Ray misses after 62 s at its defaults: five checks that wait
+# 10 s each, with 3 s between them. Too large: what is left of a run keeps its memory.
+LAUNCHER_SECONDS = 120.0
 LOOK_SECONDS = 1.0
 LAST_WORDS_SECONDS = 1.0  # for the rest of a dead child's stdout
 # How a worker is getting on: so often at most; the first after a while is passed on at once. Too small: a call for

@@ -15,7 +15,7 @@ from regrow.launch.ray_connect import NAMESPACE
 PREFIX = "job/"
 ANSWER_SECONDS_MAX = 30.0  # to say how a job is, among others. Too small: a busy cluster counts as a lost job.
 # For Ray to start a launcher anew, and for it to answer. Too small: a job that goes on counts as lost. Too large: one
-# that is lost is waited for. Ray misses a node that falls silent after about half a minute.
+# that is lost is waited for. Ray misses a node that falls silent after a minute.
 SUCCESSOR_SECONDS_MAX = 120.0
 RETRY_SECONDS = 0.5
 RUNNING, ENDED, FAILED = "running", "ended", "failed"
