@@ -5,6 +5,7 @@ Method: the class that the actor is made of, in this process, with runs on this 
 
 from __future__ import annotations
 
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,9 @@ from typing import Any
 import pytest
 
 from regrow.config import TrainConfig
-from regrow.launch.ray_job import ENDED, FAILED, RUNNING, Job, Page
+from regrow.launch import ray_job
+from regrow.launch.ray_job import Job
+from regrow.launch.ray_jobs import ENDED, FAILED, RUNNING, Page
 
 DEADLINE_SECONDS = 120.0
 SMALL = {"model": "kaggle", "rows_max": 500, "batch": 64, "test_rows": 512, "servers": 2, "workers": 1, "steps": 5}
@@ -51,12 +54,17 @@ def test_a_job_is_followed_to_its_end_and_fetched(tmp_path: Path) -> None:
     assert job.stop(False) is None, "which it has already"
 
 
-def test_what_is_wrong_is_known_before_it_begins(tmp_path: Path) -> None:
+def test_what_is_wrong_is_known_before_it_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And nothing of it stays, as nobody would ask for its directory."""
+    left = threading.Event()
+    monkeypatch.setattr(ray_job, "KEEP_REFUSED_SECONDS", 0.0)
+    monkeypatch.setattr(Job, "_leave", lambda job: left.set())
     _, page = follow(start(tmp_path, data="criteo:nothing.tsv"))
     assert (page.state, page.is_begun) == (FAILED, False)
     assert page.failure is not None
     assert "nothing.tsv" in page.failure.message
     assert page.failure.exit_code == 2
+    assert left.wait(DEADLINE_SECONDS)
 
 
 @pytest.mark.slow

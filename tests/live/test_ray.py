@@ -33,7 +33,7 @@ from regrow.bench import jobs
 from regrow.bench.nodes import Nodes
 from regrow.config import TrainConfig
 from regrow.errors import ChildFailed, UserError
-from regrow.launch import legacy, local, outpost, ray_job, ray_nodes
+from regrow.launch import legacy, local, outpost, ray_connect, ray_jobs
 from regrow.launch.display import QuietDisplay
 from regrow.launch.placement import Stripes, Wish
 from regrow.launch.ray import RayProcesses
@@ -376,7 +376,7 @@ class Job(jobs.Job):
 
     def read_token(self) -> str:
         """As the next launcher would."""
-        post = self._ray.get_actor(self.list_posts()[0], namespace=ray_nodes.NAMESPACE)
+        post = self._ray.get_actor(self.list_posts()[0], namespace=ray_connect.NAMESPACE)
         return str(self._ray.get(post.read_token.remote(self.launchers_before), timeout=DEADLINE_SECONDS))
 
     def follow_until(self, is_there: Callable[[str], bool]) -> None:
@@ -388,7 +388,7 @@ class Job(jobs.Job):
             if any(map(is_there, self.said[seen:])):
                 return
             seen = len(self.said)
-            assert page.state == ray_job.RUNNING, page.failure
+            assert page.state == ray_jobs.RUNNING, page.failure
         raise AssertionError(self.said)
 
     def kill_server(self, nodes: Nodes, id: int) -> None:
@@ -400,9 +400,9 @@ class Job(jobs.Job):
         raise AssertionError(f"there is no server {id}")
 
     def check(self) -> dict[str, Any]:
-        while (page := self.read()).state == ray_job.RUNNING:
+        while (page := self.read()).state == ray_jobs.RUNNING:
             pass
-        assert (page.state, page.failure) == (ray_job.ENDED, None), self.said
+        assert (page.state, page.failure) == (ray_jobs.ENDED, None), self.said
         summary = self.read_summary()
         assert summary["status"] == "ok"
         assert summary["model_sha256"] == undisturbed(1, LONG)
@@ -425,7 +425,7 @@ def find_session() -> Path:
 
 def test_a_secret_is_found_wherever_it_is(tmp_path: Path, nodes: Nodes) -> None:
     """Else it would be no use to look for one: each of these is a way in which a token could get out."""
-    ray = ray_nodes.connect(nodes.address)
+    ray = ray_connect.connect(nodes.address)
 
     class Careless:
         def __init__(self, secret: str) -> None:
@@ -537,7 +537,7 @@ CONTRACT = [
 def test_what_every_backend_does(tmp_path: Path, nodes: Nodes, says: Callable[[Any], None]) -> None:
     """The tests of the other backends, with this one."""
     backend = RayProcesses(
-        ray=ray_nodes.connect(nodes.address),
+        ray=ray_connect.connect(nodes.address),
         logs=Logs(tmp_path, print_warning),
         wish=Wish(stripes=Stripes(servers=1)),
         command=(outpost.PYTHON, echo_role.__file__),

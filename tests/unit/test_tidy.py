@@ -241,7 +241,9 @@ def test_servers_run_without_torch() -> None:
     assert done.stdout.split() == ["False"]
 
 
-RAY_MAY_BE_IMPORTED_IN = {f"regrow.launch.{name}" for name in ("ray", "ray_files", "ray_nodes", "ray_posts", "ray_job")}
+RAY_MAY_BE_IMPORTED_IN = {
+    f"regrow.launch.{name}" for name in ("ray", "ray_connect", "ray_files", "ray_nodes", "ray_posts", "ray_job")
+}
 
 
 @pytest.mark.parametrize("module", MODULES)

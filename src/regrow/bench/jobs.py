@@ -11,7 +11,7 @@ from typing import Any
 
 from regrow.bench.nodes import Nodes
 from regrow.config import TrainConfig
-from regrow.launch import ray_job, ray_nodes
+from regrow.launch import ray_connect, ray_job, ray_jobs
 
 METRICS_BYTES = 1 << 14  # the newest lines of a file that grows
 
@@ -24,22 +24,22 @@ class Job:
         self.name, self.path, self.config = name, Path(config.out), config
         self.nodes = nodes
         self.said: list[str] = []
-        self._ray = ray_nodes.connect(nodes.address)
+        self._ray = ray_connect.connect(nodes.address)
         self._next = 0
         self.actor = ray_job.submit(self._ray, config, name=name, overwrite=False)
 
     # -- what it says ------------------------------------------------------------------------------------------
 
-    def read(self) -> ray_job.Page:
+    def read(self) -> ray_jobs.Page:
         """News, if there are any; also whether it runs."""
-        page: ray_job.Page = ray_job._ask(self._ray, functools.partial(self.actor.read.remote, self._next), self.name)
+        page: ray_jobs.Page = ray_jobs.ask(self._ray, functools.partial(self.actor.read.remote, self._next), self.name)
         self._next = page.next
         self.said += [line for _, line in page.lines]
         return page
 
-    def glance(self) -> ray_job.Glance:
+    def glance(self) -> ray_jobs.Glance:
         """What `regrow status` shows of it."""
-        found: ray_job.Glance = ray_job._ask(self._ray, self.actor.glance.remote, self.name)
+        found: ray_jobs.Glance = ray_jobs.ask(self._ray, self.actor.glance.remote, self.name)
         return found
 
     def read_metrics(self) -> list[dict[str, Any]]:

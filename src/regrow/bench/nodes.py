@@ -11,17 +11,20 @@ from typing import Any
 STARTS_MAX = 4  # of a node: Ray gives up after half a minute, which a busy machine may take
 STORE_BYTES = 80 << 20
 LABELS = {"kind": "node"}  # of all but the head
-RAY_COMMANDS = (b"ray/core/src", b"ray/_private", b"ray/dashboard", b"ray::", b"/ray/autoscaler")
+OUTPOST = b"ray::Outpost"  # as Ray calls the process of an actor
 
 
 class Nodes:
     """A head, and as many nodes as are added."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, health_checks: int | None = None) -> None:
+        """`health_checks`: so many that a node does not answer, and Ray counts it as lost."""
         os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 - that is its name; or a busy machine would hardly let them start
         from ray.cluster_utils import Cluster
 
-        head = {"num_cpus": 2, "include_dashboard": False, "object_store_memory": STORE_BYTES}
+        head: dict[str, Any] = {"num_cpus": 2, "include_dashboard": False, "object_store_memory": STORE_BYTES}
+        if health_checks is not None:
+            head["_system_config"] = {"health_check_failure_threshold": health_checks}
         self._cluster: Any = _try_often(lambda: Cluster(initialize_head=True, head_node_args=head))
         self._frozen: list[int] = []
 
@@ -102,17 +105,19 @@ def _try_often(start: Any) -> Any:
     raise AssertionError
 
 
-def sum_ray_seconds() -> float:
-    """Processor time of all processes of Ray on this machine so far; ours, behind them, are not counted."""
-    ticks = 0
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError):
-                command = (entry / "cmdline").read_bytes()
-                if any(word in command for word in RAY_COMMANDS) and b"regrow" not in command:
-                    fields = (entry / "stat").read_text().rpartition(")")[2].split()
-                    ticks += int(fields[11]) + int(fields[12])
-    return ticks / os.sysconf("SC_CLK_TCK")
+def read_seconds() -> dict[str, float]:
+    """Processor time so far of all that this process has started, and of itself: of the run, of the outposts that its
+    processes sit behind, and of the rest of Ray. Who has ended by now is not counted."""
+    seconds = {"run": 0.0, "outposts": 0.0, "ray": 0.0}
+    for pid in _list_with_children(os.getpid()):
+        with contextlib.suppress(OSError):
+            name = Path(f"/proc/{pid}/comm").read_text()
+            command = Path(f"/proc/{pid}/cmdline").read_bytes()
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            kind = "run" if pid == os.getpid() or name.startswith("rg ") else "ray"
+            kind = "outposts" if OUTPOST in command else kind
+            seconds[kind] += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return seconds
 
 
 def _raylet(node: Any) -> int:

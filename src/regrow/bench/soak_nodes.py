@@ -5,6 +5,7 @@ their power, while the job trains: `regrow bench soak --cluster ray --losses 100
     again             ... and the node of its successor, while that brings its rows back
     two servers       the nodes of two servers together
     silent            the node of a server falls silent, and no connection is closed
+    silent launcher   ... the node of the launcher
     coordinator, worker, launcher        the nodes of these
     launcher process  its process alone
     no room           all nodes that have no server, then one that has: training waits, until nodes join
@@ -36,14 +37,14 @@ from regrow.bench.nodes import Nodes
 from regrow.bench.soak_place import make_place
 from regrow.config import TrainConfig
 from regrow.errors import EXIT_FAILED, EXIT_OK, RegrowError, UserError
-from regrow.launch import local, ray_job
+from regrow.launch import local, ray_jobs
 from regrow.launch.display import QuietDisplay
-from regrow.launch.ray_nodes import load_ray
+from regrow.launch.ray_connect import load_ray
 
 SERVERS, R, NODES = 4, 2, 6  # a node for each server, and one for each spare
 LOSSES, LOSSES_QUICK, LOSSES_MAX = 100, 5, 10_000
 LOSSES_PER_JOB = 10
-# Until the job is well again. Ray takes half a minute to miss a node that falls silent with the launcher on it, and
+# Until the job is well again. Ray takes a minute to miss a node that falls silent with the launcher on it, and
 # starting a node or a process takes its time where two cores do everything.
 LOSS_SECONDS_MAX = 240.0
 END_SECONDS_MAX = 600.0  # for what is left of the steps, and to judge the model
@@ -55,7 +56,7 @@ STEPS_PILOT, LOSS_STEPS_SECONDS = 200, 4.0  # steps for each loss: as many as an
 LAST_SHARE = 0.95  # of the steps; after that a job may be through before a loss is over
 KINDS = (
     *("server", "again", "two servers", "silent", "coordinator", "worker"),
-    *("launcher", "launcher process", "no room"),
+    *("launcher", "silent launcher", "launcher process", "no room"),
 )
 ALL_PLACES = {*(f"server {id}" for id in range(SERVERS)), "worker 0", "coordinator"}
 TRAIN: dict[str, Any] = {
@@ -172,7 +173,7 @@ class Trial:
         began = time.monotonic()
         count = MAKES[kind](self)
         self._refill()
-        is_other = lambda: kind not in ("launcher", "launcher process") or self.job.launcher.get("Pid") != pid  # noqa: E731
+        is_other = lambda: "launcher" not in kind or self.job.launcher.get("Pid") != pid  # noqa: E731
         self._await(lambda: is_other() and self._is_well(step + STEPS_MOVED), f"the loss of {kind}")
         seconds = time.monotonic() - began
         self.rows.append({"kind": "loss", "what": kind, "nodes": count, "step": step, "seconds": round(seconds, 1)})
@@ -180,7 +181,7 @@ class Trial:
         return True
 
     def finish(self) -> dict[str, Any]:
-        self._await(lambda: self.job.read().state != ray_job.RUNNING, "the last loss", END_SECONDS_MAX)
+        self._await(lambda: self.job.read().state != ray_jobs.RUNNING, "the last loss", END_SECONDS_MAX)
         deadline = time.monotonic() + LEFT_SECONDS_MAX
         while (left := self.job.list_posts() + self.job.list_rooms()) and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
@@ -228,6 +229,17 @@ class Trial:
         self.job.nodes.lose(self.job.launcher["Address"]["NodeID"])
         return 1
 
+    def silence_launcher(self) -> int:
+        node = self.job.launcher["Address"]["NodeID"]
+        self.job.nodes.freeze(node)
+        try:
+            self._await(
+                lambda: self.job.launcher.get("Address", {}).get("NodeID", node) != node, "its launcher fell silent"
+            )
+        finally:
+            self.job.nodes.bury(node)
+        return 1
+
     def kill_launcher(self) -> int:
         os.kill(self.job.launcher["Pid"], signal.SIGKILL)
         return 0
@@ -249,7 +261,7 @@ class Trial:
 
     def _is_well(self, step: int) -> bool:
         """Or it has ended."""
-        if self.job.read().state != ray_job.RUNNING:
+        if self.job.read().state != ray_jobs.RUNNING:
             return True
         lines = self.job.read_metrics()[-CALM_LINES:]
         is_calm = len(lines) == CALM_LINES and all(map(is_whole, lines)) and lines[0]["step"] >= step
@@ -287,6 +299,7 @@ MAKES: dict[str, Callable[[Trial], int]] = {
     "coordinator": lambda trial: trial.lose_nodes("coordinator"),
     "worker": lambda trial: trial.lose_nodes("worker 0"),
     "launcher": Trial.lose_launcher,
+    "silent launcher": Trial.silence_launcher,
     "launcher process": Trial.kill_launcher,
     "no room": Trial.lose_room,
 }

@@ -28,12 +28,12 @@ def status(job: str | None, address: str) -> None:
     regrow status
     regrow status mine --address HOST:6379
     """
-    from regrow.launch import ray_job, ray_nodes
+    from regrow.launch import ray_connect, ray_jobs
 
-    ray = ray_nodes.connect(address)
+    ray = ray_connect.connect(address)
     if job is not None:
-        ray_job.find(ray, job)  # or an error that names those there are
-    found = [each for each in ray_job.list_jobs(ray) if job in (None, each.name)]
+        ray_jobs.find(ray, job)  # or an error that names those there are
+    found = [each for each in ray_jobs.list_jobs(ray) if job in (None, each.name)]
     for each in found:
         print(f"{each.name}: {each.state}" + (f", {each.last}" if each.last else ""))
         if job is not None and each.directory:
@@ -47,10 +47,10 @@ def status(job: str | None, address: str) -> None:
 @address_option
 def attach(job: str, address: str) -> None:
     """Shows what JOB says, from the beginning, until it ends. Ctrl-C asks whether it shall stop."""
-    from regrow.launch import ray_job, ray_nodes
+    from regrow.launch import ray_connect, ray_jobs
 
-    ray = ray_nodes.connect(address)
-    follow(ray, ray_job.find(ray, job), job, quiet=False)
+    ray = ray_connect.connect(address)
+    follow(ray, ray_jobs.find(ray, job), job, quiet=False)
 
 
 @click.command(short_help="Stop a job on a Ray cluster.")
@@ -59,9 +59,9 @@ def attach(job: str, address: str) -> None:
 @address_option
 def stop(job: str, save: bool, address: str) -> None:
     """Ends JOB; its directory can be fetched for a day."""
-    from regrow.launch import ray_job, ray_nodes
+    from regrow.launch import ray_connect, ray_jobs
 
-    ray_job.stop(ray_nodes.connect(address), job, save=save)
+    ray_jobs.stop(ray_connect.connect(address), job, save=save)
     print(f"{job} stops" + (" when its model is stored" if save else ""))
 
 
@@ -71,9 +71,9 @@ def stop(job: str, save: bool, address: str) -> None:
 @address_option
 def fetch(job: str, out: str, address: str) -> None:
     """Copies config.toml, metrics.jsonl, summary.json and logs/ of JOB from wherever they are."""
-    from regrow.launch import ray_job, ray_nodes
+    from regrow.launch import ray_connect, ray_jobs
 
-    count = ray_job.fetch(ray_nodes.connect(address), job, Path(out))
+    count = ray_jobs.fetch(ray_connect.connect(address), job, Path(out))
     print(f"{count} files in {out}")
 
 
@@ -85,21 +85,21 @@ COMMANDS = (status, attach, stop, fetch)
 
 def start(config: TrainConfig, *, overwrite: bool, quiet: bool, detach: bool) -> None:
     """Starts a job and follows it; or, with `detach`, leaves it when it has begun."""
-    from regrow.launch import ray_job, ray_nodes
+    from regrow.launch import ray_connect, ray_job, ray_jobs
 
-    ray = ray_nodes.connect(config.address)
+    ray = ray_connect.connect(config.address)
     name = config.job or f"{config.model_name}-{secrets.token_hex(3)}"
     job = ray_job.submit(ray, config, name=name, overwrite=overwrite)
     if not detach:
         follow(ray, job, name, quiet=quiet)
         return
-    page = ray_job.follow(ray, job, name, lambda is_result, line: None, until_begun=True)
+    page = ray_jobs.follow(ray, job, name, lambda is_result, line: None, until_begun=True)
     raise_failure(page)
     print(f"job {name} is running: regrow attach {name}, regrow status {name}, regrow stop {name}")
 
 
 def follow(ray: Any, job: Any, name: str, *, quiet: bool) -> None:
-    from regrow.launch import ray_job
+    from regrow.launch import ray_jobs
 
     def show(is_result: bool, line: str) -> None:
         if is_result or not quiet:
@@ -107,13 +107,13 @@ def follow(ray: Any, job: Any, name: str, *, quiet: bool) -> None:
 
     while True:
         try:
-            page = ray_job.follow(ray, job, name, show)
+            page = ray_jobs.follow(ray, job, name, show)
             break
         except KeyboardInterrupt:
             if not ask_to_stop(name):
                 print(f"job {name} goes on: regrow attach {name}", file=sys.stderr)
                 return
-            ray_job.stop(ray, name, save=False)
+            ray_jobs.stop(ray, name, save=False)
             show = lambda is_result, line: None  # noqa: E731 - it was shown before
     raise_failure(page)
 

@@ -54,9 +54,9 @@ class Host:
             memory.check(config)
 
     def _connect(self) -> None:
-        from regrow.launch import ray_nodes
+        from regrow.launch import ray_connect, ray_nodes
 
-        self._ray = ray_nodes.connect(self._config.address)
+        self._ray = ray_connect.connect(self._config.address)
         config = self._config
         if self._inherits:  # all of this was looked at before the run began
             self._wish = ray_nodes.make_wish(config, 0 if config.script else memory.count_server_bytes(config))
@@ -86,7 +86,7 @@ class Host:
             return self._make_backend(logs)
         if self._ray is None:
             return LocalProcesses(logs=logs, command=self._command)
-        from regrow.launch.outpost import REMOTE_COMMAND
+        from regrow.launch.outpost import GATHER_SECONDS, REMOTE_COMMAND
         from regrow.launch.ray import RayProcesses
 
         assert self._wish is not None
@@ -97,6 +97,8 @@ class Host:
             command=REMOTE_COMMAND if self._command == CHILD_COMMAND else self._command,
             directory=os.getcwd(),
             seat=self.seat,
+            # Whoever is to be killed at a step is killed when the launcher hears of it.
+            gather_seconds=0.0 if self._config.sabotage else GATHER_SECONDS,
         )
         if self._inherits:
             return backend

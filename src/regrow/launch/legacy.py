@@ -56,6 +56,14 @@ _reports = msgspec.json.Decoder(_Report)
 _commands = msgspec.json.Decoder(_Command)
 
 
+def _parse(line: bytes) -> _Report | None:
+    """None: a library printed it."""
+    try:
+        return _reports.decode(line)
+    except ValueError:
+        return None
+
+
 class Ledger:
     """What one process said and was told, as far as a successor of the launcher needs it."""
 
@@ -69,22 +77,21 @@ class Ledger:
         self.said.clear()
         self.told.clear()
 
-    def note_said(self, chunk: bytes) -> None:
+    def note_said(self, chunk: bytes) -> list[str | None]:
+        """The kind of each line that is whole by now; None for one that is no report."""
+        kinds: list[str | None] = []
         *lines, self.pending = (self.pending + chunk).split(b"\n")
         for line in lines:
-            if len(line) > LINE_BYTES_MAX:
-                continue
-            try:
-                report = _reports.decode(line)
-            except ValueError:
-                continue  # a library printed it
-            if report.event not in FLEETING:
+            report = _parse(line)
+            kinds.append(None if report is None else report.event)
+            if report is not None and report.event not in FLEETING and len(line) <= LINE_BYTES_MAX:
                 about = [str(value) for name in ABOUT if (value := getattr(report, name)) is not None]
                 key = " ".join([report.event, *about])
                 self.said.pop(key, None)  # the newest is the last
                 self.said[key] = line
         if len(self.pending) > LINE_BYTES_MAX:
             self.pending = b""
+        return kinds
 
     def note_told(self, data: bytes) -> None:
         for line in data.split(b"\n"):

@@ -3,6 +3,9 @@
     launcher -> tell, act            bytes for the child's stdin; a signal
     launcher <- hear                 bytes of its stdout, of its log, and its end: whatever there is by now
 
+Every answer costs both sides a thousandth of a second of a processor and more. So what nobody waits for is gathered
+(`CALM`, `LEISURELY`), and everything else is passed on at once, with what was gathered before it.
+
 The child is the ordinary one of `launch/child.py`, with pipes and a log as on one machine; what passes is not acted
 upon here. The token comes with the first bytes, and is kept in memory for a successor. Whatever calls these methods
 over the network is not known here (`launch/ray.py` makes an actor of it).
@@ -18,6 +21,7 @@ child's stdin, and the child ends by itself; a launcher that asks nothing for `L
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import subprocess
@@ -36,12 +40,20 @@ from regrow.launch.processes import child_env
 # Python puts the interpreter of this node there.
 PYTHON = "{python}"
 REMOTE_COMMAND = (PYTHON, "-P", "-m", "regrow.launch.child")
-HEAR_SECONDS_MAX = 1.0  # of one question. Too small: many calls for nothing. Too large: a lost one is noticed late.
-# How long a child is kept for a launcher that asks nothing. Too small: a network that stood still ends a run. Too
-# large: what is left of a run keeps its memory.
-LAUNCHER_SECONDS = 60.0
+# Of one question. Too small: it ends for nothing, just before the answer that comes every second (`launch/watch.py`).
+# Too large: a lost one is noticed late.
+HEAR_SECONDS_MAX = 1.5
+# How long a child is kept for a launcher that asks nothing. Too small: a network that stood still ends a run, and so
+# does a launcher that falls silent with its node, which Ray misses after 62 s at its defaults: five checks that wait
+# 10 s each, with 3 s between them. Too large: what is left of a run keeps its memory.
+LAUNCHER_SECONDS = 120.0
 LOOK_SECONDS = 1.0
 LAST_WORDS_SECONDS = 1.0  # for the rest of a dead child's stdout
+# How a worker is getting on: so often at most; the first after a while is passed on at once. Too small: a call for
+# each. Too large: a stall looks shorter than it was.
+CALM = frozenset(("progress",))
+GATHER_SECONDS = 0.25
+LEISURELY = frozenset(("server",))  # counters: with whatever comes next, or at the end of a question
 READ_BYTES = 1 << 15  # of each stream at a time; small enough to travel inside an answer
 BACKLOG_BYTES_MAX = 1 << 20  # of stdout, not asked for yet; then the child's pipe fills, which it can bear
 
@@ -86,6 +98,7 @@ class Outpost:
         launcher_seconds: float = LAUNCHER_SECONDS,
         on_abandoned: Callable[[], None] = lambda: None,
         bundle: int | None = None,
+        gather_seconds: float = GATHER_SECONDS,
     ) -> None:
         env = child_env(role, threads)
         if python_path is not None:
@@ -114,6 +127,8 @@ class Outpost:
         self._ledger = Ledger()
         self._memo, self._memo_number, self._token = b"", (-1, -1), ""
         self._reports = bytearray()
+        self._gather_seconds = gather_seconds
+        self._passed_at, self._due_at = -math.inf, math.inf  # reports: the last ones; those that are here
         self._exit: tuple[int, float, int] | None = None
         self._asked_at = time.monotonic()
         self._launcher_seconds = launcher_seconds
@@ -141,18 +156,33 @@ class Outpost:
         """What has come since the last time; waits so long for something. `whole_log`: the log from its beginning."""
         with self._news:
             self._obey(launcher)
-            is_due = lambda: self._reports or self._exit is not None or launcher < self._launcher  # noqa: E731
-            self._news.wait_for(is_due, seconds)
+            self._await_news(seconds, launcher)
             self._obey(launcher)  # one that was superseded meanwhile must not take anything away
             exit = self._exit
             reports = bytes(self._reports[:READ_BYTES])
             del self._reports[:READ_BYTES]
+            self._passed_at = time.monotonic() if reports else self._passed_at
+            self._due_at = -math.inf if self._reports else math.inf
             self._news.notify_all()
             self._log_bytes = 0 if whole_log else self._log_bytes
             log = os.pread(self._log.fileno(), READ_BYTES, self._log_bytes)
             self._log_bytes += len(log)
             is_all = not self._reports and len(log) < READ_BYTES
         return Heard(reports, log, self._process.pid, exit if is_all else None)
+
+    def _await_news(self, seconds: float, launcher: int) -> None:
+        end = time.monotonic() + seconds
+        while self._exit is None and launcher >= self._launcher:
+            left = (min(end, self._due_at) if self._reports else end) - time.monotonic()
+            if left <= 0:
+                break
+            self._news.wait(left)
+
+    def _find_due(self, event: str | None) -> float:
+        """When a line is to be passed on that came now. None: it is no report."""
+        if event in LEISURELY:
+            return math.inf
+        return self._passed_at + self._gather_seconds if event in CALM else -math.inf
 
     def act(self, number: int, *, launcher: int = 0) -> None:
         """A signal to the child and whatever it started."""
@@ -175,6 +205,7 @@ class Outpost:
             self._obey(launcher)
             self._launcher = launcher
             self._reports = bytearray(self._ledger.pending)  # all that is whole is in the ledger
+            self._due_at = math.inf
             self._news.notify_all()
             ledger = self._ledger
             return Estate(
@@ -221,7 +252,7 @@ class Outpost:
                 # A launcher that does not ask is waited for: then the child's own pipe fills.
                 self._news.wait_for(lambda: len(self._reports) < BACKLOG_BYTES_MAX, self._launcher_seconds)
                 self._reports += chunk
-                self._ledger.note_said(chunk)
+                self._due_at = min([self._due_at, *map(self._find_due, self._ledger.note_said(chunk))])
                 self._news.notify_all()
 
     def _reap(self) -> None:

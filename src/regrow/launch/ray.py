@@ -36,7 +36,7 @@ from regrow.errors import RegrowError, UserError
 from regrow.launch.backend import KILL_SECONDS_MAX, Begun, Delayed, Ended, Exit, News, Noted, Said, name_of
 from regrow.launch.lines import encode
 from regrow.launch.orders import Assignment
-from regrow.launch.outpost import HEAR_SECONDS_MAX, REMOTE_COMMAND, Heard, Outpost, Superseded
+from regrow.launch.outpost import GATHER_SECONDS, HEAR_SECONDS_MAX, REMOTE_COMMAND, Heard, Outpost, Superseded
 from regrow.launch.placement import (
     Choice,
     Need,
@@ -48,7 +48,8 @@ from regrow.launch.placement import (
     join_words,
     rank_spare,
 )
-from regrow.launch.ray_nodes import ID_LABEL, NAMESPACE, list_nodes, plan
+from regrow.launch.ray_connect import NAMESPACE
+from regrow.launch.ray_nodes import ID_LABEL, ask_node, list_nodes, plan
 from regrow.launch.ray_posts import Found, Seat, leave
 from regrow.launch.ray_process import Bundle, RemoteProcess, make_options, make_resources
 from regrow.launch.rundir import Logs
@@ -58,7 +59,8 @@ ANYWHERE = "tcp:0.0.0.0:0"
 POLL_SECONDS = 0.1
 GROUP_SECONDS_MAX = 60.0  # for Ray to reserve what it says is free
 ROOM_SECONDS = 1.0  # between two looks for room
-# Silent for so long, an outpost that is to be killed is out of reach. It answers every second, whatever its child does.
+# Silent for so long, an outpost that is to be killed is out of reach. It answers within `HEAR_SECONDS_MAX`, whatever
+# its child does.
 UNREACHABLE_SECONDS = 2.5
 # ... and a node with several outposts, of which none answers, is gone. Too small: a network that stands still for a
 # moment costs a node. Too large: workers there are missed late; servers are missed by the coordinator anyway.
@@ -80,8 +82,10 @@ class RayProcesses:
         command: Sequence[str] = REMOTE_COMMAND,
         directory: str | None = None,
         seat: Seat | None = None,
+        gather_seconds: float = GATHER_SECONDS,
     ) -> None:
         self.seat = seat
+        self._gather_seconds = gather_seconds
         self._launcher = 0 if seat is None else seat.launcher
         self._memo, self._memo_number, self._token = b"", 0, ""
         self._posts = 0
@@ -103,11 +107,12 @@ class RayProcesses:
         self._gone: set[str] = set()  # nodes that we count as lost, whatever Ray says
         # Nodes where an actor could not be reached, and who that was; until a task there is answered, or is not.
         self._doubted: dict[str, list[str]] = {}
-        self._answer = ray.remote(num_cpus=0, max_retries=0)(answer)
         self._delays: dict[Identity, str] = {}  # who waits, and for what
         self._nodes, self._where = list_nodes(ray)
         self._base = {node.id: node for node in self._nodes}  # as they were before anything of ours was there
-        self._safety = ""
+        self._safety = ""  # as it was said
+        self._safe_seats: dict[int, str] = {}
+        self._safe_words = ""
         self._closed = False
 
     # -- the start ---------------------------------------------------------------------------------------------
@@ -195,7 +200,10 @@ class RayProcesses:
 
     def _describe_safety(self) -> str:
         servers = {id: node for (role, id), node in self._list_seats().items() if role == "server"}
-        return describe_safety(self._wish.stripes, servers, {id: at.name for id, at in self._where.items()})
+        if servers != self._safe_seats:  # with 64 servers it takes a twentieth of a second
+            names = {id: at.name for id, at in self._where.items()}
+            self._safe_seats, self._safe_words = servers, describe_safety(self._wish.stripes, servers, names)
+        return self._safe_words
 
     def _list_seats(self) -> Seats:
         """Who sits where, or sat last; as planned, who was not started yet. Of spares only those that run."""
@@ -315,6 +323,7 @@ class RayProcesses:
             "max_restarts": 0,
             "max_task_retries": 0,
             "max_concurrency": CALLS_AT_ONCE,
+            "enable_task_events": False,  # a record of each call, which both sides would send to the head
             **make_options(self._wish.need(who.role), is_server=who.role in SERVER_ROLES),
             "scheduling_strategy": self._choose_strategy(handle),
         }
@@ -330,6 +339,7 @@ class RayProcesses:
             directory=self._directory,
             python_path=os.environ.get("PYTHONPATH"),
             bundle=None if handle.bundle is None else handle.bundle.index,
+            gather_seconds=self._gather_seconds,
             **abandoned,
         )
         handle.heard_at = time.monotonic()
@@ -456,11 +466,8 @@ class RayProcesses:
 
     def _doubt(self, handle: RemoteProcess) -> None:
         assert handle.node is not None
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
         if handle.node not in self._doubted:
-            strategy = NodeAffinitySchedulingStrategy(handle.node, soft=False)
-            self._call(handle.node, "answered", self._answer.options(scheduling_strategy=strategy).remote())
+            self._call(handle.node, "answered", ask_node(self._ray, handle.node, answer))
         self._doubted.setdefault(handle.node, []).append(name(handle.who))
 
     def _settle_doubt(self, node: str, problem: BaseException | None) -> None:

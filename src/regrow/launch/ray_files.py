@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from regrow.config import TrainConfig
 from regrow.errors import RegrowError, UserError
 from regrow.launch.placement import Node, Seats
-from regrow.launch.ray_nodes import PROBE_SECONDS_MAX, Where, list_nodes
+from regrow.launch.ray_nodes import PROBE_SECONDS_MAX, Where, ask_node, list_nodes
 from regrow.launch.tiers import StoreDir, check_cache, name_directory
 
 # For all nodes to delete their files. Too small: a busy one keeps them until the next run. Too large: who waits for the
@@ -73,11 +73,7 @@ class NodeFiles:
         """Nothing is held: servers have locks of their own."""
 
     def _send(self, node: str, function: Any, *more: Any) -> Any:
-        from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
-        strategy = NodeAffinitySchedulingStrategy(node, soft=False)
-        asked = self._ray.remote(num_cpus=0, max_retries=0)(function).options(scheduling_strategy=strategy)
-        return asked.remote(self._config.to_dict(), node, *more)
+        return ask_node(self._ray, node, function, self._config.to_dict(), node, *more)
 
     def _ask(self, node: str, function: Any, *more: Any) -> Problem | None:
         try:

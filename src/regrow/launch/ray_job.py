@@ -1,12 +1,13 @@
 """A run on a cluster that outlives the terminal it was started from: the launcher as a detached actor.
 
-    submit          starts it under a name, and waits until everything that can be wrong is known not to be
-    attach          what it says, from the beginning, until it ends
-    list_jobs, stop, fetch
+    submit          starts it under a name; it runs until everything that can be wrong is known not to be, and on
+
+What others ask of it, from a terminal, is in `launch/ray_jobs.py`.
 
 The actor runs `launch/local.py` in a thread, as the command itself does on one machine, and keeps what is shown; asking
 it costs the run nothing. It stays when the run has ended, for whoever asks for the result, until it is fetched away by
-`stop`, replaced by another of its name, or `KEEP_SECONDS` have passed.
+`stop`, replaced by another of its name, or `KEEP_SECONDS` have passed. One that was refused has no result, and is soon
+gone.
 
 When it dies, Ray starts it again, on another node if it must: then it takes the run over (`launch/takeover.py`) from
 the processes of the run, which wait for it (`launch/outpost.py`). What a job said before is not there any more.
@@ -15,14 +16,13 @@ the processes of the run, which wait for it (`launch/outpost.py`). What a job sa
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import threading
 import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import Any, TextIO
 
 import msgspec
 
@@ -34,51 +34,19 @@ from regrow.launch.display import Display, PlainDisplay
 from regrow.launch.hosting import Host
 from regrow.launch.outpost import Superseded
 from regrow.launch.patience import Patience
-from regrow.launch.ray_nodes import NAMESPACE, connect, list_nodes
+from regrow.launch.ray_connect import NAMESPACE, connect
+from regrow.launch.ray_jobs import ANSWER_SECONDS_MAX, ENDED, FAILED, PREFIX, RUNNING, Failure, Glance, Page, ask, find
+from regrow.launch.ray_nodes import list_nodes
 from regrow.launch.ray_posts import LAUNCHERS_MAX, Seat
 from regrow.launch.rundir import RunDir
 
-PREFIX = "job/"
 KEEP_SECONDS = 86400.0  # Too short: nobody has looked at the result yet. Too long: a small process for each job.
+KEEP_REFUSED_SECONDS = 60.0  # of one that was refused before it had a directory: for whoever waits for the reason
 READ_SECONDS_MAX = 1.0  # of one question for news
-ANSWER_SECONDS_MAX = 30.0  # for any answer of a job. Too small: a busy cluster counts as a lost job.
-# For Ray to start a launcher anew, and for it to answer. Too small: a job that goes on counts as lost. Too large: one
-# that is lost is waited for. Ray misses a node that falls silent after about half a minute.
-SUCCESSOR_SECONDS_MAX = 120.0
-RETRY_SECONDS = 0.5
 PAGE_LINES_MAX = 200
 LINES_KEPT_MAX = 100_000
 CHUNK_BYTES = 1 << 20
 CALLS_AT_ONCE = 8
-RUNNING, ENDED, FAILED = "running", "ended", "failed"
-
-
-class Failure(NamedTuple):
-    """How a run failed, as an error is: what, what to do, and the code to exit with."""
-
-    message: str
-    hint: str | None
-    exit_code: int
-
-
-class Page(NamedTuple):
-    """What a job has said since somebody looked. `lines` say whether they belong to standard output."""
-
-    lines: tuple[tuple[bool, str], ...]
-    next: int  # what to ask for next
-    state: str
-    is_begun: bool  # everything was checked, and the run has a directory
-    failure: Failure | None
-
-
-class Glance(NamedTuple):
-    """A job in a line."""
-
-    name: str
-    state: str
-    last: str
-    directory: str
-    node: str
 
 
 class Transcript:
@@ -213,7 +181,7 @@ class Job:
             over = Over(failure=self._failure, directory=str(self._root or ""), node=os.uname().nodename)
             ray_posts.note_over(self._seat, msgspec.json.encode(over))
         self._transcript.notify()
-        time.sleep(KEEP_SECONDS)
+        time.sleep(KEEP_REFUSED_SECONDS if self._root is None else KEEP_SECONDS)
         self._leave()
 
     def _train_or_go_on(self) -> None:
@@ -292,7 +260,7 @@ def go_on(
         return run.run()
 
 
-# -- the other side -----------------------------------------------------------------------------------------
+# -- how it begins -------------------------------------------------------------------------------------------
 
 
 def submit(ray: Any, config: TrainConfig, *, name: str, overwrite: bool) -> Any:
@@ -300,26 +268,29 @@ def submit(ray: Any, config: TrainConfig, *, name: str, overwrite: bool) -> Any:
     `--node-label launcher:KEY=VALUE` says."""
     old = find(ray, name, missing_ok=True)
     if old is not None:
-        if _ask(ray, old.glance.remote, name).state == RUNNING:
-            raise UserError(f"a job of the name {name} is running", hint=f"regrow attach {name}, or another --job")
+        if ask(ray, old.glance.remote, name).state == RUNNING:
+            raise _refuse_name(name)
         ray.kill(old, no_restart=True)
         _await_gone(ray, name)
         ray_posts.forget(old._actor_id.hex())
-    job = (
-        ray.remote(Job)
-        .options(
-            name=PREFIX + name,
-            namespace=NAMESPACE,
-            lifetime="detached",
-            num_cpus=0,
-            max_restarts=0 if config.saves_own else LAUNCHERS_MAX,
-            max_task_retries=0,
-            max_concurrency=CALLS_AT_ONCE,
-            **_choose_node(ray, config),
-        )
-        .remote(name, config.to_dict(), overwrite=overwrite, directory=os.getcwd())
+    job = ray.remote(Job).options(
+        name=PREFIX + name,
+        namespace=NAMESPACE,
+        lifetime="detached",
+        num_cpus=0,
+        max_restarts=0 if config.saves_own else LAUNCHERS_MAX,
+        max_task_retries=0,
+        max_concurrency=CALLS_AT_ONCE,
+        **_choose_node(ray, config),
     )
-    return job
+    try:
+        return job.remote(name, config.to_dict(), overwrite=overwrite, directory=os.getcwd())
+    except ValueError:  # somebody else's has it since
+        raise _refuse_name(name) from None
+
+
+def _refuse_name(name: str) -> UserError:
+    return UserError(f"a job of the name {name} is running", hint=f"regrow attach {name}, or another --job")
 
 
 def _choose_node(ray: Any, config: TrainConfig) -> dict[str, Any]:
@@ -341,86 +312,3 @@ def _await_gone(ray: Any, name: str) -> None:
     deadline = time.monotonic() + ANSWER_SECONDS_MAX
     while find(ray, name, missing_ok=True) is not None and time.monotonic() < deadline:
         time.sleep(0.05)
-
-
-def find(ray: Any, name: str, *, missing_ok: bool = False) -> Any:
-    """The actor of a job."""
-    try:
-        return ray.get_actor(PREFIX + name, namespace=NAMESPACE)
-    except ValueError:
-        if missing_ok:
-            return None
-        known = [glance.name for glance in list_jobs(ray)]
-        raise UserError(f"there is no job {name}", hint=f"there are: {', '.join(known)}" if known else None) from None
-
-
-def list_jobs(ray: Any) -> list[Glance]:
-    found = []
-    for entry in ray.util.list_named_actors(all_namespaces=True):
-        if entry["namespace"] == NAMESPACE and (entry["name"] or "").startswith(PREFIX):
-            name = entry["name"].removeprefix(PREFIX)
-            job = find(ray, name, missing_ok=True)
-            if job is not None:
-                try:
-                    found.append(_ask(ray, job.glance.remote, name))
-                except RegrowError as error:
-                    found.append(Glance(name, "lost", error.message, "", ""))
-    return sorted(found)
-
-
-def follow(ray: Any, job: Any, name: str, show: Callable[[bool, str], None], *, until_begun: bool = False) -> Page:
-    """Shows what a job says, until it ends; or until it has begun."""
-    since = 0
-    while True:
-        page: Page = _ask(ray, functools.partial(job.read.remote, since), name)
-        since = page.next
-        for is_result, line in page.lines:
-            show(is_result, line)
-        if page.state != RUNNING or (until_begun and page.is_begun):
-            return page
-
-
-def stop(ray: Any, name: str, *, save: bool) -> None:
-    job = find(ray, name)
-    refusal = _ask(ray, functools.partial(job.stop.remote, save), name)
-    if refusal is not None:
-        raise UserError(f"job {name} cannot be stopped so: {refusal}")
-
-
-def fetch(ray: Any, name: str, out: Path) -> int:
-    """Copies the run directory; says how many files that were."""
-    job = find(ray, name)
-    files = _ask(ray, job.list_files.remote, name)
-    if not files:
-        raise UserError(f"job {name} has no directory yet")
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise UserError(f"{out} is not empty", hint="choose another --out")
-    for path, size in files:
-        target = out / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with target.open("wb") as file:
-            while file.tell() < size:
-                data = _ask(ray, functools.partial(job.read_file.remote, path, file.tell()), name)
-                if not data:
-                    break
-                file.write(data)
-    return len(files)
-
-
-def _ask(ray: Any, call: Callable[[], Any], name: str) -> Any:
-    """Once more, if the launcher dies and has a successor: all questions can be asked again."""
-    deadline = time.monotonic() + SUCCESSOR_SECONDS_MAX
-    is_away = False
-    while True:
-        try:
-            return ray.get(call(), timeout=SUCCESSOR_SECONDS_MAX if is_away else ANSWER_SECONDS_MAX)
-        except ray.exceptions.GetTimeoutError:
-            raise RegrowError(f"job {name} did not answer within {ANSWER_SECONDS_MAX:.0f} s") from None
-        except ray.exceptions.RayActorError:
-            if find(ray, name, missing_ok=True) is None or time.monotonic() >= deadline:
-                raise RegrowError(
-                    f"job {name} is lost: its launcher died, and has no successor",
-                    hint="with checkpoints, --resume goes on",
-                ) from None
-        is_away = True
-        time.sleep(RETRY_SECONDS)

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import logging
 import os
 import secrets
-import socket
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,49 +21,24 @@ from regrow.clusters import parse_label
 from regrow.config import TrainConfig
 from regrow.errors import RegrowError, UserError
 from regrow.launch.placement import Need, Node, NoRoom, Seats, Stripes, Wish, plan_seats
+from regrow.launch.ray_connect import reach
 from regrow.launch.version import version
 from regrow.protection import ErasureCode
 
-NAMESPACE = "regrow"
 HEAD_RESOURCE = "node:__internal_head__"
 ID_LABEL = "ray.io/node-id"
 # For Ray to start a process on a node and to get an answer of it. Too small: a cold node counts as a broken one. Too
 # large: the user waits for a node that hangs.
 PROBE_SECONDS_MAX = 120.0
-REACH_SECONDS_MAX = 5.0  # from one node to another
 
 
-def load_ray() -> Any:
-    """The library, or an error that says how to get it."""
-    try:
-        import ray
-    except ImportError:
-        raise UserError("--cluster ray: Ray is not installed here", hint="pip install 'regrow[ray]'") from None
-    return ray
+def ask_node(ray: Any, node: str, function: Callable[..., Any], *words: Any) -> Any:
+    """Runs that function on that node, once, in a process that ends with it: Ray would keep one that idles there for
+    as long as the cluster lives, for half a percent of a processor and a hundred megabytes."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-
-def connect(address: str) -> Any:
-    """Ray, connected to a cluster that runs. Raises UserError where there is none."""
-    ray = load_ray()
-    if ray.is_initialized():
-        return ray
-    # Its reports about usage of memory and lost nodes would come into the middle of the display.
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    try:
-        ray.init(
-            address=address,
-            namespace=NAMESPACE,
-            log_to_driver=False,
-            logging_level=logging.ERROR,
-            configure_logging=True,
-        )
-    except (ConnectionError, ValueError, RuntimeError, TimeoutError) as error:
-        words = str(error).strip().splitlines()
-        raise UserError(
-            f"no Ray cluster answers at {address!r}: {words[0] if words else type(error).__name__}",
-            hint="start one with `ray start --head`, or name one with --address HOST:PORT",
-        ) from None
-    return ray
+    task = ray.remote(num_cpus=0, max_retries=0, max_calls=1)(function)
+    return task.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote(*words)
 
 
 # -- what there is ------------------------------------------------------------------------------------------
@@ -194,17 +167,9 @@ def probe(asked: Asked) -> Probe:
             problems.append(f"{path} is another one there")
     if asked.marker is not None and not os.path.exists(asked.marker):
         problems.append(f"{os.path.dirname(asked.marker)} is not the same directory there")
-    problems += [f"it cannot reach node {name} at {host}" for name, host, port in asked.peers if not _reach(host, port)]
+    problems += [f"it cannot reach node {name} at {host}" for name, host, port in asked.peers if not reach(host, port)]
     problems += [problem for url in asked.urls if (problem := _look_at_storage(url)) is not None]
     return Probe(python=_describe_python(), version=version(), build=digest_build(), problems=tuple(problems))
-
-
-def _reach(host: str, port: int) -> bool:
-    try:
-        with socket.create_connection((host, port), timeout=REACH_SECONDS_MAX):
-            return True
-    except OSError:
-        return False
 
 
 def _look_at_storage(url: str) -> str | None:
@@ -243,20 +208,11 @@ def digest_file(path: str, *, whole: bool = False) -> str | None:
 
 def check_nodes(ray: Any, nodes: Sequence[Node], where: Mapping[str, Where], config: TrainConfig) -> None:
     """Raises a UserError that names the first node which cannot run this, and why."""
-    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-
     with _make_marker(config) as marker:
         files = tuple((path, digest) for path in list_files(config) if (digest := digest_file(path)) is not None)
         peers = tuple((at.name, at.host, at.port) for at in where.values())
         asked = Asked(files=files, marker=marker, peers=peers, urls=list_urls(config))
-        remote = ray.remote(num_cpus=0, max_retries=0)(probe)
-        answers = [
-            (
-                node,
-                remote.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node.id, soft=False)).remote(asked),
-            )
-            for node in nodes
-        ]
+        answers = [(node, ask_node(ray, node.id, probe, asked)) for node in nodes]
         own = Probe(python=_describe_python(), version=version(), build=digest_build(), problems=())
         for node, answer in answers:
             _check_answer(ray, node, answer, own)

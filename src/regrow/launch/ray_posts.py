@@ -16,7 +16,7 @@ import time
 from typing import Any, NamedTuple
 
 from regrow.launch.outpost import Estate
-from regrow.launch.ray_nodes import NAMESPACE
+from regrow.launch.ray_connect import NAMESPACE
 
 # How often Ray starts the launcher of a job anew. Too small: a long run ends for want of a launcher. Too large: one
 # that cannot live, for want of memory say, is tried for hours.

@@ -7,6 +7,8 @@ asks of them.
 
 from __future__ import annotations
 
+import socket
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +17,8 @@ import pytest
 from regrow.clusters import parse_label
 from regrow.config import TrainConfig
 from regrow.core.identity import Identity
-from regrow.errors import ConfigError
-from regrow.launch import memory, ray_nodes
+from regrow.errors import ConfigError, UserError
+from regrow.launch import memory, ray_connect, ray_nodes
 from regrow.launch.backend import Exit
 from regrow.launch.judges import Judges
 from regrow.launch.orders import Judge
@@ -130,6 +132,16 @@ def test_nodes_as_ray_describes_them() -> None:
     assert nodes[1].free == Need(cpus=1.5)
     assert nodes[2].free == Need(cpus=4.0, memory_bytes=8, gpus=1.0)
     assert where["bbbbbbbbbb"].host == "10.0.0.2"
+
+
+def test_an_address_where_nobody_listens_is_known_at_once() -> None:
+    pytest.importorskip("ray", reason="Ray is not installed: pip install 'regrow[ray]'")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+    began = time.monotonic()
+    with pytest.raises(UserError, match=f"no Ray cluster answers at '{address}': nobody listens at "):
+        ray_connect.connect(address)
+    assert time.monotonic() - began < 60.0, "Ray would try for minutes"
 
 
 def test_files_that_nodes_must_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -127,8 +127,8 @@ def test_the_last_of_each_report_is_kept_in_order() -> None:
         Listening(address="b"),
     ]
     data = b"".join(encode(report) + b"\n" for report in reports) + b"no report\n" + encode(Ready(rows=2, bytes=2))
-    for begin in range(0, len(data), 7):
-        ledger.note_said(data[begin : begin + 7])
+    kinds = [kind for begin in range(0, len(data), 7) for kind in ledger.note_said(data[begin : begin + 7])]
+    assert kinds == ["listening", "ready", "answer", "replace", "condemn", "replace", "listening", None]
     assert list(ledger.said.values()) == [encode(reports[index]) for index in (1, 3, 4, 5, 6)]
     assert ledger.pending == encode(Ready(rows=2, bytes=2))
     ledger.note_said(b"\n")

@@ -21,9 +21,10 @@ from regrow.launch import outpost
 from regrow.launch.lines import encode, parse_report
 from regrow.launch.orders import Assignment, Evaluate, Stop
 from regrow.launch.outpost import Heard, Outpost, Superseded
-from regrow.launch.reports import Evaluating, Listening, Ready, Stopped
+from regrow.launch.reports import Evaluating, Listening, Progress, Ready, ServerCounters, Stopped
 
 DEADLINE_SECONDS = 60.0
+HELD_SECONDS = 0.1
 LAST = 9  # a launcher later than any here
 ECHO = (outpost.PYTHON, echo_role.__file__)
 ASSIGNMENT = Assignment(
@@ -87,6 +88,43 @@ def test_a_log_larger_than_an_answer_comes_whole() -> None:
     assert log == b"a line of a log\n" * 20000
     assert reports == [None]
     post.close()
+
+
+def test_what_nobody_waits_for_is_gathered() -> None:
+    """`cat` says what it is told. The first word on how a worker gets on is passed on at once, the next with the end of
+    its time or of the question, and whatever else is said takes along what is there."""
+    progress = [encode(Progress(step=step, samples=1, loss=0.0, hist_pos=[], hist_neg=[])) + b"\n" for step in range(4)]
+    counters = encode(ServerCounters(pulls=1, pushes=1, bytes_in=1, bytes_out=1)) + b"\n"
+    ready = encode(Ready(rows=1, bytes=2)) + b"\n"
+    post = Outpost(role="worker", threads=1, command=("cat",), gather_seconds=DEADLINE_SECONDS)
+    assert (say(post, progress[0]), take(post)) == (True, progress[0])
+    assert (say(post, progress[1]), take(post, HELD_SECONDS)) == (False, progress[1])
+    assert (say(post, counters), take(post, HELD_SECONDS)) == (False, counters)
+    say(post, progress[2])
+    say(post, counters)
+    assert (say(post, ready), take(post)) == (True, progress[2] + counters + ready)
+    post._gather_seconds = 0.0  # its time has come
+    assert (say(post, progress[3]), take(post)) == (True, progress[3])
+    assert (say(post, b"no report\n"), take(post)) == (True, b"no report\n")
+    end(post)
+
+
+def say(post: Outpost, line: bytes) -> bool:
+    """Whether what is there by then is to be passed on at once. Returns when `cat` has said it."""
+    before, deadline = len(post._reports), time.monotonic() + DEADLINE_SECONDS
+    post.tell(line)
+    with post._news:
+        while len(post._reports) < before + len(line):
+            assert time.monotonic() < deadline
+            post._news.wait(0.1)
+        return post._due_at <= time.monotonic()
+
+
+def take(post: Outpost, seconds: float = DEADLINE_SECONDS) -> bytes:
+    began = time.monotonic()
+    heard = post.hear(seconds).reports
+    assert (time.monotonic() - began >= seconds) == (seconds == HELD_SECONDS)
+    return heard
 
 
 def test_a_launcher_that_asks_nothing_is_gone() -> None:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import pytest
 
-from regrow.launch import ray_job
+from regrow.errors import RegrowError
+from regrow.launch import ray_job, ray_jobs
 from regrow.launch.farewell import Farewell
 from regrow.launch.ray_job import Transcript
 
@@ -60,3 +61,45 @@ def test_a_run_that_ends_stores_its_model_first() -> None:
     farewell.begin()
     assert look(4) == ["save", "end"]
     assert look(5) == ["save", "end"]
+
+
+# -- whoever asks --------------------------------------------------------------------------------------------
+
+SILENT_SECONDS = 65.0  # what Ray's health check takes at most, at its defaults, to miss a node that falls silent
+
+
+class FakeRay:
+    """A job whose launcher falls silent with its node; Ray starts another, unless there is none to come."""
+
+    class exceptions:
+        class GetTimeoutError(Exception):
+            pass
+
+        class RayActorError(Exception):
+            pass
+
+    def __init__(self, *, is_followed: bool) -> None:
+        self.is_followed = is_followed
+        self.asked = 0
+
+    def get_actor(self, name: str, *, namespace: str) -> object:
+        if not self.is_followed:
+            raise ValueError(name)
+        return object()
+
+    def get(self, answer: str, *, timeout: float) -> str:
+        self.asked += 1
+        if self.asked > 1:
+            return answer
+        if timeout < SILENT_SECONDS:
+            raise self.exceptions.GetTimeoutError
+        raise self.exceptions.RayActorError("The actor died.\nIts node has died.\n")
+
+
+def test_a_launcher_on_a_silent_node_is_waited_for_until_it_is_followed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_jobs, "RETRY_SECONDS", 0.0)
+    assert ray_jobs.ask(FakeRay(is_followed=True), lambda: "here", "mine") == "here"
+    with pytest.raises(RegrowError, match=r"^job mine is lost: .* no successor: Its node has died\."):
+        ray_jobs.ask(FakeRay(is_followed=False), lambda: "here", "mine")
+    with pytest.raises(RegrowError, match=r"^job mine did not answer within 5 s$"):
+        ray_jobs.ask(FakeRay(is_followed=True), lambda: "here", "mine", seconds=5.0)
