@@ -127,7 +127,13 @@ WAITS: tuple[Wait, ...] = (
         ),
         notices="launcher",
         then="an error that names the node",
-        calls=("launch/ray.py:RayProcesses.reserve",),
+        calls=(
+            "launch/ray.py:RayProcesses.reserve",
+            "launch/ray_nodes.py:connect",  # Ray gives up by itself
+            "launch/ray_nodes.py:_check_answer",
+            "launch/ray_nodes.py:_reach",
+            "launch/ray_files.py:NodeFiles._ask",
+        ),
     ),
     Wait(
         name="files",
@@ -163,6 +169,7 @@ WAITS: tuple[Wait, ...] = (
         bounds=("launch.ray_posts:TAKE_OVER_SECONDS_MAX",),
         notices="the launcher",
         then="whoever did not is ended, and counts as dead: its successor has a larger incarnation",
+        calls=("launch/ray_posts.py:take_over", "launch/ray_posts.py:read_token"),
     ),
     Wait(
         name="outpost",
@@ -340,7 +347,11 @@ WAITS: tuple[Wait, ...] = (
         ),
         notices="the dialer",
         then="dialed again, until the peer is forgotten",
-        calls=("runtime/transport.py:Endpoint.connect", "runtime/transport.py:Endpoint._keep_open"),
+        calls=(
+            "runtime/transport.py:Endpoint.connect",
+            "runtime/transport.py:Endpoint._keep_open",
+            "launch/connect.py:connect",
+        ),
     ),
     Wait(
         name="refusals",

@@ -97,6 +97,7 @@ WAITS_STORAGE: tuple[Wait, ...] = (
         bounds=("launch.precheck:DEVICE_SECONDS_MAX",),
         notices="the caller",
         then="the command ends before anything is started",
+        calls=("launch/precheck.py:count_devices",),
     ),
     Wait(
         name="staging",
@@ -205,6 +206,7 @@ WAITS_STORAGE: tuple[Wait, ...] = (
             "nn/ddp.py:DenseInWorkers._await_circle",
             "nn/gloo.py:GlooGroup.gather",
             "nn/gloo.py:GlooGroup._look",
+            *("runtime/board.py:ask", "runtime/board.py:_receive", "runtime/board.py:_Answer.handle"),
         ),
     ),
     Wait(

@@ -78,6 +78,14 @@ def test_a_hung_coordinator_is_replaced(tmp_path: Path) -> None:
     assert {failure["role"] for failure in summary["failures"]} == {"coordinator", "server"}
 
 
+def test_a_coordinator_that_hangs_when_the_last_checkpoint_is_asked_for(tmp_path: Path) -> None:
+    """It makes that checkpoint; its successor is asked again."""
+    stored = {**EC, "protection": "ec+delta", "ckpt": str(tmp_path / "ckpt"), "every": "1000steps"}
+    summary = train(tmp_path / "run", pause=(f"coordinator@step:{STEPS - 1}:{FOREVER}",), **stored)
+    check(summary, "coordinator")
+    assert int(summary["checkpoints"]["last"]["cut"].partition("-")[0]) == STEPS
+
+
 def test_a_hung_server_whose_loss_is_one_of_rows_is_waited_for_and_then_given_up(tmp_path: Path) -> None:
     harm = {"pause": (f"server:1@step:5:{FOREVER}",), "kill": ("server:2@step:5",)}
     with pytest.raises(DataLoss, match="server"):

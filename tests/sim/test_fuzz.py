@@ -12,10 +12,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from helpers import job, table
 
 from regrow import _kernels
 from regrow.core.door import ServerDoor
@@ -24,6 +26,8 @@ from regrow.core.serving import Serving
 from regrow.sim import fuzz
 from regrow.sim.forks import Fork, ForkEnded
 from regrow.sim.fuzz import Fuzz, Tally
+from regrow.sim.paged import Disk, PagedModel
+from regrow.store.memory import MemoryStore
 
 ROOT = Path(__file__).parents[2]
 SECONDS = float(os.environ.get("REGROW_FUZZ_SECONDS", "15"))
@@ -158,3 +162,18 @@ def test_a_refusal_that_changes_the_run_is_found(monkeypatch: pytest.MonkeyPatch
             break
     seen = ("breaks I8", "breaks suspicion")  # nothing ends, or whoever does not answer is taken for cut off
     assert any(where.endswith(seen) for where in tally.findings), tally.findings
+
+
+@pytest.mark.parametrize(
+    ("counts", "slots", "weights"),
+    [((0, 2**31 - 1), (0, 1), 4), ((-1, 3), (0, 1), 4), ((1, 1), (0, 99), 4), ((1, 1), (0, 1), 5), ((2,), (0, 1), 4)],
+)
+def test_the_model_of_a_paged_store_refuses_as_a_store_does(counts: Any, slots: Any, weights: int) -> None:
+    """World 700007: the model believed counts that both stores refuse, and took sixteen gigabytes for them."""
+    spec = job(table("t0"), table("t1"))
+    model = PagedModel(SimpleNamespace(disks=[Disk()], frames=8), spec, 0)  # type: ignore[arg-type]
+    wrong = (np.array(counts, np.int32), np.array(slots, np.uint32), np.zeros(weights, np.float32))
+    for store in (model, MemoryStore(spec, 0, False)):
+        with pytest.raises((ValueError, IndexError)):
+            store.assign_untouched(*wrong)
+    assert model._dirty == {}

@@ -55,6 +55,7 @@ SERVERS, WORKERS, K = 4, 2, 2
 BATCH, ROWS_MAX, ROWS_MAX_QUICK = 1024, 100_000, 10_000
 RATE_GUESS = 4_000.0
 STATE_BYTES_MAX = 1 << 16  # of the file `state` of a server, its lock and what it says of its job
+IMPORTED_SHARE = 0.5  # of the most that a spare worker takes: what has more has imported torch
 GROWTH_TARGET = 1.1  # resident memory in the last third of the run / in the first
 FILES_GROWTH_MAX = 8.0  # open files of a process, processes, socket files: in the last third - in the first
 KINDS = ("kill", "hang", "late")
@@ -225,6 +226,10 @@ def judge_growth(report: common.Report, mode: str, watch: Watch) -> dict[str, tu
     resident = {**watch.resident}
     if (since := watch.logs_full_at) is not None and "server" in resident:
         resident["server"] = [each for each in resident["server"] if each[0] >= since] or resident["server"]
+    if (spares := resident.get("spare_worker")) is not None:
+        # One that has not imported torch yet has a tenth of the memory, and that lasts as long as others are busy.
+        most = max(count for _, count in spares)
+        resident["spare_worker"] = [each for each in spares if each[1] > most * IMPORTED_SHARE]
     for kind, unit, all_samples in (("memory", "bytes", resident), ("files", "count", watch.files)):
         for role, samples in sorted(all_samples.items()):
             growth = None

@@ -30,8 +30,8 @@ ROLES = {
     "coordinator": "coordinator",
     "server": "server",
     "worker": "worker",
-    "standby": "spare",
-    "understudy": "spare",
+    "standby": "spare_server",
+    "understudy": "spare_worker",
     "merger": "merger",
 }
 

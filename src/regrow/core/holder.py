@@ -129,6 +129,7 @@ class Holder:
         if flush.stable >= flush.number:
             raise ValueError(f"flush {flush.number} of group {flush.group} says that {flush.stable} is stable")
         check_marks(flush.marks, self._marks)
+        self._check_tail(state, flush)
         if flush.staged:
             self._check_part(flush)  # it is applied later, and must be applicable then
             state.staged.append(flush)
@@ -164,8 +165,6 @@ class Holder:
             state.stable = max(state.stable, flush.stable)
             while state.tail and state.tail[0].number <= state.stable:
                 state.tail.popleft()
-            if len(state.tail) > TAIL_FLUSHES_MAX:
-                raise ValueError(f"{len(state.tail)} flushes of group {flush.group} are unstable")
 
     # --- Being streamed to ---
 
@@ -384,6 +383,7 @@ class Holder:
                     slots=message.slots,
                     deltas=message.deltas,
                 )
+                self._check_tail(state, flush)
                 self._apply(message.source, state, flush)
             return []
         if message.number > state.number:
@@ -393,6 +393,15 @@ class Holder:
         return [*announced, *(self._hear_early() if not state.awaited else [])]
 
     # --- Small things ---
+
+    def _check_tail(self, state: Held, flush: Flush) -> None:
+        """Before anything is changed for it, staged or not: a commit cannot be refused in the middle."""
+        if self._groups.list[flush.group][1] == 1 or len(state.tail) + len(state.staged) < TAIL_FLUSHES_MAX:
+            return
+        stable = max(state.stable, flush.stable)
+        unstable = 1 + sum(each.number > stable for each in (*state.tail, *state.staged))
+        if unstable > TAIL_FLUSHES_MAX:
+            raise ValueError(f"{unstable} flushes of group {flush.group} are unstable")
 
     def _check_part(self, message: Flush | StreamEnd) -> None:
         """What is kept of a message, to be used when nobody can be refused for it any more."""

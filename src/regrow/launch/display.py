@@ -79,8 +79,7 @@ class PlainDisplay:
         self._due = 0.0
         self._stages: dict[int, str] = {}  # failure -> what was last said of it
         self._shown: set[str] = set()  # lines that are said once
-        self._failed = 0  # checkpoints, as far as seen
-        self._failed_after = -1  # so many were stored when a failure was last told
+        self._checkpoints, self._publications = _FirstFailures(), _FirstFailures()
 
     def live(self) -> AbstractContextManager[None]:
         return contextlib.nullcontext()
@@ -91,11 +90,11 @@ class PlainDisplay:
             if self._stages.get(index) != stage:
                 self._stages[index] = stage
                 print(failure_line(failure, now), file=self._progress, flush=True)
-        repeated = self._is_repeated(status)
+        repeated = self._find_repeated(status)
         for news in news_lines(status):
             if news not in self._shown:
                 self._shown.add(news)
-                if not (repeated and news == failed_line(status)):
+                if news not in repeated:
                     print(news, file=self._progress, flush=True)
         if status.phase == self._phase and now < self._due:
             return
@@ -104,20 +103,33 @@ class PlainDisplay:
         if line is not None:
             print(line, file=self._progress, flush=True)
 
-    def _is_repeated(self, status: RunStatus) -> bool:
-        """A storage that is full fails every checkpoint: the first is told, and then the first after one was stored."""
-        failed, saved = status.checkpoints["failed"], status.checkpoints["saved"]
-        if failed > self._failed and saved != self._failed_after:
-            self._failed, self._failed_after = failed, saved
-            return False
-        self._failed = failed
-        return True
+    def _find_repeated(self, status: RunStatus) -> set[str | None]:
+        saved, published = status.checkpoints, status.publications
+        return {
+            None if self._checkpoints.is_first(saved["failed"], saved["saved"]) else failed_line(status),
+            None if self._publications.is_first(published.failed, published.saved) else published.describe_failed(),
+        }
 
     def say(self, text: str) -> None:
         print(text, file=self._result, flush=True)
 
     def finish(self, summary: dict[str, Any], path: Path) -> None:
         print(summary_text(summary, path), file=self._result, flush=True)
+
+
+class _FirstFailures:
+    """A storage that is full fails every checkpoint: the first is told, and then the first after one was stored."""
+
+    def __init__(self) -> None:
+        self._failed = 0  # as far as seen
+        self._told_after = -1  # so many were stored when a failure was last told
+
+    def is_first(self, failed: int, saved: int) -> bool:
+        is_first = failed > self._failed and saved != self._told_after
+        self._failed = failed
+        if is_first:
+            self._told_after = saved
+        return is_first
 
 
 class LiveDisplay:
@@ -254,11 +266,15 @@ def progress_line(status: RunStatus, now: float) -> str | None:
 
 
 def waiting_texts(status: RunStatus, now: float) -> list[str]:
-    """Whom everybody waits for, and for how long yet."""
-    return [
+    """Whom or what everybody waits for, and for how long yet."""
+    texts = [
         f"waiting for server {server}, without which rows are lost ({reason}): {max(0.0, until - now):.0f} s more"
         for server, (reason, until) in status.waiting.items()
     ]
+    if status.ending is not None:
+        what, until = status.ending
+        texts.append(f"waiting for {what}, {clock_text(max(0.0, until - now))} at most")
+    return texts
 
 
 def failure_line(failure: Failure, now: float) -> str:
@@ -313,9 +329,8 @@ def news_lines(status: RunStatus) -> list[str]:
         lines += [f"damaged: {what}" for what in restore["damage"]]
         lines.append(f"{restore['reason']}; all begin again from {place}, {restore['steps_lost']:,} steps back")
     lines += [f"damaged, and gone around: {what}" for what in status.gone_around]
-    if (failed := failed_line(status)) is not None:
-        lines.append(failed)
-    lines += status.publications.list_news()
+    published = status.publications
+    lines += filter(None, [failed_line(status), published.describe_failed(), published.describe_slow()])
     if (tiers := status.tiers) is not None and tiers["servers_full"]:
         lines.append("no space left for rows on disk: training goes on with what fits, without new checkpoints")
     return lines
@@ -398,8 +413,11 @@ def summary_text(summary: dict[str, Any], path: Path) -> str:
     elif saved.get("failed"):
         rows.append(("checkpoints", f"none! {saved['failed']} failed: {saved['last_error']}"))
     if (published := summary.get("publications")) and published["last"]:
-        size = f"{size_text(published['bytes'])} in all"
-        rows.append(("publications", f"{published['saved']}, {size}; the last is {published['last']['cut']}"))
+        failed = f", {published['failed']} failed" if published["failed"] else ""
+        last = f"the last is {published['last']['cut']}"
+        if published["has_end"] is False:
+            last += f", and not of the trained model: {published['last_error'] or 'no answer'}"
+        rows.append(("publications", f"{published['saved']}{failed}, {size_text(published['bytes'])} in all; {last}"))
     elif published and published["failed"]:
         rows.append(("publications", f"none! {published['failed']} failed: {published['last_error']}"))
     if summary.get("partial"):

@@ -47,10 +47,12 @@ class PublicationStatus:
     failed: int = 0
     last: dict[str, Any] | None = None
     last_error: str | None = None
-    slow_seconds: float | None = None  # a publication took so long, which is longer than the interval
+    slow_seconds: float | None = None  # the most that one took, of those that took longer than the interval
+    is_slow: bool = False  # the last did
     rows: int = 0  # of all
     bytes: int = 0
-    _end: bool | None = None  # how the one at the end of training went
+    _is_end_wanted: bool = False  # training has ended well,
+    _end: bool | None = None  # and so the last one went
     _instant_at: float | None = None
 
     def receive(self, report: Publication, now: float) -> None:
@@ -72,12 +74,14 @@ class PublicationStatus:
         self._instant_at = now - (lag or 0.0)
         names = ("cut", "kind", "rows", "bytes", "readers", "readers_step")
         self.last = {name: getattr(report, name) for name in names} | {"lag_seconds": lag}
-        if self.every_seconds is not None and (report.seconds or 0.0) > self.every_seconds:
-            self.slow_seconds = report.seconds
+        seconds = report.seconds or 0.0
+        self.is_slow = self.every_seconds is not None and seconds > self.every_seconds
+        if self.is_slow:
+            self.slow_seconds = max(seconds, self.slow_seconds or 0.0)
 
     def await_end(self) -> None:
         """The publication of the trained model is asked for."""
-        self._end = None
+        self._is_end_wanted, self._end = True, None
 
     def is_end_told(self) -> bool:
         return self._end is not None
@@ -96,16 +100,19 @@ class PublicationStatus:
         readers = f"; {last['readers']} readers, the last at step {last['readers_step']:,}" if last["readers"] else ""
         return f"{self.saved} publications, the last: {last['cut']}, {size}{age}{readers}"
 
-    def list_news(self) -> list[str]:
-        lines = []
-        if self.failed:
-            lines.append(f"{self.failed} publication{'s' if self.failed > 1 else ''} failed: {self.last_error}")
-        if self.slow_seconds is not None:
-            lines.append(
-                f"a publication takes {self.slow_seconds:.1f} s, longer than --publish-every: they are made less often"
-            )
-        return lines
+    def describe_failed(self) -> str | None:
+        return (
+            f"{self.failed} publication{'s' if self.failed > 1 else ''} failed: {self.last_error}"
+            if self.failed
+            else None
+        )
+
+    def describe_slow(self) -> str | None:
+        if not self.is_slow:
+            return None
+        return f"a publication takes {self.slow_seconds:.1f} s, longer than --publish-every: they are made less often"
 
     def to_dict(self) -> dict[str, Any]:
         names = ("saved", "failed", "last", "last_error", "slow_seconds", "rows", "bytes")
-        return {name: getattr(self, name) for name in names}
+        has_end = self.has_end if self._is_end_wanted else None
+        return {name: getattr(self, name) for name in names} | {"has_end": has_end}

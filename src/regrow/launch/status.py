@@ -86,6 +86,7 @@ class RunStatus:
         self.saving: tuple[str, float] | None = None  # the checkpoint being stored, and since when
         self.cuts_dead: list[str] = []  # being stored when all processes began again: nobody stores them any more
         self.waiting: dict[int, tuple[str, float]] = {}  # servers that rows depend on and that hang: why, until when
+        self.ending: tuple[str, float] | None = None  # what the run still waits for at its end, and until when
         self.still: bool | None = None  # how the checkpoint at the end of training went
         self.restores: list[dict[str, Any]] = []  # falls back to a checkpoint
         self._standstill = Standstill()
@@ -419,7 +420,8 @@ class RunStatus:
     def stalled_seconds(self, now: float) -> float | None:
         """How long training has not moved, when that is worth a word."""
         quiet = now - self.progress_at
-        return quiet if self.phase in ("training", "evaluating") and quiet > STALL_SECONDS else None
+        should_move = self.phase in ("training", "evaluating") and self.ending is None
+        return quiet if should_move and quiet > STALL_SECONDS else None
 
     def metrics(self, now: float) -> dict[str, Any]:
         """A line of metrics.jsonl."""

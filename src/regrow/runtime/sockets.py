@@ -47,7 +47,7 @@ class SocketDir:
             shutil.rmtree(self.path, ignore_errors=True)
             raise UserError(f"cannot make sockets in {parent}: {problem}", hint=hint)
         self._lock = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # whoever sweeps locks none that is young
 
     def __enter__(self) -> SocketDir:
         return self
@@ -63,9 +63,9 @@ class SocketDir:
             with contextlib.suppress(OSError):  # somebody else's, in use, or swept by another launcher
                 lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
                 try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                     found = os.fstat(lock)
                     if found.st_uid == os.getuid() and found.st_mtime <= time.time() - age_seconds:
+                        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                         shutil.rmtree(path)
                 finally:
                     os.close(lock)

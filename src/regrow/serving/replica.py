@@ -84,7 +84,7 @@ class Replica:
             check_reader_name(name)
         self.url = url
         self.consistent = consistent
-        self.problem: str | None = None  # what was wrong in the last round
+        self.problem: str | None = None  # why answers are not of the newest cut, as far as the last round knew
         self.versions = 0  # that were switched to
         self.rebuilds = 0  # of these, from nothing
         self.bytes_read = 0
@@ -97,6 +97,7 @@ class Replica:
         self._latest: Latest | None = None
         self._looked_at = -LOOK_SECONDS
         self._asked_for: set[str] = set()
+        self._unreached: str | None = None  # why nothing leads to the newest cut
         self._lock = threading.Lock()
         self._left = threading.Condition(self._lock)
         self._changed = threading.Condition(self._lock)
@@ -201,7 +202,9 @@ class Replica:
     def refresh(self) -> bool:
         """One round: whether there is a newer version now. RegrowError if storage does not answer."""
         with self._round:
-            return self._refresh()
+            is_new = self._refresh()
+            self.problem = self._unreached
+            return is_new
 
     def _await_first(self, wait_seconds: float) -> None:
         deadline = time.monotonic() + wait_seconds
@@ -225,11 +228,11 @@ class Replica:
         while not self._stop.wait(self._poll_seconds):
             try:
                 self.refresh()
-                self.problem = None
             except RegrowError as error:
                 self._note(error.message)
             except Exception as error:  # answers grow old, and whoever looks at `problem` sees why
-                log.exception("a round failed")
+                if repr(error) != self.problem:  # and not once a second
+                    log.exception("a round failed")
                 self._note(repr(error))
 
     def _note(self, problem: str) -> None:
@@ -297,16 +300,18 @@ class Replica:
 
     def _check_reached(self, graph: Graph, reached: Cut | None, damage: list[str]) -> None:
         """If something newer is there that nothing leads to: a full is wanted."""
-        latest = graph.latest()
+        latest, self._unreached = graph.latest(), None
         if latest is None and damage and reached is None:
             raise CheckpointError(f"{self.url}: {damage[0]}")
         if latest is None or (reached is not None and latest.id == reached.id):
             self._asked_for.clear()
             return
-        if latest.id in self._asked_for or self._is_older(latest):
+        if self._is_older(latest):
+            return
+        why = self._unreached = f"a replica cannot reach {latest.id}: {damage[0] if damage else 'a piece is missing'}"
+        if latest.id in self._asked_for:
             return
         self._asked_for.add(latest.id)
-        why = f"a replica cannot reach {latest.id}: {damage[0] if damage else 'a piece is missing'}"
         log.warning("%s; it asks for a full", why)
         try:
             ask_for_full(self._storage, why=why, cut=latest.id, now=time.time())

@@ -66,7 +66,19 @@ MEMORY_BYTES_MAX = 1 << 30  # that a batch may take; the rows of a world are som
 TABLE_BYTES_MAX = 1 << 20  # A first view with larger tables is right, and takes the memory that it says.
 # What time and the bare fact of a message change.
 UNSEEN = frozenset(
-    {"heard", "closed", "has_news", "_now", "_store", "store", "_build_store", "requests", "geometry", "_groups"}
+    {
+        "heard",
+        "steady_since",
+        "closed",
+        "has_news",
+        "_now",
+        "_store",
+        "store",
+        "_build_store",
+        "requests",
+        "geometry",
+        "_groups",
+    }
     | {"_epochs", "_upkeep_asked"}
 )
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from regrow.core.checks import RowChecks
 from regrow.core.identity import Identity
 from regrow.core.job import JobSpec
 from regrow.core.paging import Fetched
@@ -88,6 +89,8 @@ class PagedModel:
 
     def __init__(self, disks: Disks, job: JobSpec, server: int) -> None:
         self._rows = MemoryStore(job, server, False)
+        self._checks = RowChecks(job, self._rows)
+        self._dims = np.array([table.dim for table in job.tables], np.int64)
         self._disks = disks
         self._disk = disk = disks.disks[server]
         self._server = server
@@ -117,6 +120,11 @@ class PagedModel:
         self._rows.update(counts, slots, grads, step, rates)
 
     def assign_untouched(self, counts: Any, slots: Any, weights: Any) -> None:
+        # A server leaves these to its store, which refuses a wrong call before it has changed anything.
+        self._checks.check_counts(counts, slots)
+        self._checks.check_range(counts, slots)
+        if int(counts @ self._dims) != weights.size:
+            raise ValueError(f"{weights.size} weights do not fit {slots.size} slots")
         self._change(list_places(counts, slots))
         self._rows.assign_untouched(counts, slots, weights)
 

@@ -30,6 +30,17 @@ def test_memory_of_servers_is_judged_from_when_their_logs_are_full() -> None:
     assert soak.judge_growth(report, "async", watch)["memory_growth_server"][0] > soak.GROWTH_TARGET
 
 
+def test_a_spare_worker_that_imports_torch_has_not_grown() -> None:
+    """It stands back for all others, so on a busy machine that is in the last third of a run."""
+    watch = soak_watch.Watch()
+    report = common.Report.start("soak")
+    waits = [(float(at), 36) for at in range(100)]
+    watch.resident = {"spare_worker": [*waits, *((100.0 + at, 317) for at in range(80))]}
+    assert soak.judge_growth(report, "sync", watch)["memory_growth_spare_worker"] == (1.0, soak.GROWTH_TARGET)
+    watch.resident = {"spare_worker": [*waits, *((100.0 + at, 317 + at) for at in range(80))]}
+    assert soak.judge_growth(report, "sync", watch)["memory_growth_spare_worker"][0] > soak.GROWTH_TARGET
+
+
 def test_growth_compares_the_last_third_with_the_first() -> None:
     assert soak_watch.compare_thirds([(float(at), 100) for at in range(90)]) == (100, 100)
     assert soak_watch.compare_thirds([(float(at), 100 + at) for at in range(91)]) == (115, 175)
@@ -130,7 +141,7 @@ def test_processes_by_role(tmp_path: Path) -> None:
     assert {role: (process.resident_bytes // page, process.files) for role, process in found.items()} == {
         "launcher": (50, 9),
         "server": (10, 3),
-        "spare": (30, 4),
+        "spare_server": (30, 4),
         "coordinator": (4, 3),
     }
     assert soak_watch.list_processes(tmp_path / "nothing") == []

@@ -9,6 +9,7 @@ import pytest
 from helpers import arrays, server
 from holders import Bench, acks, ring_job, sent, update
 
+from regrow.core import holder
 from regrow.core.messages import (
     Flush,
     FlushCommit,
@@ -72,6 +73,31 @@ def test_a_malformed_flush_changes_nothing(name: str) -> None:
         )
     bench.hear(Flush(group=1, number=2, stable=0, marks=(2,), **PART), 0)
     assert bench.bytes != before
+
+
+@pytest.mark.parametrize("staged", [False, True])
+def test_a_source_that_leaves_too_much_unstable_is_refused_before_anything_changes(
+    monkeypatch: pytest.MonkeyPatch, staged: bool
+) -> None:
+    """Found by fuzz: the flush that was one too many was applied, and then refused."""
+    monkeypatch.setattr(holder, "TAIL_FLUSHES_MAX", 2)
+    bench = Bench(ring_job(3, 2))
+    group = next(group for source, group in bench.holder.held if source == 0)
+    none = arrays(counts=[0], slots=[], deltas=[])
+
+    def flush(number: int, stable: int) -> Flush:
+        return Flush(group=group, number=number, stable=stable, marks=(number,), staged=staged, **none)
+
+    for number in (1, 2):
+        bench.hear(flush(number, 0), 0)
+    held = bench.holder.held[0, group]
+    with pytest.raises(ValueError, match=f"3 flushes of group {group} are unstable"):
+        bench.hear(flush(3, 0), 0)
+    assert (held.number, len(held.tail), len(held.staged)) == ((0, 0, 2) if staged else (2, 2, 0))
+    bench.hear(flush(3, 1), 0)
+    if staged:
+        bench.holder.on_commit(bench.peers[0], FlushCommit(group=group, number=3))
+    assert (held.number, [each.number for each in held.tail], list(held.staged)) == (3, [2, 3], [])
 
 
 def test_streams_and_flushes_do_not_mix() -> None:

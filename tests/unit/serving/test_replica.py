@@ -198,10 +198,13 @@ def test_a_missing_piece_asks_for_a_full(tmp_path: Path) -> None:
     run.train()
     run.publish()
     shutil.rmtree(tmp_path / "published" / f"{gone.target}.{gone.source}")
+    assert replica.problem is None
     assert not replica.refresh()
     storage = Storage.open(run.url)
     wanted = read_wanted_full(storage)
     assert wanted is not None and "missing" in wanted.why
+    assert not replica.refresh()
+    assert replica.problem == wanted.why, "as long as it is so, also in rounds that find nothing new"
     for name, rows in before.items():
         assert replica.lookup(name, np.arange(len(rows))).tobytes() == rows.tobytes(), "it stays where it is"
     written = run.writer(PUBLICATION_TENANT).write(run.job, run.begin(PUBLICATION_TENANT))
@@ -212,6 +215,7 @@ def test_a_missing_piece_asks_for_a_full(tmp_path: Path) -> None:
     run.publish(full=True)
     assert read_wanted_full(storage) is None
     assert replica.refresh()
+    assert replica.problem is None
     check_same(replica, run)
 
 
@@ -246,6 +250,7 @@ def test_half_a_delta_does_not_stay(tmp_path: Path) -> None:
     assert len(files) > 2
     files[-1].unlink()
     assert not replica.refresh()
+    assert replica.problem is not None and files[-1].name in replica.problem
     assert replica._front is not None and replica._back is not None
     for name in replica.tables:
         assert replica._front.tables[name].tobytes() == replica._back.tables[name].tobytes()
