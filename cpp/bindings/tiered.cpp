@@ -135,7 +135,8 @@ TierBug bug_from(const std::string& name) {
                                                   {"pin_ignored", TierBug::pin_ignored},
                                                   {"pinned_not_written", TierBug::pinned_not_written},
                                                   {"home_not_synced", TierBug::home_not_synced},
-                                                  {"neighbour_too_new", TierBug::neighbour_too_new}};
+                                                  {"neighbour_too_new", TierBug::neighbour_too_new},
+                                                  {"noted_too_new", TierBug::noted_too_new}};
   for (const auto& [each, bug] : bugs)
     if (name == each) return bug;
   throw std::invalid_argument("there is no bug " + name);

@@ -29,6 +29,7 @@ size_t TieredShard::memory_bytes() const {
   for (const Table& table : tables_) {
     bytes +=
         (2 * table.words() + 2 * table.gone.size()) * sizeof(uint64_t) + table.places.bytes() + table.loading.bytes();
+    for (const SlotMap& noted : table.places_before) bytes += noted.bytes();
     if (table.tracking) bytes += (3 + tenants_) * table.words() * sizeof(uint64_t);
   }
   return bytes;

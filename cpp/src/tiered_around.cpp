@@ -173,7 +173,7 @@ void TieredShard::write_row(Table& table, uint32_t slot, const float* record) {
   }
   clean_excess();
   make_room();
-  table.places.put(slot, log_->append(index, slot, static_cast<uint32_t>(epoch_), {record, table.stride}));
+  put_place(table, slot, log_->append(index, slot, static_cast<uint32_t>(epoch_), {record, table.stride}));
   ++counters_.rows_around;
 }
 

@@ -15,6 +15,8 @@ constexpr size_t records_ahead = 6;  // where they are was looked up by then
 // Rows that left are remembered: of one in so many frames, and of as many before them. Too few: rows that come back are
 // not known. Too many: nearly all are known, and none is on probation.
 constexpr size_t gone_share = 3;
+// Of a table, between two commits. Too few: rows go home that need not. Too many: they take memory.
+constexpr size_t places_before_max = 1 << 17;
 constexpr size_t rows_counted_max = 1 << 14;  // a call with more is looked at for rows named twice: pins have 16 bits
 
 }  // namespace
@@ -211,7 +213,8 @@ uint64_t TieredShard::segments_for(uint64_t bytes) const {
 // of the one being made, and for all of the next. Or else the log could be full of what only a checkpoint can free,
 // without room to make one.
 bool TieredShard::may_leave() const {
-  return may_append() && log_->segments_free() > reserve_segments_ + segments_for(dirty_old_ * entry_bytes_max_);
+  const uint64_t left = std::min(segments_for(dirty_old_ * entry_bytes_max_), reserve_segments_);
+  return may_append() && log_->segments_free() > reserve_segments_ + left;
 }
 
 // Writes what a frame has to the log; it is then as it was written.
@@ -220,10 +223,20 @@ void TieredShard::log_frame(Frames& frames, uint32_t index) {
   Table& table = tables_[frame.table];
   const uint32_t place =
       log_->append(frame.table, frame.slot, frame.dirty_epoch, {frames.record(index), frames.stride()});
-  table.places.put(frame.slot, place);
+  put_place(table, frame.slot, place);
   --(frame.dirty_epoch > making_ ? dirty_now_ : dirty_old_);
   frame.dirty_epoch = 0;
   if (frames.is_whole()) table.fresh[frame.slot / 64] &= ~(uint64_t{1} << (frame.slot % 64));
+}
+
+// Where the newest version is from now on. What was the newest when the last checkpoint was committed is noted: once it
+// counts for all that anybody may go back to, nothing older needs to go home.
+void TieredShard::put_place(Table& table, uint32_t slot, uint32_t place) {
+  SlotMap& noted = table.places_before[0];
+  const uint32_t before = table.places.find(slot);
+  const bool is_new = before != SlotMap::none && epoch_ > 1 && noted.size() < places_before_max;
+  if (is_new && noted.find(slot) == SlotMap::none) noted.put(slot, before);
+  table.places.put(slot, place);
 }
 
 // What it will take to let go of a row: its record, and where maps have it.

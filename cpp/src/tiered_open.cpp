@@ -63,7 +63,7 @@ TieredShard::TieredShard(const TierSettings& settings, const std::vector<TableSe
   reserve_segments_ = segments_for(frames_bytes) + 1;
   const uint64_t log_bytes_asked = (2 * reserve_segments_ + 8 * segments_least) * settings_.segment_bytes;
   if (!settings_.log_bytes_max)
-    settings_.log_bytes_max = !settings.bytes_max              ? std::max(home_end_, log_bytes_asked)
+    settings_.log_bytes_max = !settings.bytes_max              ? home_end_ + log_bytes_asked
                               : settings.bytes_max > home_end_ ? settings.bytes_max - home_end_
                                                                : 0;
   const uint64_t segments_max = std::min(settings_.log_bytes_max, log_bytes_most) / settings_.segment_bytes;
@@ -114,6 +114,7 @@ void TieredShard::add_table(const TableSettings& settings, uint64_t home_begin) 
                      .frames = FrameMap(),
                      .loading = SlotMap(),
                      .places = SlotMap(),
+                     .places_before = {SlotMap(), SlotMap()},
                      .changed = Bits(words),
                      .homed = Bits(words),
                      .gone = {},

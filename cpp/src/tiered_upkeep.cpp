@@ -55,11 +55,17 @@ void TieredShard::settle() {
   }
   while (!promises_.empty() && lanes_->is_done(Lane::writes, promises_.front().job)) {
     complete_ = std::max(complete_, promises_.front().complete);
-    committed_ = std::max(committed_, promises_.front().committed);
+    if (promises_.front().committed > committed_) take_commit(promises_.front().committed);
     promises_.pop_front();
   }
   while (!state_memory_.empty() && lanes_->is_done(Lane::writes, state_memory_.front().first))
     state_memory_.pop_front();
+}
+
+// A checkpoint is durable as the one to go back to: most of what was noted before it is of no use any more.
+void TieredShard::take_commit(uint64_t epoch) {
+  committed_ = epoch;
+  for (Table& table : tables_) table.places_before[1] = std::exchange(table.places_before[0], SlotMap());
 }
 
 // Writes the state as it is now, behind `before`, first one copy of it, then the other.
@@ -198,7 +204,7 @@ uint64_t TieredShard::floor() const {
 bool TieredShard::wants_cleaning() const {
   const uint64_t used = log_->used() * settings_.segment_bytes;
   return static_cast<double>(used) > settings_.clean_from * static_cast<double>(log_bytes_target_) ||
-         log_->segments_free() <= 2 * reserve_segments_ + 2;
+         log_->segments_free() <= 3 * reserve_segments_ + 2;
 }
 
 // Takes the oldest segments that have nothing but what may go home.
@@ -262,17 +268,33 @@ bool TieredShard::clean() {
   return false;
 }
 
-// Whether a version that counts goes home: unless a later one that counts for every checkpoint we may go back to is in
-// the log.
+// Whether a later version of a row than this one is in the log, which counts for every checkpoint we may go back to.
+// Its own segment is cleaned later, or in the same round.
+bool TieredShard::is_overtaken(const Table& table, uint32_t slot, uint32_t place, uint32_t newest) const {
+  const auto order = [this](uint32_t each) { return std::pair{log_->sequence_of(each), each}; };
+  const auto is_later = [&](uint32_t other) {
+    const bool counts = log_->epoch_max_of(other) <= floor() || settings_.bug == TierBug::noted_too_new;
+    return counts && order(place) < order(other);
+  };
+  return is_later(newest) || std::ranges::any_of(table.places_before, [&](const SlotMap& noted) {
+           const uint32_t before = noted.find(slot);
+           return before != SlotMap::none && is_later(before);
+         });
+}
+
+// Whether a version that counts goes home: unless it is overtaken.
 void TieredShard::choose_version(const LogEntry& entry) {
   Cleaning& round = *cleaning_;
   const RowRef row{entry.header.table, entry.header.slot};
-  const uint32_t newest = tables_[row.table].places.find(row.slot);
+  Table& table = tables_[row.table];
+  const uint32_t newest = table.places.find(row.slot);
+  for (SlotMap& noted : table.places_before)  // its place will be that of something else
+    if (noted.find(row.slot) == entry.place) noted.erase(row.slot);
   if (newest == SlotMap::none) {  // it went home with a neighbour, or a later one did
     check_order(is_homed(row), "a version in the log is not known");
     return;
   }
-  if (newest != entry.place && log_->epoch_max_of(newest) <= floor()) return;
+  if (is_overtaken(table, row.slot, entry.place, newest)) return;
   if (newest == entry.place) round.newest.emplace_back(row, entry.place);
   check_order(entry.header.epoch <= floor(), "a version goes home before its checkpoint is committed");
   round.versions.push_back({row, entry.place, reinterpret_cast<const std::byte*>(entry.record)});

@@ -183,7 +183,7 @@ class TrainConfig:
     store_io: str = "auto"
     # Threads of a server for its files. Too few: reads queue up. Too many: they take processors from everybody.
     store_threads: int = 4
-    # Of the files of one server. Too small: no space for what changes. None: twice what its rows need.
+    # Of the files of one server. Too small: no space for what changes. None: twice what its rows need, and more.
     store_bytes_max: int | None = None
     # lru: rows not used for longest leave the cache, between batches. none: no cache. self: as lru, but every access
     # tidies up itself. The last two are to compare with.

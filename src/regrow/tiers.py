@@ -40,6 +40,8 @@ def check_store(config: Any) -> None:
     if config.protection not in TIERED_PROTECTIONS:
         problem = 'parities and copies of rows are in memory only; protection "{}" does not go with rows on disk'
         hint = f"protect {', '.join(TIERED_PROTECTIONS[:-1])} or {TIERED_PROTECTIONS[-1]}"
+        if config.protection.startswith("ec"):  # docs/tiered-use.md, "Parities on disk"
+            hint += "; parities on the disk would need more than twice the reads"
         raise ConfigError("store", config.store, problem.format(config.protection), hint=hint)
 
 

@@ -102,7 +102,7 @@ BAD_OPTIONS: list[tuple[dict[str, Any], str, str | None]] = [
         {"store": "tiered", "store_dir": "d", "protection": "ec"},
         "store = 'tiered': parities and copies of rows are in memory only; "
         'protection "ec" does not go with rows on disk',
-        "protect none, full, delta or batch",
+        "protect none, full, delta or batch; parities on the disk would need more than twice the reads",
     ),
     (
         {"protection": "batch"},

@@ -40,6 +40,7 @@ enum class TierBug {
   pinned_not_written,  // a checkpoint is called complete without the rows that are pinned
   home_not_synced,     // segments are let go of before what was in them is durable at home
   neighbour_too_new,   // versions go home with their neighbours before their checkpoint is committed
+  noted_too_new,       // a version that is not committed keeps one that counts from going home
 };
 
 // What docs/tiered.md says of the order of writes: raises if something is not so.
@@ -156,7 +157,9 @@ class TieredShard {
     FrameMap frames;  // of rows in memory
     SlotMap loading;  // of rows that are being read
     SlotMap places;   // of rows whose newest version is in the log
-    Bits changed;     // as Records::changed of a Shard
+    // Of rows that were written since the last commit: the version before that. And the same of the time before it.
+    std::array<SlotMap, 2> places_before;
+    Bits changed;  // as Records::changed of a Shard
     Bits homed;
     Bits gone, gone_before;  // rows that left the memory lately, never wanted again; none if all its rows have frames
     Bits fresh;              // if all its rows have frames: those that changed in this epoch, some perhaps left out
@@ -308,6 +311,7 @@ class TieredShard {
   bool may_leave() const;
   uint64_t segments_for(uint64_t bytes) const;
   void log_frame(Frames& frames, uint32_t frame);
+  void put_place(Table& table, uint32_t slot, uint32_t place);
   void admit_waiting();
   void take_reads(Ticket& ticket, std::vector<std::string>& damaged);
   void remember(const Ticket& ticket);
@@ -320,6 +324,7 @@ class TieredShard {
 
   // upkeep
   void settle();
+  void take_commit(uint64_t epoch);
   bool keep_reserve();
   bool write_epoch();
   size_t rows_due();
@@ -327,6 +332,7 @@ class TieredShard {
   void try_complete();
   bool clean();
   bool begin_round();
+  bool is_overtaken(const Table& table, uint32_t slot, uint32_t place, uint32_t newest) const;
   void choose_version(const LogEntry& entry);
   void parse_segment();
   void read_pages();

@@ -1,12 +1,13 @@
 """Checkpoints in the files of rows on disk, every 100 steps, against none; and against deltas on storage as often.
 
-What is measured of a run lies between two of its checkpoints, so it has whole periods. What is aimed at is less than
-what two equal runs differ by, so there are many short rounds, each once in either order, and three figures:
+What is aimed at is less than what two equal runs differ by, so there are three figures:
 
-    time       per sample: what a user sees, and what differs most from run to run
-    work       processor time of all processes per sample, at equal speed. Workers do the same in both, so only what
-               servers take differs; on processors that are all busy it is the time that checkpoints cost. Judged by
-               the mean of all rounds, which has a known error
+    work       processor time, of that which a sample takes without checkpoints: on processors that are all busy it is
+               the time that checkpoints cost. Of the stores it is taken in one process, where little else changes
+               (`tiered_epochs`); of the coordinator, which does little, in training. Judged by the mean of pairs, which
+               has a known error
+    time       per sample, in training: what a user sees, and what differs most from run to run. What is measured of a
+               run lies between two of its checkpoints, so it has whole periods
     written    bytes and rows per sample, and what the device needs for them: counted, so nearly the same in every round
 """
 
@@ -16,9 +17,8 @@ import dataclasses
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from regrow.bench import common, overhead, tiered_figures, tiered_live, tiered_time
+from regrow.bench import common, overhead, tiered_epochs, tiered_figures, tiered_live, tiered_time
 from regrow.bench.tiered_live import Variant
 
 TARGET = 0.005
@@ -35,11 +35,14 @@ class Size:
     every_steps: int
     periods: int  # that are measured; two more pass before, in which the cache fills
     batch: int
+    turns: int  # of stores
+    turns_seconds_max: float
 
 
-FULL = Size(rows_max=100_000, rounds=2, every_steps=EVERY_STEPS, periods=3, batch=512)
-ALONE_ROUNDS = 7  # about nine minutes
-QUICK = Size(rows_max=40_000, rounds=1, every_steps=20, periods=2, batch=256)
+FULL = Size(rows_max=200_000, rounds=1, every_steps=EVERY_STEPS, periods=3, batch=512, turns=16, turns_seconds_max=90.0)
+ALONE = dataclasses.replace(FULL, rounds=3, turns=40, turns_seconds_max=240.0)  # about eight minutes
+QUICK = Size(rows_max=40_000, rounds=1, every_steps=20, periods=2, batch=256, turns=2, turns_seconds_max=10.0)
+WARMUP_TURNS, WARMUP_TURNS_QUICK = 8, 1  # caches fill, and logs until they are cleaned
 
 
 def make_variants(every_steps: int) -> tuple[Variant, ...]:
@@ -61,13 +64,25 @@ def make_variants(every_steps: int) -> tuple[Variant, ...]:
 def choose_size(setting: tiered_live.Setting) -> Size:
     if setting.quick:
         return QUICK
-    return dataclasses.replace(FULL, rounds=ALONE_ROUNDS) if setting.alone else FULL
+    return ALONE if setting.alone else FULL
 
 
 def measure(report: common.Report, setting: tiered_live.Setting) -> None:
     size = choose_size(setting)
     workload = tiered_live.Workload(rows_max=size.rows_max, batch=size.batch)
     cache_bytes = tiered_time.choose_cache(workload)
+    pairs = tiered_epochs.measure(
+        workload,
+        str(setting.place("disk").directory),
+        tiered_epochs.Size(
+            steps=size.every_steps,
+            turns=size.turns,
+            warmup_turns=WARMUP_TURNS_QUICK if setting.quick else WARMUP_TURNS,
+            seconds_max=size.turns_seconds_max,
+        ),
+        cache_bytes=cache_bytes,
+    )
+    report.rows.append({"kind": "stores", **dataclasses.asdict(pairs)})
     rate = tiered_live.find_rate(workload)
     period = size.every_steps * workload.batch * workload.workers / rate
     times = tiered_live.Times(seconds=(size.periods + 0.5) * period, warmup_seconds=2 * period)
@@ -77,6 +92,7 @@ def measure(report: common.Report, setting: tiered_live.Setting) -> None:
             report.rows.append({"kind": "batch", "variant": variant.name, "round": turn, **row})
             tiered_live.say(variant, turn, row)
     compare(report)
+    compare_work(report, pairs.more)
     device = setting.place("disk").device
     compare_written(report, device.write_bytes_per_s)
 
@@ -92,34 +108,43 @@ def compare(report: common.Report) -> None:
             if values and (name, base) == (BATCH, NONE):
                 label = f"checkpoints{'_equal_speed' if equal_speed else ''}"
                 report.ratios[label] = common.Ratio.of(values, target=TARGET, better="lower")
-        works = list_works(runs, name, base)
-        work = tiered_figures.mean_of_pairs(works) if len(works) > 1 else None  # one pair has no known error
-        if work is not None and (name, base) == (BATCH, NONE):
-            report.ratios["checkpoints_work"] = common.Ratio(
-                **work, target=TARGET, better="lower", pairs=len(works), told="twice the error of the mean of pairs"
-            )
         made = [row["checkpoints"] for row in runs if row["variant"] == name]
-        spreads.append(work)
         shown.append(
             (f"{name} against {base}", *(overhead.percent(each) for each in spreads), str(max(made, default=0)))
         )
     common.print_table(
-        f"more per sample than the other, {EVERY_STEPS} steps between checkpoints (fewer with --quick): of time, "
-        "lowest to highest round; of processor time of all, the mean and twice its error",
-        ("", "time", "time, at equal speed", "processor time", "checkpoints in a run"),
+        f"more time per sample than the other, {EVERY_STEPS} steps between checkpoints (fewer with --quick), lowest to "
+        "highest round",
+        ("", "time", "time, at equal speed", "checkpoints in a run"),
         shown,
     )
 
 
-def list_works(runs: Sequence[dict[str, Any]], name: str, base: str) -> list[float]:
-    """More processor time per sample than the base of the same round."""
-    known = {(row["variant"], row["round"]): row["seconds_per_sample"] for row in runs if "seconds_per_sample" in row}
-    rounds = sorted({turn for _, turn in known})
-    return [
-        tiered_figures.more_work(known[name, turn], known[base, turn])
-        for turn in rounds
-        if {(name, turn), (base, turn)} <= known.keys()
-    ]
+def compare_work(report: common.Report, stores: Sequence[float]) -> None:
+    """Processor time for checkpoints, of what a sample takes without: of the stores by pairs of turns, and what the
+    coordinator of a training takes more for them."""
+    by_name = {
+        name: [row["seconds_per_sample"] for row in report.rows if row["kind"] == "batch" and row["variant"] == name]
+        for name in (NONE, BATCH)
+    }
+    known = {name: tiered_figures.average([row for row in rows if row]) for name, rows in by_name.items() if any(rows)}
+    if len(known) < len(by_name) or len(stores) < 2:  # one pair has no known error
+        return
+    whole = sum(known[NONE].values())
+    coordinator = known[BATCH]["coordinator"] - known[NONE]["coordinator"]
+    work = tiered_figures.mean_of_pairs([(more + coordinator) / whole for more in stores])
+    told = "twice the error of the mean of pairs"
+    report.ratios["checkpoints_work"] = common.Ratio(
+        **work, target=TARGET, better="lower", pairs=len(stores), told=told
+    )
+    more = statistics.fmean(stores)
+    report.rows.append(
+        {"kind": "work", "stores_seconds": more, "coordinator_seconds": coordinator, "sample_seconds": whole, **work}
+    )
+    common.console.print(
+        f"processor time for checkpoints: {overhead.percent(work)} of the {1e6 * whole:.1f} us of a sample; stores "
+        f"{1e6 * more:.2f} us, coordinator {1e6 * coordinator:.2f} us"
+    )
 
 
 def compare_written(report: common.Report, write_bytes_per_s: float) -> None:

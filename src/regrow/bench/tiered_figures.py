@@ -223,13 +223,6 @@ def share_out(spent: Sequence[Spent], begin: float, end: float) -> dict[str, dic
     return {"seconds_per_sample": seconds, "written_per_sample": written}
 
 
-def more_work(one: Mapping[str, float], base: Mapping[str, float]) -> float:
-    """Processor time of all roles for a sample, more than the base takes, as a share of that. Workers do the same for
-    each sample in both, so what theirs differs by is how fast the processors were, and is taken out."""
-    speed = base["worker"] / one["worker"]
-    return (speed * sum(one.values()) - sum(base.values())) / sum(base.values())
-
-
 def average(found: Sequence[Mapping[str, float]]) -> dict[str, float]:
     """By name."""
     return {name: statistics.fmean(each[name] for each in found) for name in found[0]}

@@ -366,8 +366,13 @@ class RunStatus:
 
     @property
     def tiers(self) -> Tiers | None:
-        """Of rows on disk, all servers together."""
+        """Of rows on disk, all servers together. Servers do not know what a pull is for, and workers count look-ups of
+        training only: a sample that is evaluated has as many."""
+        samples = sum(worker.samples for worker in self.workers)
+        evaluated = (self.evaluated and self.evaluated.test_samples) or self.test_samples_done or 0
         lookups = sum(worker.lookups for worker in self.workers)
+        if samples:
+            lookups += lookups * evaluated // samples
         return sum_tiers([server.tiers for server in self.servers], lookups=lookups)
 
     @property

@@ -116,7 +116,7 @@ class Needs:
         segments = -(-min(self._cache_bytes, self.cache_bytes_max) // SEGMENT_BYTES) + 2
         if least:
             return (segments + LOG_SEGMENTS_MIN) * SEGMENT_BYTES
-        return max(self.home_bytes, (2 * segments + 8 * LOG_SEGMENTS_MIN) * SEGMENT_BYTES)
+        return self.home_bytes + (2 * segments + 8 * LOG_SEGMENTS_MIN) * SEGMENT_BYTES
 
 
 def _count_bytes(rows: int, record_bytes: int, block_bytes: int) -> int:

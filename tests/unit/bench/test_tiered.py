@@ -25,6 +25,7 @@ from regrow.bench import (
     tiered_cache,
     tiered_checkpoint,
     tiered_device,
+    tiered_epochs,
     tiered_figures,
     tiered_live,
     tiered_recovery,
@@ -251,7 +252,7 @@ def test_a_part_alone_has_more_rounds(tmp_path: Path) -> None:
         tiered_checkpoint.choose_size(dataclasses.replace(setting, quick=quick, alone=alone)).rounds
         for quick, alone in ((True, True), (False, False), (False, True))
     ]
-    assert rounds == [1, 2, 7]
+    assert rounds == [1, 1, 3]
 
 
 def spend(at: float, samples: int, worker: float, server: float, **tiers: float) -> tiered_figures.Spent:
@@ -268,11 +269,27 @@ def test_what_a_sample_takes_between_two_times() -> None:
     assert tiered_figures.share_out(spent, 1.5, 2.5) == {}
 
 
-def test_work_is_compared_at_equal_speed() -> None:
-    base = {"worker": 6.0, "server": 3.0, "coordinator": 1.0}
-    slow = {role: 2.0 * seconds for role, seconds in base.items()}
-    assert tiered_figures.more_work(slow, base) == pytest.approx(0.0)
-    assert tiered_figures.more_work({**slow, "server": 6.2}, base) == pytest.approx(0.01)
+def test_stores_take_turns_and_one_of_them_makes_checkpoints(tmp_path: Path) -> None:
+    workload = tiered_live.Workload(rows_max=2_000, batch=64, workers=1, model="tiny")
+    size = tiered_epochs.Size(steps=8, turns=3, warmup_turns=1, seconds_max=60.0)
+    cache_bytes = tiered_live.find_cache_bytes(workload, 4_000)
+    found = tiered_epochs.measure(workload, str(tmp_path), size, cache_bytes=cache_bytes)
+    assert len(found.plain) == len(found.saving) == len(found.more) == 3
+    assert min(*found.plain, *found.saving) > 0
+    assert found.counts["plain"]["rows_flushed"] == 0 < found.counts["saving"]["rows_flushed"]
+    assert found.counts["plain"]["log_bytes_written"] < found.counts["saving"]["log_bytes_written"]
+    assert not list(tmp_path.iterdir()), "nothing is left behind"
+
+
+def test_what_one_server_is_asked_for_is_its_part_of_a_batch() -> None:
+    workload = tiered_live.Workload(rows_max=2_000, batch=64, workers=1, model="tiny")
+    job = tiered_epochs.make_job(workload)
+    (counts, slots, grads), *_ = tiered_epochs.list_pushes(job, workload, 1)
+    whole = len(next(iter(workload.list_batches(1))))
+    assert counts.sum() == len(slots)
+    assert 0 < counts[:-1].sum() < whole
+    assert counts[-1] * workload.servers == job.tables[-1].rows, "all dense parameters"
+    assert len(grads) == sum(n * table.dim for n, table in zip(counts, job.tables, strict=True))
 
 
 def test_the_mean_of_pairs_has_an_error() -> None:
@@ -283,8 +300,8 @@ def test_the_mean_of_pairs_has_an_error() -> None:
 
 def test_what_checkpoints_take_and_write() -> None:
     report = make_report()
-    for turn, (none, batch) in enumerate(((3.0, 3.1), (3.2, 3.3))):
-        for name, server in (("none", none), ("batch", batch)):
+    for turn in range(2):
+        for name, coordinator in (("none", 0.5), ("batch", 0.6)):
             written = {
                 "log_bytes_written": 4.0,
                 "home_bytes_written": 2.0,
@@ -293,11 +310,14 @@ def test_what_checkpoints_take_and_write() -> None:
             }
             if name == "batch":
                 written |= {"log_bytes_written": 5.0, "home_bytes_written": 2.5, "rows_flushed": 0.1}
-            work = {"seconds_per_sample": {"worker": 7.0, "server": server}, "written_per_sample": written}
+            seconds = {"worker": 7.0, "server": 2.5, "coordinator": coordinator}
+            work = {"seconds_per_sample": seconds, "written_per_sample": written}
             report.rows.append({**make_time(name, turn, 1000.0), "kind": "batch", "checkpoints": 4, **work})
     tiered_checkpoint.compare(report)
+    tiered_checkpoint.compare_work(report, [0.2, 0.4])
     tiered_checkpoint.compare_written(report, 1e6)
-    assert report.ratios["checkpoints_work"].value == pytest.approx((0.1 / 10.0 + 0.1 / 10.2) / 2)
+    found = report.ratios["checkpoints_work"]
+    assert (found.value, found.low, found.high) == pytest.approx((0.04, 0.02, 0.06))
     assert report.ratios["checkpoints_work"].spread == "twice the error of the mean of pairs"
     row = report.rows[-1]
     assert row["more"]["log_bytes_written"] == pytest.approx(1.0)

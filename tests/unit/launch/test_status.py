@@ -14,12 +14,15 @@ from regrow.launch.reports import (
     CheckpointBegun,
     CheckpointFailed,
     CheckpointSaved,
+    Evaluated,
+    Evaluating,
     MergerNews,
     Planned,
     Ready,
     Trained,
 )
 from regrow.launch.status import RunStatus
+from regrow.launch.tier_counts import add_counts
 
 
 def test_progress_adds_up() -> None:
@@ -118,6 +121,17 @@ def test_total_steps(options: dict[str, Any], total: int | None) -> None:
 def test_histograms_of_another_length() -> None:
     with pytest.raises(ValueError, match="64 bins"):
         started().receive("worker", 0, msgspec.structs.replace(progress(1, 1), hist_pos=[1, 2]), 11.0)
+
+
+def test_look_ups_of_an_evaluation_count_as_those_of_training() -> None:
+    run = started()
+    run.receive("worker", 0, progress(10, 1000, lookups=2000), 11.0)
+    run.servers[0].tiers = add_counts({"hits": 70, "misses": 30}, {})
+    assert run.tiers is not None and run.tiers["hit_rate_lookups"] == 0.985
+    run.receive("worker", 0, Evaluating(samples=500), 12.0)
+    assert run.tiers["hit_rate_lookups"] == 0.99
+    run.receive("worker", 0, Evaluated(auc=0.5, logloss=0.7, test_samples=2000), 13.0)
+    assert run.tiers["hit_rate_lookups"] == 0.995
 
 
 def test_restarted_worker_repeats_steps_but_not_counts() -> None:

@@ -22,6 +22,7 @@ BUGS = {
     "pinned_not_written": 3000,
     "home_not_synced": 3000,
     "neighbour_too_new": 3000,
+    "noted_too_new": 3000,
 }
 
 
