@@ -19,7 +19,7 @@ from __future__ import annotations
 import statistics
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from regrow.bench import common, train
@@ -28,8 +28,9 @@ from regrow.errors import RegrowError, UserError
 from regrow.launch import local
 from regrow.launch.status import RunStatus
 
-SUMMARY = "Processor seconds per sample and role as servers, workers, rows, k or r grow (--sweep NAME)."
+SUMMARY = "Processor seconds per sample and role as servers, workers, rows, k or r grow (--sweep NAME, or all)."
 
+ALL = "all"  # of the sweeps, one after the other
 GROWTH_TARGET = 1.5  # of a role's cost per sample, over that of its work, from the first value to the last
 ROLES = ("server", "worker", "coordinator")
 RATE_GUESS = 8_000.0
@@ -80,18 +81,20 @@ class Size:
 
 # Up to five values, each about twenty seconds with its start and end, in two rounds: under ten minutes.
 FULL = Size(rounds=2, model="kaggle", rows_max=250_000, batch=2048, seconds=8.0, warmup_seconds=2.0, ends_only=False)
+# Nineteen values in two rounds, each about twelve seconds with its start and end: under ten minutes for all sweeps.
+SHORT = replace(FULL, seconds=5.0, warmup_seconds=1.5)
 QUICK = Size(rounds=1, model="kaggle", rows_max=20_000, batch=512, seconds=2.0, warmup_seconds=0.5, ends_only=True)
 
 
 def run(*, quick: bool, json_path: str | None, sweep: str = "servers") -> int:
-    if sweep not in SWEEPS:
-        raise UserError(f"--sweep {sweep!r} is unknown; choose one of {', '.join(SWEEPS)}")
-    size = QUICK if quick else FULL
-    chosen = SWEEPS[sweep]
+    if sweep not in (*SWEEPS, ALL):
+        raise UserError(f"--sweep {sweep!r} is unknown; choose one of {', '.join((*SWEEPS, ALL))}")
+    size = QUICK if quick else SHORT if sweep == ALL else FULL
     report = common.Report.start("scale")
-    report.rows += measure_sweep(chosen, size=size)
-    compare(report, chosen)
-    print_rows(report, chosen)
+    for chosen in SWEEPS.values() if sweep == ALL else [SWEEPS[sweep]]:
+        report.rows += measure_sweep(chosen, size=size)
+        compare(report, chosen)
+        print_rows(report, chosen)
     return report.finish(json_path)
 
 
@@ -174,7 +177,7 @@ def find_growths(rows: Sequence[Mapping[str, Any]], role: str, value: int) -> li
 
 def compare(report: common.Report, sweep: Sweep) -> None:
     """Adds the growth of each value, and targets for the last."""
-    rows = [row for row in report.rows if row["kind"] == "run"]
+    rows = [row for row in report.rows if row["kind"] == "run" and row["sweep"] == sweep.name]
     values = sorted({row["value"] for row in rows})
     for value in values:
         growths = {role: statistics.median(found) for role in ROLES if (found := find_growths(rows, role, value))}
@@ -200,7 +203,7 @@ def compare(report: common.Report, sweep: Sweep) -> None:
 
 
 def print_rows(report: common.Report, sweep: Sweep) -> None:
-    shown = [row for row in report.rows if row["kind"] == "growth"]
+    shown = [row for row in report.rows if row["kind"] == "growth" and row["sweep"] == sweep.name]
     common.print_table(
         f"processor microseconds per sample, and over those of {sweep.name} = {shown[0]['value']}",
         [sweep.name, *(heading for role in ROLES for heading in (role, "growth"))],

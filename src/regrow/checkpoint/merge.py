@@ -22,6 +22,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor, Future
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import msgspec
@@ -228,15 +229,17 @@ class Fold:
         tables = sorted(self.path[-1].tables, key=lambda table: table.index)
         with self.storage.open_threads(WRITES_AHEAD_MAX, "merge") as pool:
             writer = _Writer(self, pool)
+            read = 0  # of the shards before
             for number, (shard, runs) in enumerate(self.shards.items()):
                 writer.begin(shard, number)
                 for table in tables:
                     for parts in self.windows(table, runs):
                         writer.add(table.name, parts)
                         if progress is not None:
-                            progress(sum(run.bytes_read for run in self.runs), total)
+                            progress(read + sum(run.bytes_read for run in runs), total)
                 for run in runs:
                     run.close()
+                read += sum(run.bytes_read for run in runs)
             chunks = writer.finish()
         last = self.path[-1]
         manifest = Manifest(
@@ -276,13 +279,20 @@ class Fold:
         row_bytes = table.row_bytes
         rows_max = self.window // row_bytes
         while live := [cursor for cursor in cursors if cursor.fill()]:
-            # Below the bound every cursor has all its rows at hand, and at most its share of a window. Half of that
-            # goes by what is at hand of each: long and short ones that span the same ids come to their ends together.
-            # The other half is the same for all: of those that do not, shares must not shrink with what is left.
-            at_hand, even = sum(cursor.rows_left for cursor in live), rows_max // 2 // len(live)
-            bound = min(cursor.reach(max(1, even + rows_max // 2 * cursor.rows_left // at_hand)) for cursor in live)
-            parts = [part for cursor in live if len((part := cursor.take(bound))[1])]
-            window = [rows for _, rows in sorted(parts, key=lambda part: part[0])]
+            at_hand = sum(cursor.rows_left for cursor in live)
+            if at_hand <= rows_max and not any(cursor.left for cursor in live):
+                # The rest, most often all there is: of many small tables, shares and bounds would cost more than rows.
+                parts = [cursor.take(cursor.rows_left) for cursor in live]
+            else:
+                # Below the bound every cursor has all its rows at hand, and at most its share of a window. Half of that
+                # goes by what is at hand of each: long and short ones that span the same ids come to their ends
+                # together. The other half is the same for all: of those that do not, shares must not shrink with what
+                # is left.
+                even = rows_max // 2 // len(live)
+                bound = min(cursor.reach(max(1, even + rows_max // 2 * cursor.rows_left // at_hand)) for cursor in live)
+                counts = [(cursor, cursor.count(bound)) for cursor in live]
+                parts = [cursor.take(count) for cursor, count in counts if count]
+            window = [rows for _, rows in sorted(parts, key=itemgetter(0))]
             yield window
             del parts
             window.clear()  # whoever still has it: the chunks it was of make room for the next
@@ -390,43 +400,43 @@ class _Cursor:
         self.run, self.table = run, table
         self.left = collections.deque(info for info in run.infos if info.rows.get(table))
         self.rows: Rows | None = None
-        self.start = 0
+        self.start = self.rows_left = 0  # of the chunk at hand
         self.source = _Source(run.age, 0)
 
     def fill(self) -> bool:
         """Has the next chunk at hand if the last one is used up; False at the end."""
-        if self.rows is not None and self.start < len(self.rows):
+        if self.rows_left:
             return True
         last = None if self.rows is None else self.rows.ids[-1]
         self.rows = None
         if not self.left:
             return False
         info = self.left.popleft()
-        self.rows, self.start = self.run.read(info, self.table), 0
+        self.rows = self.run.read(info, self.table)
+        self.start, self.rows_left = 0, len(self.rows)
         self.source = _Source(self.run.age, self.run.position[info.name])
         if last is not None and self.rows.ids[0] <= last:
             raise Disorder(self.run.piece)
         return True
-
-    @property
-    def rows_left(self) -> int:
-        """Of the chunk at hand."""
-        assert self.rows is not None
-        return len(self.rows) - self.start
 
     def reach(self, share: int) -> int:
         """The largest id up to which nothing is missing here."""
         assert self.rows is not None
         if self.rows_left <= share and not self.left:
             return 1 << 32
-        return int(self.rows.ids[min(self.start + share, len(self.rows)) - 1])
+        return int(self.rows.ids[self.start + min(share, self.rows_left) - 1])
 
-    def take(self, bound: int) -> tuple[_Source, Rows]:
+    def count(self, bound: int) -> int:
+        """Rows at hand whose ids are not above it."""
+        assert self.rows is not None
+        last = np.uint32(min(bound, (1 << 32) - 1))  # of a wider type, all ids would be converted first
+        return int(self.rows.ids[self.start :].searchsorted(last, side="right"))
+
+    def take(self, count: int) -> tuple[_Source, Rows]:
         assert self.rows is not None
         start = self.start
-        last = np.uint32(min(bound, (1 << 32) - 1))  # of a wider type, all ids would be converted first
-        self.start += int(self.rows.ids[start:].searchsorted(last, side="right"))
-        return self.source, self.rows.part(start, self.start)
+        self.start, self.rows_left = start + count, self.rows_left - count
+        return self.source, self.rows.part(start, start + count)
 
 
 def _read(storage: Storage, piece: Manifest, info: ChunkInfo, into: Bytes | None = None) -> Chunk:

@@ -102,9 +102,12 @@ def union(n: int, *, d: float, f: float) -> float:
 
 
 def measure_rest(n: Any, s: int, *, d: float, f: float) -> tuple[Any, Any]:
-    """(R(n), pieces): what is to be read beside the full, n deltas after it. Of a number, or of many at once."""
+    """(R(n), pieces): what is to be read beside the full, n deltas after it. Of a number, or of many at once, the
+    largest last."""
     size, pieces, span = 0.0, 0, 1
-    while np.any(n):
+    left = n if isinstance(n, int) else int(n[-1])  # digits there may be: arrays are asked for nothing one by one
+    while left:
+        left //= s
         n, digit = divmod(n, s)
         size = size + digit * union(span, d=d, f=f)
         pieces = pieces + digit

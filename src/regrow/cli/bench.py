@@ -56,7 +56,7 @@ class BenchCommand(click.Command):
 @click.option("--store", metavar="memory|tiered", help="Where rows are (soak).  [memory]")
 @click.option("--cluster", metavar="local|ray", help="ray: nodes are lost (soak).  [local]")
 @click.option("--losses", type=int, metavar="N", help="Nodes to lose, one after the other (soak).  [100]")
-@click.option("--sweep", metavar="NAME", help="What grows (scale): servers, workers, rows, k or r.  [servers]")
+@click.option("--sweep", metavar="NAME", help="What grows (scale): servers, workers, rows, k, r or all.  [servers]")
 @click.option("--part", metavar="NAME", help="Only this part (checkpoint, cpr, recovery, tiered, cluster).")
 @click.option("--profile", is_flag=True, default=None, help="Where processor time goes, by part (recovery, overhead).")
 @click.option("--docs", metavar="DIR", help="Draw the picture there too (overhead, recovery, checkpoint, cpr).")

@@ -21,6 +21,7 @@ import msgspec
 import numpy as np
 
 from regrow.checkpoint.chunks import CHUNK_BYTES, WEIGHTLESS, Chunk, Rows, split
+from regrow.checkpoint.direct import Bytes
 from regrow.checkpoint.lineage import Graph
 from regrow.checkpoint.load import LoadReport, restore
 from regrow.checkpoint.manifest import ChunkInfo, Manifest, are_apart, chunk_name, shard_name
@@ -73,12 +74,20 @@ def chunk_of(job: JobSpec, captured: list[TableRows], *, weights_only: bool = Fa
     return chunk
 
 
-def make_ready(size: int) -> None:
-    """Takes memory for chunks from the system and gives it back to this process, which keeps it: the first touch of a
-    page can take longer than all that is copied to it later, and later it is the server's loop that waits."""
+def make_ready(size: int) -> list[Bytes]:
+    """Takes memory for chunks from the system. Whoever lets go of it gives it back to this process, which keeps it: the
+    first touch of a page can take longer than all that is copied to it later, and later it is the server's loop that
+    waits."""
     blocks = [np.empty(min(CHUNK_BYTES, size - start), np.uint8) for start in range(0, size, CHUNK_BYTES)]
     for block in blocks:
         block[:: mmap.PAGESIZE] = 0
+    return blocks
+
+
+def chunk_memory(job: JobSpec, rows: int) -> int:
+    """Bytes of memory that chunks of so many rows take at a time."""
+    row_bytes = 4 * max(1 + table.record_floats for table in job.tables)
+    return min(rows * row_bytes, CHUNKS_IN_MEMORY_MAX * CHUNK_BYTES)
 
 
 class CaptureSaver:
@@ -106,6 +115,7 @@ class CaptureSaver:
         self._weights_only = weights_only
         self._stager: Stager | None = None
         self._ready_bytes = 0  # of memory that was made ready for chunks
+        self._ready: list[Bytes] = []  # the same, as long as no chunk takes its place
         self._number = 0
         self._piece = ""
         self._task: asyncio.Task[None] | None = None
@@ -113,6 +123,14 @@ class CaptureSaver:
     @property
     def stored_bytes(self) -> int:
         return 0 if self._stager is None else self._stager.progress.stored_bytes
+
+    async def get_ready(self, size: int) -> None:
+        """Has so much memory for chunks, taken in a thread. Best before training: all pages of a first full in the
+        middle of it cost everybody else their processors."""
+        if size > self._ready_bytes:
+            self._ready_bytes = size
+            blocks = await asyncio.to_thread(make_ready, size)
+            self._ready = [] if self._number else blocks  # chunks are being made already
 
     def give_up(self, number: int) -> None:
         """Nothing more is taken of this capture: it is over."""
@@ -172,11 +190,8 @@ class CaptureSaver:
             )
         stager = self._stager
         shard = shard_of(job, self._server)
-        row_bytes = 4 * max(1 + table.record_floats for table in job.tables)
-        wanted = min(store.capture_left() * row_bytes, CHUNKS_IN_MEMORY_MAX * CHUNK_BYTES)
-        if wanted > self._ready_bytes:
-            await asyncio.to_thread(make_ready, wanted)
-            self._ready_bytes = wanted
+        await self.get_ready(chunk_memory(job, store.capture_left()))
+        self._ready = []
         try:
             count = 0
             while self._number == number:

@@ -51,7 +51,7 @@ from regrow.core.wayback import FetchSaved, FindSaves, Load
 from regrow.errors import CheckpointError, ConnectionLost, Refusal, RegrowError, UserError
 from regrow.launch import orders, reports
 from regrow.launch.saving import OwnSaving, Saving, TieredRows
-from regrow.runtime.checkpoint import Loader, Saver
+from regrow.runtime.checkpoint import Loader, Saver, chunk_memory
 from regrow.runtime.client import new_event_loop
 from regrow.runtime.costs import Costs, make_costs
 from regrow.runtime.hosts import resolve_listen
@@ -156,6 +156,11 @@ class Node:
         tenants = [*self.savers, *([] if self.own_saver is None else [SAVES_TENANT])]
         for tenant in range(max(tenants, default=-1) + 1):  # a number that nobody has costs a bit a row
             assert store.add_tenant() == tenant
+        if not recovering:  # else rows are waited for
+            rows = sum(store.slots(table) for table in range(len(job.tables)))
+            for saver in (self.savers.get(TENANT), self.own_saver):
+                if saver is not None:
+                    self._run_task(saver.get_ready(chunk_memory(job, rows)))
         saving = self.parent.assignment.saving
         if self.own_saver is not None and saving is not None and saving.own is not None:
             own = saving.own

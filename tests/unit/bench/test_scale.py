@@ -19,10 +19,16 @@ from regrow.config import TrainConfig
 from regrow.errors import RegrowError, UserError
 
 
-def make_rows(costs: dict[int, tuple[float, float]]) -> list[dict[str, Any]]:
+def make_rows(costs: dict[int, tuple[float, float]], *, sweep: str = "r") -> list[dict[str, Any]]:
     """(server, worker) microseconds by value, the same in two rounds."""
     return [
-        {"kind": "run", "round": turn, "value": value, "microseconds": {"server": server, "worker": worker}}
+        {
+            "kind": "run",
+            "sweep": sweep,
+            "round": turn,
+            "value": value,
+            "microseconds": {"server": server, "worker": worker},
+        }
         for turn in range(2)
         for value, (server, worker) in costs.items()
     ]
@@ -35,7 +41,9 @@ def test_every_value_is_a_run_that_can_be_made(sweep: scale.Sweep) -> None:
         config = TrainConfig(model="kaggle", batch=64, steps=1, **changes)
         assert config.spare_workers == 0  # it would import torch meanwhile
         assert config.rows_max == (1000 * value if sweep.name == "rows" else 1000)
-    with pytest.raises(UserError, match="--sweep 'planets' is unknown; choose one of servers, workers, rows, k, r"):
+    with pytest.raises(
+        UserError, match="--sweep 'planets' is unknown; choose one of servers, workers, rows, k, r, all"
+    ):
         scale.run(quick=True, json_path=None, sweep="planets")
 
 
@@ -66,6 +74,24 @@ def test_cost_is_what_the_clocks_say_after_the_warm_up(monkeypatch: pytest.Monke
         status: Any = SimpleNamespace(phase="training", workers=[worker, worker])
         clocks.update(status, 0.5 * look)
     assert clocks.cost_per_sample() == {"server": 1.0 / 400, "worker": 4.0 / 400, "coordinator": 0.0}
+
+
+def test_all_sweeps_go_into_one_report(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Each is compared within itself: what one costs says nothing about another."""
+    costs = {"servers": {2: (1.0, 9.0), 40: (1.2, 9.0)}, "workers": {1: (5.0, 9.0), 8: (20.0, 9.0)}}
+
+    def measure_sweep(sweep: scale.Sweep, *, size: scale.Size) -> list[dict[str, Any]]:
+        assert size is scale.SHORT
+        return make_rows(costs.get(sweep.name, {1: (1.0, 1.0), 2: (1.0, 1.0)}), sweep=sweep.name)
+
+    monkeypatch.setattr(scale, "measure_sweep", measure_sweep)
+    path = tmp_path / "scale.json"
+    assert scale.run(quick=False, json_path=str(path), sweep="all") == 0
+    told = json.loads(path.read_text())
+    assert {row["sweep"] for row in told["rows"]} == set(scale.SWEEPS)
+    assert told["ratios"]["servers_2_to_40_server"]["value"] == pytest.approx(1.2)
+    assert told["ratios"]["workers_1_to_8_server"]["value"] == pytest.approx(4.0)
+    assert len(told["ratios"]) == 2 * len(scale.SWEEPS)
 
 
 @pytest.mark.slow

@@ -47,6 +47,7 @@ from regrow.runtime.checkpoint import (
     Loader,
     Saver,
     check_fits,
+    chunk_memory,
     chunk_of,
     loaded_rows,
     shard_of,
@@ -281,6 +282,35 @@ def test_a_cut_that_is_given_up_says_nothing(tmp_path: Path) -> None:
     assert [(saved.number, saved.error) for saved in told] == [(2, "")]
     chunks = msgspec.json.decode(told[0].chunks)
     assert sum(sum(chunk["rows"].values()) for chunk in chunks) == sum(spec.rows for spec in of.tables)
+
+
+def test_memory_that_was_ready_before_is_what_chunks_take(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is taken from the system once, before training, and let go of when the first chunks are made."""
+    of = made(servers=1)
+    store, held = store_of(of, 0, records_of(of)), []
+    taken: list[int] = []
+    make_ready = checkpoint.make_ready
+
+    def count(size: int) -> Any:
+        taken.append(size)
+        return make_ready(size)
+
+    monkeypatch.setattr(checkpoint, "make_ready", count)
+
+    async def main() -> None:
+        done = asyncio.Event()
+        saver = Saver(url=str(tmp_path), server=0, tell=lambda saved: done.set())
+        size = chunk_memory(of, sum(store.slots(index) for index in range(len(of.tables))))
+        await saver.get_ready(size)
+        held.append(sum(block.nbytes for block in saver._ready))
+        store.begin_capture(0, True)
+        saver.begin(Save(number=1, piece=NAME), of, store)
+        await asyncio.wait_for(done.wait(), 30)
+        held.append(len(saver._ready))
+        await asyncio.to_thread(saver.close)
+        assert taken == [size] and held == [size, 0]
+
+    asyncio.run(main())
 
 
 def test_no_rows_at_all(tmp_path: Path) -> None:
