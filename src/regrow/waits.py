@@ -129,9 +129,9 @@ WAITS: tuple[Wait, ...] = (
         then="an error that names the node",
         calls=(
             "launch/ray.py:RayProcesses.reserve",
-            "launch/ray_nodes.py:connect",  # Ray gives up by itself
+            "launch/ray_connect.py:connect",  # Ray gives up by itself
             "launch/ray_nodes.py:_check_answer",
-            "launch/ray_nodes.py:_reach",
+            "launch/ray_connect.py:reach",
             "launch/ray_files.py:NodeFiles._ask",
         ),
     ),
