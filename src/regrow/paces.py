@@ -43,7 +43,6 @@ PACES: dict[str, str] = {
     "launch.checkpoints:MERGE_SECONDS_MAX": "between two looks of a merger, at most",
     "launch.checkpoints:MERGE_SECONDS_MIN": "... at least",
     "launch.cluster:WATCH_SECONDS": "between two looks",
-    "nn.coded:HEAD_START_SECONDS": "after a loss, nothing comes back that nobody waits for",
     "nn.ddp:LOOK_SECONDS": "between two looks at what others show",
     "nn.ddp:TELL_SECONDS": "what a worker waits for others before it says so",
     "nn.gloo:LOOK_SECONDS": "between two looks at what is under way",

@@ -63,9 +63,6 @@ class FlushSpec(msgspec.Struct, frozen=True, kw_only=True):
     recovery_cost: float = 0.0
     # ... but all is back within so long. Too small: training counts for nothing. Too large: the next loss comes first.
     recovery_seconds_max: int = 60
-    # After a loss nothing comes back in the background for so long: whoever waits for rows has links and processors to
-    # himself. Too small: the first rows wait behind megabytes that nobody asked for. Too large: unprotected for longer.
-    head_start_seconds: float = 0.0
 
     def invalid_reason(self) -> str | None:
         """Says what is wrong, or None."""
@@ -79,8 +76,6 @@ class FlushSpec(msgspec.Struct, frozen=True, kw_only=True):
             return f"a flush after {self.seconds} seconds makes no sense"
         if not 0.0 <= self.recovery_cost <= 1.0 or self.recovery_seconds_max < 1:
             return "a recovery costs a share of training, and takes a second or more"
-        if not 0.0 <= self.head_start_seconds <= 3600.0:
-            return f"a head start of {self.head_start_seconds} seconds makes no sense"
         return None
 
 

@@ -25,9 +25,7 @@ What concerns several parts, and why it is here:
   towards tolerance, answers snapshots, and the coordinator is told. One that was recalled waits for its living holders
   too: what they held of its stripes was void.
 - A source streams its rows to a new holder only when it has them all: it cannot send what it lacks.
-- Decoding and streaming are background work: after every message a bit of it goes on, within a budget. It begins a
-  moment after a loss (`head_start_seconds`): what every worker waits for then takes a dozen messages through all
-  servers, and each would wait behind megabytes.
+- Decoding and streaming are background work: after every message a bit of it goes on, within a budget.
 - A store captures for one at a time: a cut, for which all servers wait, ends a save of this server's own.
 """
 
@@ -181,13 +179,13 @@ class Server:
         self._keeper = PaceKeeper(job.protection.flush, sharers=max(1, len(groups)))
         rate = self._keeper.pace.bytes_per_s
         self._row_budget, self._parity_budget = Budget(rate), Budget(rate)
-        self._background_at = AWAKE  # before this time rows come back only for whoever waits for them
         self._retry_due = False  # rows of the background have come; somebody may have waited for one of them
+        self._notice_at = 0.0
         # Before this time ticks find nothing to do, unless a budget fills: most ticks of most servers. The door ends it
         # with every other event.
         self.rests_until = AWAKE
         self._began: float | None = None  # when the way back was first looked at
-        self._now = self._notice_at = 0.0
+        self._now = 0.0
 
     def _make_cut_side(self, job: JobSpec) -> CutSide:
         protection, holds_pushes = job.protection, job.mode != "sync"
@@ -284,8 +282,6 @@ class Server:
         known, self.view = self.peers, view
         self.peers = self.serving.peers = {member.id: member.identity for member in view.servers}
         replaced = [server for server, peer in self.peers.items() if peer != known[server]]
-        if replaced:
-            self._background_at = self._now + self.view.job.protection.flush.head_start_seconds
         forgotten: list[Effect] = [Forget(peer=known[server]) for server in replaced]
         return forgotten + self._meet(known=known, replaced=replaced)
 
@@ -547,8 +543,7 @@ class Server:
         if self.paging is not None and self.paging.waits:
             return AWAKE
         notice_at = math.inf if self.recovered or not self.ways.serves else self._notice_at
-        background_at = self._background_at if self._background_at > self._now else math.inf
-        return min(notice_at, background_at, self.saves.rests_until)
+        return min(notice_at, self.saves.rests_until)
 
     def _tick_ways(self, now: float) -> tuple[list[Effect], bool]:
         """What to send, and whether the next tick may find more to do."""
@@ -572,9 +567,6 @@ class Server:
         effects: list[Effect] = []
         if self.holder.decoder.sweeping:  # rows before parities: somebody may wait for a row
             effects += self.holder.decoder.release_faults()
-        if self._now < self._background_at:
-            return effects
-        if self.holder.decoder.sweeping:
             effects += self.holder.decoder.sweep(self._row_budget)
         if self.ways.is_back and self.flusher.is_streaming:
             effects += self.flusher.stream(self._parity_budget)

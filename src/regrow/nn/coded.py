@@ -11,9 +11,6 @@ from regrow.protection import CodedRecovery, ErasureCode, PartialRecovery
 
 MARKS = "regrow_marks"
 REDO_BYTES_DEFAULT = 64 << 20  # of every client that is not told otherwise
-# For whoever waits for rows after a loss; see `FlushSpec.head_start_seconds`. A worker has its first rows after a tenth
-# of a second where nothing is in their way, on two cores; then it needs them for a step.
-HEAD_START_SECONDS = 0.2
 
 Wish = ErasureCode | PartialRecovery | CodedRecovery | None
 
@@ -49,7 +46,6 @@ def make_protection(
         sweep_bytes_per_s=wish.sweep_bytes_per_s,
         recovery_cost=wish.recovery_cost,
         recovery_seconds_max=wish.recovery_seconds_max,
-        head_start_seconds=HEAD_START_SECONDS,
     )
     if isinstance(wish, PartialRecovery):
         return Partial(r=wish.r, flush=flush)

@@ -42,7 +42,6 @@ class Profile:
     publications: bool = False  # and, for another tenant, publications; or these alone
     bounds: bool = False  # the bounds of the core are drawn too, small enough to be met (bounds.py)
     optimizers: tuple[OptimizerKind, ...] = ()  # () is plain sums in asynchronous worlds, else the usual four
-    head_start: bool = False  # after a loss nothing comes back in the background for a while
     rates: bool = False  # learning rates change from push to push
     clocks: bool = False  # every machine has its own
     loads: bool = False  # records are written before anybody trains, and read at the end
@@ -123,12 +122,6 @@ PROFILES |= {
         Profile(name="rates"),
         Profile(name="rates-sync", mode="sync", weights=CUTTING, cuts=True),
     )
-}
-
-# As users have it: rows that somebody waits for come back first, all others a moment later.
-PROFILES |= {
-    profile.name: dataclasses.replace(profile, r=(1, 1, 2), head_start=True)
-    for profile in (Profile(name="head-start"), Profile(name="head-start-sync", mode="sync"))
 }
 
 # Nobody dies of these (hangs.py), but whoever is hit may be taken for dead.
@@ -420,7 +413,6 @@ def make_scenario(profile: Profile, choices: Choices) -> Scenario:
         seconds=(0.05, 0.4)[choices.pick(2)],
         commit=profile.commit,
         sweep_bytes_per_s=(0, 2000, 1)[choices.pick(3, dull=0.3)],  # 1: not before the workers are done
-        head_start_seconds=(0.2, 0.05, 1.0)[choices.pick(3)] if profile.head_start else 0.0,
     )
     protection = _make_protection(profile, tables, rings=rings, flush=flush)
     job = JobSpec(tables=tuple(tables), servers=ring * rings, workers=workers, mode=profile.mode, protection=protection)

@@ -198,30 +198,6 @@ def test_whenever_changes_leave(pushes: int, commit: Any) -> None:
         assert trained(of, kills) == clean(of_code("2+1", "async")), (server, step)
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_at_first_only_those_get_rows_who_wait_for_them(mode: str) -> None:
-    """Ticks here are a second long, and the head start lasts for three."""
-    head_start = FlushSpec(pushes=1, head_start_seconds=3.0)
-    of = of_code("2+1", mode, flush=head_start)
-    run = Run(of)
-    run.step()
-    run.step()
-    run.cluster.tick()
-    run.cluster.kill(1)
-    others = [door.server for door in run.cluster.servers if door.server is not None and door.identity.id != 1]
-    for _ in range(2):
-        run.step()
-        run.cluster.tick()
-        assert sum(other.holder.decoder.faults for other in others) > 0
-        assert not any(other.holder.decoder.bytes_begun or other.flusher.bytes_streamed for other in others)
-    run.cluster.tick()
-    assert all(other.holder.decoder.bytes_begun or other.flusher.bytes_streamed for other in others)
-    for _ in range(STEPS - 4):
-        run.step()
-    assert run.finish() == clean(of_code("2+1", mode))
-    assert all(server.recovered for server in run.cluster.servers)
-
-
 def test_nothing_is_imported_in_the_middle_of_a_recovery() -> None:
     """numpy imports parts of itself when they are first called, which is 10 ms at every server while all wait for the
     first rows. Another process: in this one somebody has called everything."""
