@@ -360,7 +360,8 @@ def test_a_job_whose_terminal_dies_ends_as_it_would_have(tmp_path: Path, nodes: 
 
 # -- launchers that die --------------------------------------------------------------------------------------
 
-LONG = 400
+LONG = 800
+BEGUN = 20  # steps: by then every place knows that training has begun, and a launcher may die
 LAUNCHERS = pytest.mark.timeout(900)  # a minute of a processor each, on a machine that others use
 
 
@@ -458,7 +459,7 @@ def test_a_secret_is_found_wherever_it_is(tmp_path: Path, nodes: Nodes) -> None:
 def test_a_launcher_is_killed_and_another_goes_on(tmp_path: Path, nodes: Nodes) -> None:
     """Then a server, which only the second one can have replaced; its number is one that the first never gave."""
     job = Job(nodes, tmp_path / "run", "followed")
-    job.follow_until(has_step(1))
+    job.follow_until(has_step(BEGUN))
     os.kill(job.launcher["Pid"], signal.SIGKILL)
     job.follow_until(lambda line: line.startswith("another launcher goes on"))
     assert call(nodes, "status", "followed").stdout.startswith("followed: running")
@@ -479,7 +480,7 @@ def test_a_launcher_is_killed_and_another_goes_on(tmp_path: Path, nodes: Nodes) 
 def test_the_node_of_a_launcher_is_lost(tmp_path: Path, nodes: Nodes) -> None:
     nodes.add(1)
     job = Job(nodes, tmp_path / "run", "elsewhere")
-    job.follow_until(has_step(1))
+    job.follow_until(has_step(BEGUN))
     before = job.launcher["Address"]["NodeID"]
     nodes.lose(before)
     job.follow_until(lambda line: line.startswith("another launcher goes on"))
@@ -491,9 +492,9 @@ def test_the_node_of_a_launcher_is_lost(tmp_path: Path, nodes: Nodes) -> None:
 @pytest.mark.slow
 def test_a_job_that_is_followed_can_be_stopped(tmp_path: Path, nodes: Nodes) -> None:
     job = Job(nodes, tmp_path / "run", "stopped", steps=100_000)
-    job.follow_until(has_step(1))
+    job.follow_until(has_step(BEGUN))
     os.kill(job.launcher["Pid"], signal.SIGKILL)
-    job.follow_until(has_step(1))
+    job.follow_until(has_step(BEGUN))
     assert call(nodes, "stop", "stopped").returncode == 0
     ended = call(nodes, "attach", "stopped")
     assert (ended.returncode, "stopped by SIGTERM" in ended.stderr) == (143, True)
@@ -506,7 +507,7 @@ def test_without_another_launcher_all_end_by_themselves(tmp_path: Path, nodes: N
     import ray
 
     job = Job(nodes, tmp_path / "run", "forgotten", steps=100_000)
-    job.follow_until(has_step(1))
+    job.follow_until(has_step(BEGUN))
     ray.kill(job.actor, no_restart=True)
     assert job.list_posts()
     lost = call(nodes, "attach", "forgotten")
