@@ -159,7 +159,7 @@ def compare_written(report: common.Report, write_bytes_per_s: float) -> None:
     more = {name: found[BATCH][name] - found[NONE][name] for name in tiered_figures.WRITTEN}
     seconds = statistics.fmean(1.0 / row["samples_per_second"] for row in by_name[NONE])
     device = max(0.0, more["log_bytes_written"] + more["home_bytes_written"]) / write_bytes_per_s
-    report.rows.append({"kind": "written", **found, "more": more, "device_share": device / seconds})
+    report.rows.append({"kind": "written_for_checkpoints", **found, "more": more, "device_share": device / seconds})
     common.print_table(
         "written per sample",
         ("", "bytes, log", "bytes, home", "rows for checkpoints", "changed rows that left"),

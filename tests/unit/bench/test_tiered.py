@@ -322,6 +322,8 @@ def test_what_checkpoints_take_and_write() -> None:
     row = report.rows[-1]
     assert row["more"]["log_bytes_written"] == pytest.approx(1.0)
     assert row["device_share"] == pytest.approx(1.5e-6 * 1000.0)
+    tiered_store.compare(report)  # all parts share one report: rows of this one are none of its own
+    assert "written_of_record" not in report.ratios
 
 
 def test_variants_can_be_configured(tmp_path: Path) -> None:
