@@ -113,10 +113,18 @@ class Clocks(train.Recorder):
             known = {role: seconds for role, seconds in clocks.items() if seconds is not None}
             self.looks.append((now, samples, known))
 
+    def list_inside(self) -> list[tuple[float, int, dict[str, float]]]:
+        """The looks from the end of the warm-up on."""
+        return [look for look in self.looks if look[0] >= self.looks[0][0] + self.warmup_seconds]
+
+    def has_seen(self, seconds: float) -> bool:
+        """Whether what is between the first and the last of these took so long."""
+        inside = self.list_inside()
+        return len(inside) > 1 and inside[-1][0] - inside[0][0] >= seconds
+
     def cost_per_sample(self) -> dict[str, float]:
         """Processor seconds by role, from the end of the warm-up on."""
-        begin = self.looks[0][0] + self.warmup_seconds if self.looks else 0.0
-        inside = [look for look in self.looks if look[0] >= begin]
+        inside = self.list_inside()
         if len(inside) < 2 or inside[-1][1] <= inside[0][1] or not inside[0][2]:
             raise RegrowError("the run was too short, or this system does not tell what its processes use")
         (_, before, first), (_, after, last) = inside[0], inside[-1]
@@ -148,7 +156,7 @@ def measure(changes: Mapping[str, Any], *, size: Size, rate: float) -> dict[str,
         recorder = Clocks(warmup_seconds=size.warmup_seconds)
         with tempfile.TemporaryDirectory(prefix="regrow-bench-") as directory:
             summary = local.train(config.replace(steps=steps, out=f"{directory}/run"), display=recorder)
-        if recorder.is_steady and len(recorder.looks) > 2:
+        if recorder.is_steady and recorder.has_seen(size.seconds / 2):
             break
         steps *= 4  # much faster than thought
     found = recorder.cost_per_sample()

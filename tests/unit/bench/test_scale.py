@@ -74,6 +74,7 @@ def test_cost_is_what_the_clocks_say_after_the_warm_up(monkeypatch: pytest.Monke
         status: Any = SimpleNamespace(phase="training", workers=[worker, worker])
         clocks.update(status, 0.5 * look)
     assert clocks.cost_per_sample() == {"server": 1.0 / 400, "worker": 4.0 / 400, "coordinator": 0.0}
+    assert clocks.has_seen(1.0) and not clocks.has_seen(1.1)
 
 
 def test_all_sweeps_go_into_one_report(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
