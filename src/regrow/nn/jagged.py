@@ -15,6 +15,11 @@ if TYPE_CHECKING:
     from regrow.nn.embedding import Features
 
 
+def _find_offsets(lengths: Tensor) -> Tensor:
+    start = torch.zeros(1, dtype=torch.int64, device=lengths.device)
+    return torch.cat([start, lengths.cumsum(0, dtype=torch.int64)])
+
+
 class JaggedTensor:
     """Ids of a feature, or their vectors, sample after sample, as in TorchRec: `values` [sum of lengths(, width)]."""
 
@@ -33,8 +38,7 @@ class JaggedTensor:
 
     def offsets(self) -> Tensor:
         """Where each sample begins, and the end of the last."""
-        start = torch.zeros(1, dtype=torch.int64, device=self._lengths.device)
-        return torch.cat([start, self._lengths.cumsum(0, dtype=torch.int64)])
+        return _find_offsets(self._lengths)
 
     def weights_or_none(self) -> Tensor | None:
         return self._weights
@@ -96,8 +100,7 @@ class KeyedJaggedTensor:
 
     def offsets(self) -> Tensor:
         """Where each bag begins among the values, and the end of the last: [features * batch + 1]."""
-        start = torch.zeros(1, dtype=torch.int64, device=self._lengths.device)
-        return torch.cat([start, self._lengths.cumsum(0, dtype=torch.int64)])
+        return _find_offsets(self._lengths)
 
     def weights(self) -> Tensor:
         """One for each id; ValueError if there are none."""
